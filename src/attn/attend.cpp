@@ -1,0 +1,49 @@
+#include "attn/attend.h"
+
+#include <ATen/ATen.h>
+
+#include "attn/exec/exec.h"
+#include "attn/inputs.h"
+#include "core/check.h"
+#include "core/names.h"
+
+namespace horner::attn {
+
+// To add an execution, define it in exec/<name>.cpp and add it here.
+static const Execution* const kExecutions[] = {
+    &exec::chunked,
+    &exec::recurrent,
+    &exec::reference,
+};
+
+std::span<const Execution* const> executions() {
+  return kExecutions;
+}
+
+const Execution& execution(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Execution* e : kExecutions) {
+    if (name == e->name) return *e;
+    names.emplace_back(e->name);
+  }
+  fail("no execution '", name, "'; possible: ", quoted(names), ", or 'auto'");
+}
+
+const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted) {
+  if (wanted != "auto") (void)execution(wanted);
+  std::string reasons;
+  for (const Execution* e : kExecutions) {
+    if (wanted != "auto" && wanted != e->name) continue;
+    const std::string reason = e->why_not(spec, in);
+    if (reason.empty()) return *e;
+    reasons += "\n  " + std::string(e->name) + ": " + reason;
+  }
+  fail("cannot run on q ", in.q.sizes(), " ", in.q.dtype().name(), ":", reasons);
+}
+
+at::Tensor attend(const Spec& spec, const Inputs& in, std::string_view wanted) {
+  check_inputs(spec, in);
+  return choose(spec, in, wanted).run(spec, in);
+}
+
+}  // namespace horner::attn

@@ -1,0 +1,52 @@
+// Run an attention operator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "attn/spec.h"
+
+namespace horner::attn {
+
+// B batch, H heads, G key/value heads (H is a multiple), T queries, S keys, D head dimension,
+// E value dimension. A stage that needs an input says so (inputs.cpp); the others leave it undefined.
+struct Inputs {
+  at::Tensor q;                 // [B, H, T, D]
+  at::Tensor k;                 // [B, G, S, D]
+  at::Tensor v;                 // [B, G, S, E]
+  at::Tensor decay;             // [B, G, S], the log of each token's gate
+  at::Tensor input_gate;        // [B, G, S], in (0, 1)
+  at::Tensor denominator_gate;  // [B, G, S], the log of each token's share of Z
+  at::Tensor output_gate;       // [B, H, T], in (0, 1)
+  at::Tensor post_gate;         // [B, H, T], in (0, 1)
+  at::Tensor length_scale;      // [H], s_h of LogLength
+  at::Tensor log_power;         // [H, 3], delta, beta and gamma of LogPower
+  at::Tensor count_exponent;    // [H], m_h of CountPower
+  at::Tensor norm_weight;       // [E]
+  at::Tensor norm_bias;         // [E]
+  at::Tensor query_projection;  // [H, D, F], of Project
+  at::Tensor key_projection;    // [G, D, F]
+  at::Tensor keep;              // [B, S], bool: false hides a key (padding)
+  at::Tensor cu_seqlens;        // [n + 1], int: where packed sequences begin, and T at the end
+};
+
+// One way to run a Spec.
+struct Execution {
+  std::string_view name, about;
+  std::string (*why_not)(const Spec&, const Inputs&);  // "" when it can run
+  at::Tensor (*run)(const Spec&, const Inputs&);       // [B, H, T, E], differentiable
+};
+
+std::span<const Execution* const> executions();    // best first
+const Execution& execution(std::string_view name);  // throws with the possible names
+
+// The first execution that can run; throws with every reason when there is none.
+const Execution& choose(const Spec&, const Inputs&, std::string_view execution = "auto");
+
+// [B, H, T, E], in the dtype of q.
+at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto");
+
+}  // namespace horner::attn

@@ -1,0 +1,191 @@
+#include "attn/catalog.h"
+
+#include <charconv>
+#include <sstream>
+
+#include "attn/spec_text.h"
+#include "core/check.h"
+#include "core/names.h"
+
+namespace horner::attn {
+
+static constexpr const char* kPaper1 = "arXiv 2507.23632";
+
+// To add a variant, add a row. The command line, Python, the tests, the benchmarks and the
+// reports all read these tables. A row "<name>@code" is what the authors' code does where it
+// differs from their equation.
+// clang-format off
+static const Variant kCatalog[] = {
+    // Softmax, and what stands in for its denominator.
+    {"softmax",             {},                                                                                        "exp, divided by its sum",                                        "Vaswani et al. 2017"},
+    {"softmax_window",      {.mask = Window{128}},                                                                     "softmax of the last 128 keys",                                   "Beltagy et al. 2020"},
+    {"softmax_out_gate",    {.output_gate = true},                                                                     "softmax, then one gate per head",                                "arXiv 2505.06708, headwise"},
+    {"clamped_sum",         {.clamp = 5, .denominator = Sum{.least = 1}},                                              "the sum, at least 1",                                            kPaper1, "softmax_clamp_denom"},
+    {"detached_sum",        {.clamp = 5, .denominator = Sum{.least = 1, .detach = true}},                              "no gradient through the sum",                                    kPaper1, "softmax_detach_denom"},
+    {"detached_sum_gate",   {.clamp = 5, .denominator = Sum{.plus = 1e-4f, .detach = true}, .output_gate = true},       "no gradient through the sum, but a gate",                        kPaper1, "softmax_detach_denom_gate"},
+    {"by_count",            {.clamp = 5, .denominator = Count{}},                                                      "division by the count of keys",                                  kPaper1, "softmax_divs gated_softmax_no_gate_no_norm"},
+    {"gate",                {.clamp = 5, .denominator = Nothing{}, .output_gate = true},                               "a gate for the denominator",                                     kPaper1, "softmax_gate"},
+    {"by_count_gate",       {.clamp = 5, .denominator = Count{}, .output_gate = true},                                 "the count, then a gate",                                         kPaper1, "softmax_divS_gate softmax_divS_gatev2 gated_softmax_no_in_gate_no_norm"},
+    {"by_count_rms",        {.clamp = 5, .denominator = Count{}, .norm = Rms{}},                                       "the count, then RMSNorm",                                        kPaper1, "softmax_divS_norm gated_softmax_no_gate_rmsnorm"},
+    {"layer_norm",          {.clamp = 5, .denominator = Count{}, .norm = Layer{}},                                     "the count, then LayerNorm",                                      kPaper1, "gated_softmax_no_gate"},
+    {"rms",                 {.clamp = 5, .denominator = Nothing{}, .norm = Rms{}},                                     "RMSNorm for the denominator",                                    kPaper1, "gated_softmax_no_gate_rmsnorm_nodivS"},
+    {"l2",                  {.denominator = Nothing{}, .norm = L2{}},                                                  "the length for the denominator: the paper's proposal",           kPaper1, "gated_softmax_no_gate_L2norm_nodivS_noclamp"},
+    {"l2_clamped",          {.clamp = 5, .denominator = Nothing{}, .norm = L2{}},                                      "the same, scores clamped at 5",                                  kPaper1, "gated_softmax_no_gate_L2norm_nodivS"},
+    {"l2_times_dim",        {.clamp = 5, .denominator = Nothing{}, .norm = L2{.times_dim = true}},                     "the same, times the head dimension",                             kPaper1, "gated_softmax_no_gate_customnorm"},
+    {"l2_out_gate",         {.denominator = Nothing{}, .output_gate = true, .norm = L2{}},                             "a gate before the norm",                                         kPaper1, "gated_softmax_out_gate_L2norm_nodivS_noclamp"},
+    {"l2_out_gate@code",    {.denominator = Count{}, .output_gate = true, .norm = L2{}},                               "the same, still divided by the count",                           kPaper1},
+    {"l2_post_gate",        {.denominator = Nothing{}, .norm = L2{}, .post_gate = true},                               "a gate after the norm",                                          kPaper1, "gated_softmax_post_out_gate_L2norm_nodivS_noclamp"},
+    {"l2_post_gate@code",   {.denominator = Count{}, .output_gate = true, .norm = L2{}, .post_gate = true},            "the gate on both sides, still divided by the count",             kPaper1},
+    {"gated",               {.clamp = 5, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}},  "both gates, the count and LayerNorm",                      kPaper1, "gated_softmax"},
+    {"gated_no_norm",       {.clamp = 5, .input_gate = true, .denominator = Count{}, .output_gate = true},             "gated, without the norm",                                        kPaper1, "gated_softmax_no_norm"},
+    {"gated_no_in",         {.clamp = 5, .denominator = Count{}, .output_gate = true, .norm = Layer{}},                "gated, without the input gate",                                  kPaper1, "gated_softmax_no_in_gate"},
+    {"gated_no_out",        {.clamp = 5, .input_gate = true, .denominator = Count{}, .norm = Layer{}},                 "gated, without the output gate",                                 kPaper1, "gated_softmax_no_out_gate"},
+    {"gated_in_only",       {.clamp = 5, .input_gate = true, .denominator = Count{}},                                  "gated, with only the input gate",                                kPaper1, "gated_softmax_no_out_gate_no_norm"},
+    {"gated_decay",         {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}}, "gated, and weights that fade",        kPaper1, "gated_softmax_decay"},
+    {"gated_conv",          {.clamp = 5, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}},  "gated, on q, k, v that the model convolves over 4 tokens", kPaper1, "gated_softmax_plusplus gated_softmax_plusplus_extratoks"},
+    {"cumulative_gate",     {.clamp = 5, .denominator = CumulativeGate{.least = 1}},                                   "a running sum of exp gates for the denominator",                 kPaper1, "gated_softmax_cumgate"},
+    {"cumulative_gate_count",      {.clamp = 5, .denominator = CumulativeGate{.times_count = true}},                   "the same, times the count",                                      kPaper1, "cumulative_gated_softmax"},
+    {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "the running sum taken over an axis of length 1: a plain gate",   kPaper1},
+    {"mamba_exp",           {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}, .norm = Rms{}},  "the core of a Mamba-2 block, with exp",                   kPaper1, "gated_softmax_plusplus_mamba gated_softmax_plusplus_mamba2"},
+
+    // Other weights than exp.
+    {"relu_l2",             {.features = Relu{}, .weight = Power{1}, .denominator = Nothing{}, .norm = L2{}},          "relu for exp, and a norm",                                       kPaper1, "gated_ReLU_no_gate_L2norm_nodivS_noclamp"},
+    {"relu_gate",           {.features = Relu{}, .clamp = 5, .weight = Power{1}, .denominator = Count{}, .output_gate = true}, "relu for exp, the count and a gate",                     kPaper1, "gated_relu_no_in_gate_no_norm"},
+    {"linear",              {.weight = Power{1}, .denominator = Count{}},                                              "order 1 alone: q.k, divided by the count",                       kPaper1},
+    {"linear_elu",          {.features = Elu1{}, .scale = Fixed{1}, .weight = Power{1}},                               "linear attention, elu + 1",                                      "Katharopoulos et al. 2020"},
+    {"linear_relu",         {.features = Relu{}, .scale = Fixed{1}, .weight = Power{1}, .denominator = Sum{.plus = 1e-8f}}, "linear attention, relu",                                    kPaper1},
+    {"linear_cosine",       {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .denominator = CountPower{}},     "linear attention, cosine similarity (Cottention)",          "arXiv 2409.18747"},
+    {"linear_cosine@code",  {.features = Cosine{.over_heads = true}, .scale = Fixed{1}, .weight = Power{1}, .denominator = CountPower{}}, "lengths taken over the heads of a token",     kPaper1},
+    {"linear_mamba",        {.scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}, .norm = Rms{}}, "the core of a Mamba-2 block",  "arXiv 2405.21060", "linear_mamba"},
+    {"retention",           {.weight = Power{1}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention that fades",                                    "arXiv 2307.08621"},
+    {"based",               {.features = Project{16}, .weight = Taylor{2}, .denominator = Sum{.plus = 1e-12f}},        "order 2 on a 16-dimensional projection",                         "arXiv 2402.18668"},
+    {"taylor79",            {.weight = Taylor{79}},                                                                    "80 terms of the series",                                         kPaper1, "softmax_taylor_80terms"},
+    {"taylor79@code",       {.weight = Taylor{79}, .denominator = Nothing{}},                                          "80 terms of the series, the denominator dropped",                kPaper1},
+    {"sigmoid",             {.weight = Sigmoid{}, .denominator = Count{}},                                             "a sigmoid of each score, divided by the count",                  "arXiv 2409.04431"},
+
+    // Normalisers of the second paper and its neighbours.
+    {"softmax1",            {.denominator = Sum{.plus = 1}},                                                           "softmax that may choose nothing",                                "Miller 2023"},
+    {"ssmax",               {.sharpness = LogLength{}},                                                                "sharper with the log of the length",                             "arXiv 2501.19399"},
+    {"sparsemax",           {.weight = Entmax{2}, .denominator = Nothing{}},                                           "the nearest point of the simplex",                               "arXiv 1602.02068"},
+    {"entmax15",            {.weight = Entmax{1.5f}, .denominator = Nothing{}},                                        "between softmax and sparsemax",                                  "arXiv 1905.05702"},
+    {"asentmax",            {.sharpness = LogPower{}, .weight = Entmax{1.5f}, .denominator = Nothing{}},               "entmax, sharper with a power of the log of the length",          "arXiv 2506.16640"},
+    {"topk",                {.weight = TopK{32}, .denominator = Nothing{}},                                            "softmax of the 32 largest scores",                               "arXiv 2508.17821"},
+    {"sa_softmax",          {.weight = SelfAdjusted{}, .denominator = Nothing{}},                                      "softmax times the score's place in its range",                   "arXiv 2502.18277"},
+    {"adaptive_temperature",{.sharpness = Adaptive{}},                                                                 "sharper where the row's entropy is high",                        "arXiv 2410.01104"},
+};
+
+static const Family kFamilies[] = {
+    {"taylor",         [](int n) { return Spec{.weight = Taylor{n}}; },                                                                             "softmax, cut at order n",                "arXiv 2507.23632", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 40, 80}},
+    {"centred_taylor", [](int n) { return Spec{.centred = true, .weight = Taylor{n}}; },                                                            "the same, about the row's mean score",   "Horner",           {1, 2, 3, 4, 6, 8, 10}},
+    {"elu_taylor",     [](int n) { return Spec{.features = Elu1{}, .scale = Fixed{1}, .weight = Taylor{n}}; },                                      "linear_elu with the powers up to n",     "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
+    {"relu_taylor",    [](int n) { return Spec{.features = Relu{}, .scale = Fixed{1}, .weight = Taylor{n}, .denominator = Sum{.plus = 1e-8f}}; },   "linear_relu with the powers up to n",    "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
+    {"cosine_taylor",  [](int n) { return Spec{.features = Cosine{}, .scale = Fixed{1}, .weight = Taylor{n}, .denominator = CountPower{}}; },       "linear_cosine with the powers up to n",  "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
+    {"power",          [](int n) { return Spec{.weight = Power{n}}; },                                                                              "one power alone",                        "arXiv 2507.04239", {2, 4}},
+    {"topk",           [](int n) { return Spec{.weight = TopK{n}, .denominator = Nothing{}}; },                                                     "softmax of the n largest scores",        "arXiv 2508.17821", {8}},
+    {"topk_raw",       [](int n) { return Spec{.weight = TopK{n, false}, .denominator = Nothing{}}; },                                              "softmax, of which the n largest are kept", "arXiv 2508.17821", {8}},
+};
+// clang-format on
+
+std::span<const Variant> catalog() {
+  return kCatalog;
+}
+std::span<const Family> families() {
+  return kFamilies;
+}
+
+static Variant member(const Family& f, int n) {
+  return {std::string(f.name) + std::to_string(n), f.make(n), std::string(f.about),
+          std::string(f.source)};
+}
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all(std::begin(kCatalog), std::end(kCatalog));
+  for (const Family& f : kFamilies)
+    for (int n : f.listed) all.push_back(member(f, n));
+  return all;
+}
+
+static bool has_alias(const Variant& v, std::string_view name) {
+  std::istringstream words(v.aliases);
+  for (std::string word; words >> word;)
+    if (word == name) return true;
+  return false;
+}
+
+// A row, an alias or a member of a family; an empty name when there is none.
+static Variant look_up(std::string_view name) {
+  for (const Variant& v : kCatalog)
+    if (name == v.name || has_alias(v, name)) return v;
+  // "<alias>@code" is the @code row of the variant that has the alias.
+  if (name.ends_with("@code")) {
+    const Variant plain = look_up(name.substr(0, name.size() - 5));
+    return plain.name.empty() || plain.name + "@code" == name ? Variant{}
+                                                              : look_up(plain.name + "@code");
+  }
+  const size_t digits = name.find_last_not_of("0123456789-") + 1;
+  int n = 0;
+  const auto [end, error] = std::from_chars(name.data() + digits, name.data() + name.size(), n);
+  if (digits == name.size() || error != std::errc() || end != name.data() + name.size()) return {};
+  for (const Family& f : kFamilies)
+    if (name.substr(0, digits) == f.name) return member(f, n);
+  return {};
+}
+
+Variant find(std::string_view wanted) {
+  const size_t colon = wanted.find(':');
+  const std::string_view name = wanted.substr(0, colon);
+  Variant found = look_up(name);
+  if (found.name.empty()) {
+    std::vector<std::string> names;
+    for (const Variant& v : variants()) names.push_back(v.name);
+    fail("no attention variant '", name, "'; did you mean ", quoted(nearest(name, names)),
+         "? ('horner list' shows them all)");
+  }
+  if (colon != std::string_view::npos) {
+    found.spec = with(found.spec, wanted.substr(colon + 1));
+    found.name = wanted;
+  }
+  try {
+    check_spec(found.spec);
+  } catch (const Error& e) {
+    fail("variant '", wanted, "': ", e.what());
+  }
+  return found;
+}
+
+struct IsOdd {
+  bool operator()(Taylor w) const { return w.order % 2 == 1; }
+  bool operator()(Power w) const { return w.degree % 2 == 1; }
+  template <class W>
+  bool operator()(W) const {
+    return false;
+  }
+};
+
+bool may_be_negative(const Spec& spec) {
+  const bool positive_scores = (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred;
+  return std::visit(IsOdd{}, spec.weight) && !positive_scores;
+}
+
+std::vector<std::string> notes(const Spec& spec) {
+  std::vector<std::string> out;
+  // The centred weights of order 1 sum to the count of keys exactly.
+  const auto* taylor = std::get_if<Taylor>(&spec.weight);
+  const bool sums_to_count =
+      spec.centred && taylor && taylor->order == 1 && is<NoDecay>(spec.decay);
+  if (may_be_negative(spec) && is<Sum>(spec.denominator) && !sums_to_count)
+    out.push_back(
+        "may be ill-conditioned: weights of odd order change sign, so their sum can come near 0");
+  const bool scale_free = is<L2>(spec.norm) || is<Rms>(spec.norm) || is<Layer>(spec.norm);
+  if (spec.output_gate && scale_free)
+    out.push_back("its output gate has no effect: the norm after it does not see a row's scale");
+  if (is<Count>(spec.denominator) && scale_free)
+    out.push_back("its denominator has no effect: the norm after it does not see a row's scale");
+  if (is<Exp>(spec.weight) && spec.clamp == kNoClamp && !is<Sum>(spec.denominator) && !scale_free)
+    out.push_back("may overflow: nothing bounds its weights");
+  if (is<Adaptive>(spec.sharpness))
+    out.push_back("no gradient flows through the temperature");
+  return out;
+}
+
+}  // namespace horner::attn

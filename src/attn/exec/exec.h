@@ -1,0 +1,10 @@
+// The executions. Private to attn/: everyone else calls attend().
+#pragma once
+
+#include "attn/attend.h"
+
+namespace horner::attn::exec {
+
+extern const Execution reference, recurrent, chunked;
+
+}  // namespace horner::attn::exec

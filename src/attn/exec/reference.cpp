@@ -1,0 +1,121 @@
+// The definition of every operator: each stage on whole [T, S] matrices, in the order of spec.h.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "attn/exec/exec.h"
+#include "attn/exec/stages.h"
+
+namespace horner::attn::exec {
+
+// The weights of every row, 0 where hidden. Exp is shifted by the row's maximum, which `shift`
+// keeps: N and W are e^-shift times what spec.h says.
+struct Weighed {
+  const at::Tensor &x, &hidden;  // [B, H, T, S], [1 or B, 1, T, S]
+  at::Tensor& shift;             // [..., T, 1]
+
+  at::Tensor operator()(Exp) const {
+    shift = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach();
+    shift = shift.masked_fill(shift == -INFINITY, 0);
+    return (x - shift).masked_fill(hidden, -INFINITY).exp();
+  }
+  at::Tensor operator()(Taylor w) const {
+    at::Tensor y = at::ones_like(x);
+    for (int n = w.order; n > 0; --n) y = 1 + y * x / n;
+    return y.masked_fill(hidden, 0);
+  }
+  at::Tensor operator()(Power w) const {
+    at::Tensor y = at::ones_like(x);
+    for (int n = w.degree; n > 0; --n) y = y * x / n;
+    return y.masked_fill(hidden, 0);
+  }
+  at::Tensor operator()(Sigmoid) const { return x.sigmoid().masked_fill(hidden, 0); }
+  at::Tensor operator()(TopK w) const {
+    const at::Tensor y = x.masked_fill(hidden, -INFINITY);
+    const int64_t k = std::min<int64_t>(w.k, y.size(-1));
+    const at::Tensor least = std::get<0>(y.detach().topk(k, -1)).narrow(-1, k - 1, 1);
+    const at::Tensor dropped = y < least;
+    if (w.renormalise) return softmax(y.masked_fill(dropped, -INFINITY));
+    return softmax(y).masked_fill(dropped, 0);
+  }
+  at::Tensor operator()(SelfAdjusted) const {
+    const at::Tensor low = x.masked_fill(hidden, INFINITY).amin(-1, true).clamp_max(0);
+    const at::Tensor high = x.masked_fill(hidden, -INFINITY).amax(-1, true).clamp_min(0);
+    return (x - low) / (high - low + 1e-10) * softmax(x.masked_fill(hidden, -INFINITY));
+  }
+  // p = max((alpha - 1) x - tau, 0)^(1 / (alpha - 1)), with the tau for which the row sums to 1.
+  at::Tensor operator()(Entmax w) const {
+    const double a = w.alpha - 1.0;
+    const at::Tensor top = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach();
+    const at::Tensor y = ((x - top.masked_fill(hidden.all(-1, true), 0)) * a).masked_fill(hidden, -INFINITY);
+    auto p = [&](const at::Tensor& y, const at::Tensor& tau) {
+      return (y - tau).clamp_min(0).pow(1 / a);
+    };
+    // tau is in [-1, 0]: at -1 the largest term alone is 1, at 0 none is left.
+    const at::Tensor exact = y.detach().to(at::kDouble);
+    at::Tensor low = at::full_like(top, -1, at::kDouble), high = at::zeros_like(low);
+    for (int i = 0; i < 52; ++i) {
+      const at::Tensor mid = (low + high) / 2, over = p(exact, mid).sum(-1, true) > 1;
+      low = at::where(over, mid, low);
+      high = at::where(over, high, mid);
+    }
+    // The row sums to 1 whatever x is: that gives the gradient of tau, here as its value less itself.
+    const at::Tensor once = p(exact, low);
+    const at::Tensor slope = once.pow(1 - a).masked_fill(once == 0, 0).to(y.scalar_type());
+    const at::Tensor tau = (slope * y.masked_fill(hidden, 0)).sum(-1, true) /
+                           slope.sum(-1, true).clamp_min(1e-30);
+    return p(y, low.to(y.scalar_type()) + tau - tau.detach());
+  }
+
+  // Softmax in which a row of -inf gives zeros.
+  static at::Tensor softmax(const at::Tensor& y) {
+    return y.softmax(-1).masked_fill(y == -INFINITY, 0);
+  }
+};
+
+// What the scores of a row are multiplied by, from the entropy of its softmax (arXiv 2410.01104).
+static at::Tensor adaptive(const at::Tensor& x, const at::Tensor& hidden) {
+  const at::Tensor p = Weighed::softmax(x.detach().masked_fill(hidden, -INFINITY));
+  const at::Tensor H = -(p * (p + 1e-9).log()).sum(-1, true);
+  at::Tensor beta = at::zeros_like(H);
+  for (double c : {-0.037, 0.481, -2.3, 4.917, -1.791}) beta = beta * H + c;
+  return at::where(H > 0.5, beta.clamp_min(1), 1).to(x.scalar_type());
+}
+
+// The product of the gates in (s, t], for every t and s.
+static at::Tensor faded(const Inputs& in, const at::Tensor& hidden) {
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const at::Tensor g = in.decay.to(at::kDouble).cumsum(-1);  // [B, H, S]
+  const at::Tensor at_query = g.index_select(2, at::arange(S - T, S, hidden.options().dtype(at::kLong)).clamp_min(0));
+  return (at_query.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(hidden, 0).exp();
+}
+
+static at::Tensor run(const Spec& spec, const Inputs& given) {
+  const Inputs in = one_key_head_each(given);
+  const auto [hidden, count] = seen(spec.mask, in);
+  const at::Tensor q = mapped(spec.features, in.q, in.query_projection);
+  const at::Tensor k = mapped(spec.features, in.k, in.key_projection);
+
+  at::Tensor x = at::matmul(q, k.transpose(-1, -2)) * scale(spec, in, count);  // [B, H, T, S]
+  if (is<Adaptive>(spec.sharpness)) x = x * adaptive(x, hidden);
+  if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
+  x = x.clamp_max(spec.clamp);
+
+  at::Tensor shift = at::zeros({1}, x.options());
+  at::Tensor w = std::visit(Weighed{x, hidden, shift}, spec.weight);
+  if (is<TokenGate>(spec.decay)) w = w * faded(in, hidden).to(w.scalar_type());
+  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  Sums sums{at::matmul(w.to(v.scalar_type()), v), w.sum(-1, true), shift, count, {}};
+  if (is<CumulativeGate>(spec.denominator))
+    sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(hidden, 0).sum(-1, true);
+  return finish(spec, in, sums);
+}
+
+const Execution reference{
+    .name = "reference",
+    .about = "the definition; builds the T x S matrix",
+    .why_not = [](const Spec&, const Inputs&) { return std::string(); },
+    .run = run,
+};
+
+}  // namespace horner::attn::exec
