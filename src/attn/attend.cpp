@@ -11,8 +11,6 @@ namespace horner::attn {
 
 // To add an execution, define it in exec/<name>.cpp and add it here.
 static const Execution* const kExecutions[] = {
-    &exec::chunked,
-    &exec::recurrent,
     &exec::reference,
 };
 

@@ -5,6 +5,6 @@
 
 namespace horner::attn::exec {
 
-extern const Execution reference, recurrent, chunked;
+extern const Execution reference;
 
 }  // namespace horner::attn::exec

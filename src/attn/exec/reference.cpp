@@ -96,7 +96,8 @@ static at::Tensor run(const Spec& spec, const Inputs& given) {
   const at::Tensor q = mapped(spec.features, in.q, in.query_projection);
   const at::Tensor k = mapped(spec.features, in.k, in.key_projection);
 
-  at::Tensor x = at::matmul(q, k.transpose(-1, -2)) * scale(spec, in, count);  // [B, H, T, S]
+  // [B, H, T, S]; of 16-bit inputs, the two products are in their dtype and all between in float32
+  at::Tensor x = at::matmul(q, k.transpose(-1, -2)).to(count.scalar_type()) * scale(spec, in, count);
   if (is<Adaptive>(spec.sharpness)) x = x * adaptive(x, hidden);
   if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
   x = x.clamp_max(spec.clamp);
@@ -105,7 +106,10 @@ static at::Tensor run(const Spec& spec, const Inputs& given) {
   at::Tensor w = std::visit(Weighed{x, hidden, shift}, spec.weight);
   if (is<TokenGate>(spec.decay)) w = w * faded(in, hidden).to(w.scalar_type());
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-  Sums sums{at::matmul(w.to(v.scalar_type()), v), w.sum(-1, true), shift, count, {}};
+  // float16 has no range for weights that nothing has divided yet
+  const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
+  const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype)).to(w.scalar_type());
+  Sums sums{N, w.sum(-1, true), shift, count, {}};
   if (is<CumulativeGate>(spec.denominator))
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(hidden, 0).sum(-1, true);
   return finish(spec, in, sums);
