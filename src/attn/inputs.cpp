@@ -95,6 +95,8 @@ static void check_packing(const Inputs& in) {
 
 void check_inputs(const Spec& spec, const Inputs& in) {
   check_spec(spec);
+  check(is<NoDecay>(spec.decay) || !is<Full>(spec.mask),
+        "decay fades with the distance to a past key: it needs a causal or window mask, not full");
   std::map<char, int64_t> sizes;
   if (const auto* p = std::get_if<Project>(&spec.features)) sizes['F'] = p->dim;
   for (const Input& i : kInputs) {
@@ -108,6 +110,7 @@ void check_inputs(const Spec& spec, const Inputs& in) {
   }
   check(sizes['G'] > 0 && sizes['H'] % sizes['G'] == 0, "the ", sizes['H'],
         " heads of q must be a multiple of the ", sizes['G'], " heads of k and v");
+  check(sizes['S'] > 0, "there must be at least one key: k is ", in.k.sizes());
   check(sizes['D'] > 0 && sizes['E'] > 0, "head dimensions must be at least 1, not ", sizes['D'],
         " and ", sizes['E']);
   if (in.cu_seqlens.defined()) check_packing(in);

@@ -1,0 +1,55 @@
+# make demo     set everything up, build, and show what there is
+# make test     set everything up, build, and run every test
+# make build    set everything up and build: the command is build/horner, the package is in .venv
+# make format   clang-format all sources
+# make clean    remove what was built (clean-all: the virtual environment too)
+#
+# To build against a torch that you have already:  make build VENV=/path/to/its/virtual/environment
+
+PYTHON ?= python3
+VENV ?= .venv
+SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'tests/*.cpp')
+
+.PHONY: build demo test test-asan format format-check clean clean-all
+
+build: build/build.ninja
+	@ninja -C build --quiet
+	@$(VENV)/bin/python scripts/link-package.py build/python
+
+# Made once: ninja itself sees to every later change of the CMake files.
+build/build.ninja: | $(VENV)/horner-ready
+	cmake --preset cpu -DPython_EXECUTABLE=$(abspath $(VENV))/bin/python
+
+build-asan/build.ninja: | $(VENV)/horner-ready
+	cmake --preset asan -DPython_EXECUTABLE=$(abspath $(VENV))/bin/python
+
+$(VENV)/horner-ready: requirements.txt scripts/install-packages
+	@PYTHON=$(PYTHON) scripts/install-packages
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python scripts/install-requirements.py requirements.txt
+	@touch $@
+
+demo: build
+	build/horner list
+	build/horner show l2
+	build/horner check --dtype float32
+
+test: build format-check test-asan
+	ctest --test-dir build --output-on-failure -j 2
+
+# The tests of the library under the address and undefined-behaviour sanitizers, on the smaller sizes.
+test-asan: build-asan/build.ninja
+	@ninja -C build-asan --quiet
+	ctest --test-dir build-asan --output-on-failure -j 2
+
+format: $(VENV)/horner-ready
+	@$(VENV)/bin/clang-format -i $(SOURCES)
+
+format-check: $(VENV)/horner-ready
+	@$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
+
+clean:
+	rm -rf build build-asan
+
+clean-all: clean
+	rm -rf .venv

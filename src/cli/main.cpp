@@ -1,0 +1,123 @@
+// The command line: the table of commands, and what becomes of an error.
+//   exit code 0: fine · 1: a check failed · 2: an error, one line on stderr · 130: stopped by Ctrl-C
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <iostream>
+#include <map>
+
+#include "cli/command.h"
+#include "core/check.h"
+#include "core/names.h"
+
+namespace horner::cli {
+
+// To add a command, add a row and the file that defines its function.
+static const Command kCommands[] = {
+    {"list",
+     "the attention variants, and the executions that run each",
+     {"horner list", "horner list 'taylor*' 'l2*'", "horner list --json | jq '.variants[].name'"},
+     list},
+    {"show",
+     "one variant: its formula, its inputs, the size of its state",
+     {"horner show taylor4", "horner show linear_elu --dim 32 --value-dim 64",
+      "horner show 'softmax:norm=l2,denominator=nothing'"},
+     show},
+    {"check",
+     "compare every execution with the reference in double: outputs and gradients",
+     {"horner check                              everything: some minutes",
+      "horner check --variant 'taylor*' --dtype float32",
+      "horner check --variant softmax --variant 'softmax:norm=l2' --execution reference -v"},
+     check},
+    {"info", "versions, processor, GPUs", {"horner info", "horner info --json"}, info},
+};
+
+static std::string footer(const Command& c) {
+  std::string out = "Examples:";
+  for (const char* example : c.examples) out += "\n  " + std::string(example);
+  return out;
+}
+
+// Throws when words are left over: the first option among them, else the first word.
+static void check_leftovers(const CLI::App& app, const std::string& command) {
+  const std::vector<std::string> left = app.remaining();
+  if (left.empty()) return;
+  const auto is_option = [](const std::string& word) { return word.starts_with("-"); };
+  const auto option = std::find_if(left.begin(), left.end(), is_option);
+  std::vector<std::string> known;
+  if (option != left.end()) {
+    for (const CLI::Option* o : app.get_options())
+      for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
+    fail("no option '", *option, "' of '", command, "'; did you mean ",
+         quoted(nearest(*option, known)), "?");
+  }
+  for (const Command& c : kCommands) known.push_back(c.name);
+  if (command == "horner")
+    fail("no command '", left[0], "'; did you mean ", quoted(nearest(left[0], known)),
+         "? ('horner --help' shows them all)");
+  fail("'", command, "' does not expect '", left[0], "'; see '", command, " --help'");
+}
+
+static Outcome run(int argc, char** argv) {
+  CLI::App app("Horner: attention operators as data", "horner");
+  app.set_version_flag("--version", "horner " HORNER_VERSION);
+  app.require_subcommand(0, 1)->allow_extras();
+  app.footer("'horner COMMAND --help' says more about one.");
+  std::map<const CLI::App*, Action> actions;
+  for (const Command& c : kCommands) {
+    CLI::App* command = app.add_subcommand(c.name, c.about)->allow_extras();
+    command->footer(footer(c));
+    actions[command] = c.add(*command);
+  }
+
+  auto chosen = [&]() -> const CLI::App& {
+    const auto parsed = app.get_subcommands();
+    return parsed.empty() ? app : *parsed[0];
+  };
+  auto chosen_name = [&] {
+    return &chosen() == &app ? "horner" : "horner " + chosen().get_name();
+  };
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    app.exit(help_or_version);
+    return Outcome::fine;
+  } catch (const CLI::ParseError& e) {
+    check_leftovers(chosen(), chosen_name());
+    fail(e.what(), "; see '", chosen_name(), " --help'");
+  }
+  check_leftovers(app, "horner");
+  if (&chosen() == &app) {
+    std::cout << app.help();
+    return Outcome::fine;
+  }
+  check_leftovers(chosen(), chosen_name());
+  return actions.at(&chosen())();
+}
+
+static int exit_code(Outcome outcome) {
+  switch (outcome) {
+    // clang-format off
+    case Outcome::fine: return 0;
+    case Outcome::failed: return 1;
+    case Outcome::interrupted: return 130;
+      // clang-format on
+  }
+  return 2;
+}
+
+}  // namespace horner::cli
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_DFL);
+  try {
+    return horner::cli::exit_code(horner::cli::run(argc, argv));
+  } catch (const c10::Error& e) {
+    const std::string message = e.what_without_backtrace();
+    std::cerr << "horner: " << message.substr(0, message.find('\n')) << "\n";
+  } catch (const std::exception& e) {
+    std::cerr << "horner: " << e.what() << "\n";
+  }
+  return 2;
+}

@@ -1,0 +1,173 @@
+// horner show: one variant, its formula and the state of its recurrent form.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "attn/formula.h"
+#include "attn/inputs.h"
+#include "attn/plan.h"
+#include "attn/spec_text.h"
+#include "cli/command.h"
+#include "cli/table.h"
+
+namespace horner::cli {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string name;
+  int64_t D = 64, E = 0;  // E of 0: as large as D
+  bool json = false;
+};
+
+// One head's state in float32, and the tokens whose keys and values take as much in bfloat16.
+struct State {
+  int64_t D, E;
+  double features, bytes, cache_tokens;
+};
+
+static std::vector<State> states(const attn::Spec& spec, const Options& o) {
+  std::vector<State> out;
+  if (!attn::why_no_state(spec).empty()) return out;
+  for (int64_t D : std::set<int64_t>{16, 32, 64, 128, o.D}) {
+    const int64_t E = o.E ? o.E : D;
+    const double bytes = attn::state_bytes(spec, D, E);
+    out.push_back({D, E, attn::feature_count(spec, D), bytes, std::ceil(bytes / double(2 * (D + E)))});
+  }
+  return out;
+}
+
+static std::string formatted(const char* format, double x) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, x);
+  return buffer;
+}
+
+// "47,905", "3.1e+24"
+static std::string count_text(double n) {
+  if (n >= 1e12) return formatted("%.1e", n);
+  std::string s = formatted("%.0f", n);
+  for (int i = int(s.size()) - 3; i > 0; i -= 3) s.insert(size_t(i), ",");
+  return s;
+}
+
+// "17 KB", "12.5 MB"
+static std::string size_text(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KB", "MB", "GB", "TB", "PB"};
+  size_t unit = 0;
+  for (; bytes >= 999.5 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1000;
+  const bool whole = unit == 0 || bytes >= 99.95;
+  return formatted(bytes >= 1e6 ? "%.1e" : whole ? "%.0f" : "%.1f", bytes) + " " + kUnits[unit];
+}
+
+// How to write the variant as changes to softmax.
+static std::string written(const attn::Spec& spec) {
+  const std::string stages = attn::text(spec);
+  return stages.empty() ? "softmax" : "softmax:" + stages;
+}
+
+struct Extra {
+  std::string name, shape, about;
+  bool optional;
+};
+
+// What it takes beside q, k and v.
+static std::vector<Extra> extras(const attn::Spec& spec) {
+  std::vector<Extra> out;
+  for (const attn::Input& i : attn::input_table()) {
+    if (i.role == attn::Role::tensor || (i.wanted && !i.wanted(spec))) continue;
+    std::string shape;
+    for (const char* c = i.shape; *c; ++c) shape += (shape.empty() ? "" : ", ") + std::string(1, *c);
+    out.push_back({i.name, "[" + shape + "]", i.about, i.wanted == nullptr});
+  }
+  return out;
+}
+
+static Json json(const attn::Variant& v, const Options& o) {
+  Json formula = Json::array(), inputs = Json::array(), sizes = Json::array();
+  for (const auto& [label, line] : attn::formula(v.spec))
+    formula.push_back({{"label", label}, {"text", line}});
+  for (const Extra& e : extras(v.spec))
+    inputs.push_back(
+        {{"name", e.name}, {"shape", e.shape}, {"about", e.about}, {"optional", e.optional}});
+  for (const State& s : states(v.spec, o))
+    sizes.push_back({{"D", s.D},
+                     {"E", s.E},
+                     {"features", s.features},
+                     {"bytes", s.bytes},
+                     {"cache_tokens", s.cache_tokens}});
+  const std::string reason = attn::why_no_state(v.spec);
+  return {{"name", v.name},
+          {"about", v.about},
+          {"source", v.source},
+          {"aliases", v.aliases},
+          {"spec", attn::text(v.spec)},
+          {"formula", formula},
+          {"inputs", inputs},
+          {"notes", attn::notes(v.spec)},
+          {"state", {{"dtype", "float32"}, {"why_not", reason}, {"sizes", sizes}}}};
+}
+
+static void print_state(const attn::Spec& spec, const Options& o) {
+  const std::string reason = attn::why_no_state(spec);
+  if (!reason.empty()) {
+    std::cout << "\n" << bold("no recurrent form") << ": " << reason << "\n";
+    return;
+  }
+  Table table{.head = {"D", "E", "features", "state", "= bfloat16 cache of"},
+              .rows = {},
+              .right = {0, 1, 2, 3, 4},
+              .indent = 2};
+  for (const State& s : states(spec, o)) {
+    Row row{std::to_string(s.D), std::to_string(s.E), count_text(s.features), size_text(s.bytes),
+            count_text(s.cache_tokens) + " tokens"};
+    if (s.D == o.D)
+      for (std::string& cell : row) cell = bold(cell);
+    table.rows.push_back(row);
+  }
+  std::cout << "\n" << bold("state of its recurrent form") << ", one head in float32\n" << text(table);
+}
+
+static void print(const attn::Variant& v, const Options& o) {
+  std::cout << bold(v.name) << "  " << v.about << "\n\n";
+  Table lines{.head = {}, .rows = {}, .indent = 2};
+  std::string last;
+  for (const auto& [label, line] : attn::formula(v.spec)) {
+    lines.rows.push_back({faint(label == last ? "" : label), line});
+    last = label;
+  }
+  std::cout << text(lines) << "\n";
+
+  Table facts{.head = {}, .rows = {{faint("source"), v.source}}, .indent = 2};
+  if (!v.aliases.empty()) facts.rows.push_back({faint("aliases"), v.aliases});
+  facts.rows.push_back({faint("written"), written(v.spec)});
+  for (const std::string& note : attn::notes(v.spec)) facts.rows.push_back({faint("note"), note});
+  std::cout << text(facts);
+
+  Table inputs{.head = {}, .rows = {}, .indent = 2};
+  for (const Extra& e : extras(v.spec))
+    inputs.rows.push_back({e.name, faint(e.shape), e.about + (e.optional ? " (optional)" : "")});
+  std::cout << "\n" << bold("inputs beside q, k, v") << "\n" << text(inputs);
+  print_state(v.spec, o);
+}
+
+Action show(CLI::App& app) {
+  const auto o = std::make_shared<Options>();
+  app.add_option("NAME", o->name, "a variant; after a colon, the stages to change in it")->required();
+  const CLI::Range sizes(1, 65536);
+  app.add_option("--dim", o->D, "D, channels of a query and of a key")->check(sizes)->capture_default_str();
+  app.add_option("--value-dim", o->E, "E, channels of a value [D]")->check(sizes);
+  app.add_flag("--json", o->json, "the same as JSON, sizes in bytes");
+  return [o] {
+    const attn::Variant v = attn::find(o->name);
+    if (o->json)
+      std::cout << json(v, *o).dump(2) << "\n";
+    else
+      print(v, *o);
+    return Outcome::fine;
+  };
+}
+
+}  // namespace horner::cli

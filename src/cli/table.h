@@ -1,0 +1,34 @@
+// Text for a terminal: aligned columns, and colour where it is wanted.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace horner::cli {
+
+using Row = std::vector<std::string>;
+
+struct Table {
+  Row head;  // may be empty
+  std::vector<Row> rows;
+  std::vector<size_t> right = {};  // the columns aligned at their right: numbers
+  size_t indent = 0;
+};
+
+// One line a row. Where that is wider than `most` (0: no limit), the widest column is cut with "…";
+// it must hold no colour.
+std::string text(const Table&, size_t most = 0);
+
+// Columns that UTF-8 text takes on a terminal; colours take none.
+size_t width(std::string_view);
+
+size_t terminal_width();  // of stdout; 0 when that is no terminal
+
+// Coloured only when stdout is a terminal and NO_COLOR is unset.
+std::string bold(const std::string&);
+std::string faint(const std::string&);
+std::string red(const std::string&);
+std::string green(const std::string&);
+
+}  // namespace horner::cli

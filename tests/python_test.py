@@ -1,0 +1,131 @@
+"""The Python package: every variant through torch's own checks of an operator."""
+
+import pytest
+import torch
+
+import horner
+
+SHAPES = {
+    "decay": "BGS", "input_gate": "BGS", "denominator_gate": "BGS", "output_gate": "BHT", "post_gate": "BHT",
+    "length_scale": "H", "log_power": "H3", "count_exponent": "H", "norm_weight": "E", "norm_bias": "E",
+    "query_projection": "HDF", "key_projection": "GDF",
+}  # fmt: skip
+SIZES = {"B": 2, "H": 4, "G": 2, "T": 5, "S": 5, "D": 3, "E": 2, "F": 16, "3": 3}
+
+
+def inputs(variant, dtype=torch.double, **sizes):
+    """q, k, v and what the variant's stages take, all positive: no sum comes near zero."""
+    sizes = {**SIZES, **sizes}
+
+    def new(shape):
+        return (torch.rand([sizes[letter] for letter in shape], dtype=dtype) * 0.8 + 0.1).requires_grad_()
+
+    names = horner.describe(variant)["inputs"].split()
+    return new("BHTD"), new("BGSD"), new("BGSE"), {name: new(SHAPES[name]) for name in names}
+
+
+def call(variant, q, k, v, stages):
+    """The raw operator and its arguments."""
+    order = list(SHAPES) + ["keep", "cu_seqlens"]
+    return torch.ops.horner.attend, (q, k, v, *[stages.get(name) for name in order], variant, "auto")
+
+
+# No gradient flows through parts of these, which a numeric derivative cannot know.
+CONSTANT_PARTS = {"detached_sum", "detached_sum_gate", "adaptive_temperature"}
+
+
+@pytest.mark.parametrize("variant", [v for v in horner.variants() if v not in CONSTANT_PARTS])
+def test_gradcheck(variant):
+    torch.manual_seed(0)
+    q, k, v, stages = inputs(variant)
+
+    def run(q, k, v, *given):
+        return horner.attend(q, k, v, variant=variant, **dict(zip(stages, given)))
+
+    assert torch.autograd.gradcheck(run, (q, k, v, *stages.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("variant", ["softmax", "l2", "gated_decay", "based", "linear_cosine", "asentmax"])
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_opcheck(variant, dtype):
+    q, k, v, stages = inputs(variant, dtype)
+    op, arguments = call(variant, q, k, v, stages)
+    torch.library.opcheck(op, arguments)
+
+
+def test_compile_without_graph_break():
+    q, k, v, _ = inputs("taylor4", torch.float)
+    compiled = torch.compile(lambda q, k, v: horner.attend(q * 2, k, v, variant="taylor4"), fullgraph=True, backend="aot_eager", dynamic=True)
+    for T in (5, 9):
+        q, k, v, _ = inputs("taylor4", torch.float, T=T, S=T)
+        o = compiled(q, k, v)
+        torch.testing.assert_close(o, horner.attend(q * 2, k, v, variant="taylor4"))
+        grads = torch.autograd.grad(o.sum(), (q, k, v))
+        wanted = torch.autograd.grad(horner.attend(q * 2, k, v, variant="taylor4").sum(), (q, k, v))
+        torch.testing.assert_close(grads, wanted)
+
+
+def test_meta():
+    q, k, v = (torch.empty(2, h, 7, 8, device="meta", dtype=torch.bfloat16) for h in (4, 2, 2))
+    o = horner.attend(q, k, v[..., :5])
+    assert o.shape == (2, 4, 7, 5) and o.dtype == torch.bfloat16 and o.device.type == "meta"
+
+
+def test_autocast():
+    q, k, v, stages = inputs("rms", torch.float)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o = horner.attend(q, k, v, variant="rms", **stages)
+    assert o.dtype == torch.bfloat16
+    o.float().sum().backward()
+    assert q.grad.dtype == torch.float and stages["norm_weight"].grad.dtype == torch.float
+    torch.testing.assert_close(o.float(), horner.attend(q, k, v, variant="rms", **stages), atol=0.05, rtol=0.05)
+
+
+def test_keywords_change_the_variant():
+    q, k, v, _ = inputs("softmax")
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    k4, v4 = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    full = horner.attend(q, k, v, mask="full", scale=0.3)
+    torch.testing.assert_close(full, sdpa(q, k4, v4, scale=0.3))
+    sharp = horner.attend(q, k, v, temperature=0.5, scale=0.3)
+    torch.testing.assert_close(sharp, sdpa(q, k4, v4, scale=0.6, is_causal=True))
+    window = horner.attend(q, k, v, variant="taylor4:centred", mask="window(1)", clamp=3)
+    torch.testing.assert_close(window, v4)
+
+
+def test_padding_and_packing():
+    q, k, v, _ = inputs("l2", T=6, S=6)
+    keep = torch.tensor([[True] * 4 + [False] * 2] * 2)
+    padded = horner.attend(q, k, v, variant="l2", mask="full", keep=keep)
+    torch.testing.assert_close(padded, horner.attend(q, k[:, :, :4], v[:, :, :4], variant="l2", mask="full"))
+    packed = horner.attend(q, k, v, variant="l2", cu_seqlens=torch.tensor([0, 2, 6]))
+    parts = [horner.attend(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], variant="l2") for a, b in ((0, 2), (2, 6))]
+    torch.testing.assert_close(packed, torch.cat(parts, 2))
+
+
+def test_errors_say_what_is_possible():
+    q, k, v, _ = inputs("softmax")
+    with pytest.raises(RuntimeError, match="no attention variant 'sofmax'; did you mean 'softmax'"):
+        horner.attend(q, k, v, variant="sofmax")
+    with pytest.raises(RuntimeError, match="this variant takes output_gate"):
+        horner.attend(q, k, v, variant="gate")
+    with pytest.raises(TypeError, match="no input 'gate'; possible: decay"):
+        horner.attend(q, k, v, gate=q)
+    with pytest.raises(RuntimeError, match="no execution 'fast'; possible: "):
+        horner.attend(q, k, v, execution="fast")
+
+
+def test_tables():
+    assert len(horner.variants()) >= 60
+    assert "reference" in horner.executions()
+    q, k, v, _ = inputs("softmax")
+    assert horner.why_not(q, k, v, execution="reference") == ""
+    assert horner.describe("softmax_gate")["name"] == "gate"
+    assert "ill-conditioned" in horner.describe("taylor3")["notes"]
+
+
+def test_gradients_of_gradients_are_refused():
+    q, k, v, _ = inputs("softmax")
+    (g,) = torch.autograd.grad(horner.attend(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        g.sum().backward()
