@@ -1,4 +1,5 @@
 // Every variant of the catalog, on every execution, in every dtype, against the reference in double.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "attn/catalog.h"
@@ -31,7 +32,10 @@ void PrintTo(const Pair& p, std::ostream* out) {
   *out << name(p);
 }
 
-class Executions : public testing::TestWithParam<Pair> {};
+// Small matrices: one thread is the fastest, but the kernels of our own are to share their work too.
+class Executions : public testing::TestWithParam<Pair> {
+  void SetUp() override { at::set_num_threads(GetParam().execution->name == "reference" ? 1 : 2); }
+};
 
 TEST_P(Executions, MatchTheReference) {
   const auto& [variant, execution, dtype] = GetParam();

@@ -11,6 +11,7 @@ namespace horner::attn {
 
 // To add an execution, define it in exec/<name>.cpp and add it here.
 static const Execution* const kExecutions[] = {
+    &exec::fused_cpu,
     &exec::reference,
 };
 
@@ -24,7 +25,7 @@ const Execution& execution(std::string_view name) {
     if (name == e->name) return *e;
     names.emplace_back(e->name);
   }
-  fail("no execution '", name, "'; possible: ", quoted(names), ", or 'auto'");
+  fail("no execution '", name, "'; possible: ", quoted(names));
 }
 
 const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted) {
@@ -36,7 +37,7 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
     if (reason.empty()) return *e;
     reasons += "\n  " + std::string(e->name) + ": " + reason;
   }
-  fail("cannot run on q ", in.q.sizes(), " ", in.q.dtype().name(), ":", reasons);
+  fail("cannot run on q ", in.q.sizes(), " ", dtype_name(in.q.scalar_type()), ":", reasons);
 }
 
 at::Tensor attend(const Spec& spec, const Inputs& in, std::string_view wanted) {

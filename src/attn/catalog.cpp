@@ -93,9 +93,13 @@ std::span<const Family> families() {
   return kFamilies;
 }
 
+// The member of order n; the " n" of the family's line becomes the number.
 static Variant member(const Family& f, int n) {
-  return {std::string(f.name) + std::to_string(n), f.make(n), std::string(f.about),
-          std::string(f.source)};
+  std::string about(f.about);
+  const std::string number = std::to_string(n);
+  for (size_t at; (at = (about + " ").find(" n ")) != about.npos;)
+    about.replace(at + 1, 1, number);
+  return {std::string(f.name) + number, f.make(n), about, std::string(f.source)};
 }
 
 std::vector<Variant> variants() {
@@ -125,7 +129,8 @@ static Variant look_up(std::string_view name) {
   const size_t digits = name.find_last_not_of("0123456789-") + 1;
   int n = 0;
   const auto [end, error] = std::from_chars(name.data() + digits, name.data() + name.size(), n);
-  if (digits == name.size() || error != std::errc() || end != name.data() + name.size()) return {};
+  if (error == std::errc::result_out_of_range) n = std::numeric_limits<int>::max();
+  if (error == std::errc::invalid_argument || end != name.data() + name.size()) return {};
   for (const Family& f : kFamilies)
     if (name.substr(0, digits) == f.name) return member(f, n);
   return {};

@@ -32,7 +32,9 @@ struct ProductText {
   std::string operator()(Identity) const { return "q·k"; }
   std::string operator()(Elu1) const { return "(elu(q) + 1)·(elu(k) + 1)"; }
   std::string operator()(Relu) const { return "relu(q)·relu(k)"; }
-  std::string operator()(Cosine f) const { return f.over_heads ? "(q/ℓ)·(k/ℓ)" : "(q/|q|)·(k/|k|)"; }
+  std::string operator()(Cosine f) const {
+    return f.over_heads ? "(q/ℓ)·(k/ℓ)" : "(q/|q|)·(k/|k|)";
+  }
   std::string operator()(Project) const { return "(P q)·(R k)"; }
 };
 
@@ -104,8 +106,7 @@ struct DenominatorText {
   std::string operator()(Count) const { return "n"; }
   std::string operator()(CountPower) const { return "n^σ(m)"; }
   std::string operator()(CumulativeGate z) const {
-    const std::string sum =
-        z.least == 0 ? "Σ exp(c)" : "max(" + number(z.least) + ", Σ exp(c))";
+    const std::string sum = z.least == 0 ? "Σ exp(c)" : "max(" + number(z.least) + ", Σ exp(c))";
     return z.times_count ? "(n · " + sum + ")" : sum;
   }
   std::string operator()(Nothing) const { return ""; }
@@ -150,7 +151,8 @@ static std::vector<std::string> explanations(const Spec& s) {
   say(is<Project>(s.features), "P, R = the query and key projections, learned for each head");
   say(is<LogLength>(s.sharpness), "a = length_scale, learned for each head");
   say(is<LogPower>(s.sharpness), "δ, β, γ = log_power, learned for each head");
-  say(is<Adaptive>(s.sharpness), "θ ≥ 1 grows with the entropy of the row's softmax, without gradient");
+  say(is<Adaptive>(s.sharpness),
+      "θ ≥ 1 grows with the entropy of the row's softmax, without gradient");
   say(is<Entmax>(s.weight), "τ such that Σ w = 1");
   say(is<SelfAdjusted>(s.weight), "low = min(0, least x of the row), high = max(0, largest)");
   say(is<TokenGate>(s.decay), "g = exp(decay), the gate of each token after s, up to t");

@@ -9,6 +9,10 @@
 
 namespace horner::attn {
 
+std::string dtype_name(at::ScalarType dtype) {
+  return std::string(c10::getDtypeNames(dtype).first);
+}
+
 static bool always(const Spec&) {
   return true;
 }
@@ -56,8 +60,9 @@ static void check_shape(const Input& i, const at::Tensor& x, std::map<char, int6
     const int64_t size = x.size(int64_t(d));
     const int64_t wanted = std::isdigit(shape[d]) ? shape[d] - '0'
                                                   : sizes.try_emplace(shape[d], size).first->second;
-    check(size == wanted, i.name, " must be ", shape_text(i.shape), " with ", shape[d], " = ",
-          wanted, ", not ", x.sizes());
+    const std::string where =
+        std::isdigit(shape[d]) ? "" : std::string(" with ") + shape[d] + " = " + std::to_string(wanted);
+    check(size == wanted, i.name, " must be ", shape_text(i.shape), where, ", not ", x.sizes());
   }
 }
 
@@ -67,14 +72,14 @@ static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
     const bool whole = x.scalar_type() == at::kInt || x.scalar_type() == at::kLong;
     const bool is_keep = i.at == &Inputs::keep;
     check(is_keep ? x.scalar_type() == at::kBool : whole, i.name, " must be ",
-          is_keep ? "bool" : "int32 or int64", ", not ", x.scalar_type());
+          is_keep ? "bool" : "int32 or int64", ", not ", dtype_name(x.scalar_type()));
     return;
   }
   check(at::isFloatingType(x.scalar_type()), i.name,
-        " must be float64, float32, bfloat16 or float16, not ", x.scalar_type());
+        " must be float64, float32, bfloat16 or float16, not ", dtype_name(x.scalar_type()));
   if (i.role == Role::tensor)
     check(x.scalar_type() == in.q.scalar_type(), "q, k and v must have one dtype: q is ",
-          in.q.scalar_type(), ", ", i.name, " is ", x.scalar_type());
+          dtype_name(in.q.scalar_type()), ", ", i.name, " is ", dtype_name(x.scalar_type()));
 }
 
 static void check_packing(const Inputs& in) {
@@ -102,8 +107,8 @@ void check_inputs(const Spec& spec, const Inputs& in) {
   for (const Input& i : kInputs) {
     const at::Tensor& x = in.*i.at;
     if (i.wanted)
-      check(i.wanted(spec) == x.defined(), "this variant takes ", x.defined() ? "no " : "",
-            i.name, x.defined() ? "" : std::string(", ") + i.about + ", of shape " + shape_text(i.shape));
+      check(i.wanted(spec) == x.defined(), "this variant takes ", x.defined() ? "no " : "", i.name,
+            x.defined() ? "" : " " + shape_text(i.shape) + " (" + i.about + "): none was given");
     if (!x.defined()) continue;
     check_shape(i, x, sizes);
     check_type(i, x, in);

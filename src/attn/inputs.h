@@ -21,6 +21,8 @@ struct Input {
 
 std::span<const Input> input_table();
 
+std::string dtype_name(at::ScalarType);  // "float32"
+
 // Throws, naming what was wanted and what came, unless the inputs are those that the spec takes.
 void check_inputs(const Spec&, const Inputs&);
 

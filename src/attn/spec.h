@@ -92,7 +92,7 @@ using Denominator = std::variant<Sum, Count, CountPower, CumulativeGate, Nothing
 
 // norm: over the channels of the result.
 struct NoNorm {};
-struct L2 {  // o / max(|o|, 1e-12)
+struct L2 {  // o / |o|, whatever the scale of o; of 0, 0
   bool times_dim = false;
 };
 struct Rms {  // learned weight

@@ -1,6 +1,7 @@
 #include "attn/spec_text.h"
 
 #include <charconv>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -180,7 +181,8 @@ static bool take(std::string_view argument, const P& p, bool first) {
   const bool is_flag = std::is_same_v<P, Parameter<bool>>;
   if (key == p.name) return parse(is_flag && value.empty() ? "yes" : value, p), true;
   if (is_flag && key.starts_with("no_") && key.substr(3) == p.name) return parse("no", p), true;
-  if (!is_flag && first && value.empty()) return parse(key, p), true;
+  const bool is_number = key.find_first_of("0123456789") <= 1 || key == "inf";
+  if (!is_flag && first && value.empty() && is_number) return parse(key, p), true;
   return false;
 }
 

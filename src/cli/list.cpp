@@ -2,7 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "attn/attend.h"
@@ -39,8 +39,8 @@ std::vector<attn::Variant> select(const std::vector<std::string>& patterns) {
       found = true;
       add(v);
     }
-    horner::check(found, "no attention variant matches '", pattern, "'; the nearest is ",
-                  quoted(nearest(pattern, names)), " ('horner list' shows them all)");
+    horner::check(found, "no attention variant matches '", pattern, "'; did you mean ",
+                  quoted(nearest(pattern, names)), "? ('horner list' shows them all)");
   }
   return out;
 }
@@ -137,7 +137,9 @@ Action list(CLI::App& app) {
     bool json = false;
   };
   const auto o = std::make_shared<Options>();
-  app.add_option("PATTERN", o->patterns, "names to show, in which * stands for any characters");
+  app.add_option("PATTERN", o->patterns,
+                 "names to show, in which * stands for any characters [all]")
+      ->type_name("");
   app.add_flag("--json", o->json, "the whole table as JSON, reasons in full");
   return [o] {
     const auto variants = select(o->patterns);

@@ -1,8 +1,10 @@
 // The command line: the table of commands, and what becomes of an error.
-//   exit code 0: fine · 1: a check failed · 2: an error, one line on stderr · 130: stopped by Ctrl-C
+//   exit code 0: fine · 1: a check failed · 2: an error, one line on stderr · 130: stopped by
+//   Ctrl-C
 #include <c10/util/Exception.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <iostream>
 #include <map>
@@ -63,11 +65,12 @@ static Outcome run(int argc, char** argv) {
   CLI::App app("Horner: attention operators as data", "horner");
   app.set_version_flag("--version", "horner " HORNER_VERSION);
   app.require_subcommand(0, 1)->allow_extras();
+  app.get_formatter()->label("SUBCOMMAND", "COMMAND");
   app.footer("'horner COMMAND --help' says more about one.");
   std::map<const CLI::App*, Action> actions;
   for (const Command& c : kCommands) {
     CLI::App* command = app.add_subcommand(c.name, c.about)->allow_extras();
-    command->footer(footer(c));
+    command->group("Commands")->footer(footer(c));
     actions[command] = c.add(*command);
   }
 
@@ -75,9 +78,7 @@ static Outcome run(int argc, char** argv) {
     const auto parsed = app.get_subcommands();
     return parsed.empty() ? app : *parsed[0];
   };
-  auto chosen_name = [&] {
-    return &chosen() == &app ? "horner" : "horner " + chosen().get_name();
-  };
+  auto chosen_name = [&] { return &chosen() == &app ? "horner" : "horner " + chosen().get_name(); };
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help_or_version) {
@@ -98,7 +99,7 @@ static Outcome run(int argc, char** argv) {
 
 static int exit_code(Outcome outcome) {
   switch (outcome) {
-    // clang-format off
+      // clang-format off
     case Outcome::fine: return 0;
     case Outcome::failed: return 1;
     case Outcome::interrupted: return 130;

@@ -1,7 +1,9 @@
 // horner show: one variant, its formula and the state of its recurrent form.
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <cstdio>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -16,7 +18,7 @@ namespace horner::cli {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct ShowOptions {
   std::string name;
   int64_t D = 64, E = 0;  // E of 0: as large as D
   bool json = false;
@@ -28,13 +30,14 @@ struct State {
   double features, bytes, cache_tokens;
 };
 
-static std::vector<State> states(const attn::Spec& spec, const Options& o) {
+static std::vector<State> states(const attn::Spec& spec, const ShowOptions& o) {
   std::vector<State> out;
   if (!attn::why_no_state(spec).empty()) return out;
   for (int64_t D : std::set<int64_t>{16, 32, 64, 128, o.D}) {
     const int64_t E = o.E ? o.E : D;
     const double bytes = attn::state_bytes(spec, D, E);
-    out.push_back({D, E, attn::feature_count(spec, D), bytes, std::ceil(bytes / double(2 * (D + E)))});
+    out.push_back(
+        {D, E, attn::feature_count(spec, D), bytes, std::ceil(bytes / double(2 * (D + E)))});
   }
   return out;
 }
@@ -55,11 +58,11 @@ static std::string count_text(double n) {
 
 // "17 KB", "12.5 MB"
 static std::string size_text(double bytes) {
-  static constexpr const char* kUnits[] = {"B", "KB", "MB", "GB", "TB", "PB"};
+  static constexpr const char* kUnits[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
   size_t unit = 0;
   for (; bytes >= 999.5 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1000;
   const bool whole = unit == 0 || bytes >= 99.95;
-  return formatted(bytes >= 1e6 ? "%.1e" : whole ? "%.0f" : "%.1f", bytes) + " " + kUnits[unit];
+  return formatted(bytes >= 999.5 ? "%.1e" : whole ? "%.0f" : "%.1f", bytes) + " " + kUnits[unit];
 }
 
 // How to write the variant as changes to softmax.
@@ -79,13 +82,19 @@ static std::vector<Extra> extras(const attn::Spec& spec) {
   for (const attn::Input& i : attn::input_table()) {
     if (i.role == attn::Role::tensor || (i.wanted && !i.wanted(spec))) continue;
     std::string shape;
-    for (const char* c = i.shape; *c; ++c) shape += (shape.empty() ? "" : ", ") + std::string(1, *c);
+    for (const char* c = i.shape; *c; ++c)
+      shape += (shape.empty() ? "" : ", ") + std::string(1, *c);
     out.push_back({i.name, "[" + shape + "]", i.about, i.wanted == nullptr});
   }
   return out;
 }
 
-static Json json(const attn::Variant& v, const Options& o) {
+// A number without a fraction where it has none and fits.
+static Json whole(double x) {
+  return x < 1e15 ? Json(int64_t(x)) : Json(x);
+}
+
+static Json json(const attn::Variant& v, const ShowOptions& o) {
   Json formula = Json::array(), inputs = Json::array(), sizes = Json::array();
   for (const auto& [label, line] : attn::formula(v.spec))
     formula.push_back({{"label", label}, {"text", line}});
@@ -95,9 +104,9 @@ static Json json(const attn::Variant& v, const Options& o) {
   for (const State& s : states(v.spec, o))
     sizes.push_back({{"D", s.D},
                      {"E", s.E},
-                     {"features", s.features},
-                     {"bytes", s.bytes},
-                     {"cache_tokens", s.cache_tokens}});
+                     {"features", whole(s.features)},
+                     {"bytes", whole(s.bytes)},
+                     {"cache_tokens", whole(s.cache_tokens)}});
   const std::string reason = attn::why_no_state(v.spec);
   return {{"name", v.name},
           {"about", v.about},
@@ -110,7 +119,7 @@ static Json json(const attn::Variant& v, const Options& o) {
           {"state", {{"dtype", "float32"}, {"why_not", reason}, {"sizes", sizes}}}};
 }
 
-static void print_state(const attn::Spec& spec, const Options& o) {
+static void print_state(const attn::Spec& spec, const ShowOptions& o) {
   const std::string reason = attn::why_no_state(spec);
   if (!reason.empty()) {
     std::cout << "\n" << bold("no recurrent form") << ": " << reason << "\n";
@@ -127,10 +136,12 @@ static void print_state(const attn::Spec& spec, const Options& o) {
       for (std::string& cell : row) cell = bold(cell);
     table.rows.push_back(row);
   }
-  std::cout << "\n" << bold("state of its recurrent form") << ", one head in float32\n" << text(table);
+  std::cout << "\n"
+            << bold("state of its recurrent form") << ", one head in float32\n"
+            << text(table);
 }
 
-static void print(const attn::Variant& v, const Options& o) {
+static void print(const attn::Variant& v, const ShowOptions& o) {
   std::cout << bold(v.name) << "  " << v.about << "\n\n";
   Table lines{.head = {}, .rows = {}, .indent = 2};
   std::string last;
@@ -154,11 +165,15 @@ static void print(const attn::Variant& v, const Options& o) {
 }
 
 Action show(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
-  app.add_option("NAME", o->name, "a variant; after a colon, the stages to change in it")->required();
-  const CLI::Range sizes(1, 65536);
-  app.add_option("--dim", o->D, "D, channels of a query and of a key")->check(sizes)->capture_default_str();
-  app.add_option("--value-dim", o->E, "E, channels of a value [D]")->check(sizes);
+  const auto o = std::make_shared<ShowOptions>();
+  app.add_option("NAME", o->name, "a variant; after a colon, the stages to change in it")
+      ->required()
+      ->type_name("");
+  const CLI::Validator sizes = CLI::Range(1, 65536).description("");
+  app.add_option("--dim", o->D, "channels of a query and of a key [64]")
+      ->check(sizes)
+      ->type_name("D");
+  app.add_option("--value-dim", o->E, "channels of a value [D]")->check(sizes)->type_name("E");
   app.add_flag("--json", o->json, "the same as JSON, sizes in bytes");
   return [o] {
     const attn::Variant v = attn::find(o->name);

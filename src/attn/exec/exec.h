@@ -5,6 +5,6 @@
 
 namespace horner::attn::exec {
 
-extern const Execution reference;
+extern const Execution reference, fused_cpu;
 
 }  // namespace horner::attn::exec

@@ -91,13 +91,15 @@ static at::Tensor faded(const Inputs& in, const at::Tensor& hidden) {
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& given) {
-  const Inputs in = one_key_head_each(given);
+  Inputs in = given;
+  in.q = mapped(spec.features, given.q, given.query_projection);
+  in.k = mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
+  in = one_key_head_each(in);
   const auto [hidden, count] = seen(spec.mask, in);
-  const at::Tensor q = mapped(spec.features, in.q, in.query_projection);
-  const at::Tensor k = mapped(spec.features, in.k, in.key_projection);
 
   // [B, H, T, S]; of 16-bit inputs, the two products are in their dtype and all between in float32
-  at::Tensor x = at::matmul(q, k.transpose(-1, -2)).to(count.scalar_type()) * scale(spec, in, count);
+  at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type());
+  x = x * scale(spec, given, count);
   if (is<Adaptive>(spec.sharpness)) x = x * adaptive(x, hidden);
   if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
   x = x.clamp_max(spec.clamp);
@@ -112,7 +114,7 @@ static at::Tensor run(const Spec& spec, const Inputs& given) {
   Sums sums{N, w.sum(-1, true), shift, count, {}};
   if (is<CumulativeGate>(spec.denominator))
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(hidden, 0).sum(-1, true);
-  return finish(spec, in, sums);
+  return finish(spec, given, sums);
 }
 
 const Execution reference{

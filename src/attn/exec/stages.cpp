@@ -26,18 +26,21 @@ Inputs one_key_head_each(Inputs in) {
 
 struct Mapped {
   const at::Tensor &x, &projection;  // [B, H, T, D], [H, D, F]
+  int64_t repeats;
 
   at::Tensor operator()(Identity) const { return x; }
   at::Tensor operator()(Elu1) const { return at::elu(x) + 1; }
   at::Tensor operator()(Relu) const { return at::relu(x); }
   at::Tensor operator()(Cosine f) const {
-    return x / x.norm(2, f.over_heads ? 1 : -1, true).clamp_min(1e-12);
+    const double all = f.over_heads ? std::sqrt(double(repeats)) : 1;
+    return x / (x.norm(2, f.over_heads ? 1 : -1, true) * all).clamp_min(1e-12);
   }
   at::Tensor operator()(Project) const { return at::matmul(x, projection.to(x.scalar_type())); }
 };
 
-at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& projection) {
-  return std::visit(Mapped{x, projection}, f);
+at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& projection,
+                  int64_t repeats) {
+  return std::visit(Mapped{x, projection, repeats}, f);
 }
 
 struct Hidden {
@@ -118,15 +121,14 @@ struct Divided {
 };
 
 // A norm sees e^shift only through its eps: that is scaled instead, and e^shift, which may
-// overflow, is never formed.
+// overflow, is never formed. L2, whose bound only keeps 0 from 0 / 0, does not see it at all.
 struct Normed {
   const Inputs& in;
   const Scaled& y;
 
   at::Tensor operator()(NoNorm) const { return y.o * y.shift.exp(); }
   at::Tensor operator()(L2 n) const {
-    const at::Tensor length = at::maximum(y.o.norm(2, -1, true), 1e-12 * (-y.shift).exp());
-    return y.o / length * (n.times_dim ? y.o.size(-1) : 1);
+    return y.o / y.o.norm(2, -1, true).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
   }
   at::Tensor operator()(Rms n) const { return unit(y.o, n.eps) * in.norm_weight; }
   at::Tensor operator()(Layer n) const {

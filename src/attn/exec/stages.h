@@ -8,7 +8,9 @@ namespace horner::attn::exec {
 // The same inputs with each key/value head repeated for the query heads that share it: G = H.
 Inputs one_key_head_each(Inputs);
 
-at::Tensor mapped(const Features&, const at::Tensor& x, const at::Tensor& projection);
+// f(x) of a query or a key; `repeats` is for how many query heads each of its heads stands.
+at::Tensor mapped(const Features&, const at::Tensor& x, const at::Tensor& projection,
+                  int64_t repeats = 1);
 
 // What each query sees.
 struct Seen {

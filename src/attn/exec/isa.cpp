@@ -1,0 +1,38 @@
+#include "attn/exec/isa.h"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "core/names.h"
+
+namespace horner::attn::exec {
+
+static const Isa kSets[] = {
+    {"avx512", &kernels::avx512::fused_kernels,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+     }},
+    {"avx2", &kernels::avx2::fused_kernels,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+    {"portable", &kernels::portable::fused_kernels, [] { return true; }},
+};
+
+std::span<const Isa> instruction_sets() {
+  return kSets;
+}
+
+const Isa& isa() {
+  const char* wanted = std::getenv("HORNER_CPU");
+  std::vector<std::string> possible;
+  for (const Isa& set : kSets) {
+    if (!set.here()) continue;
+    if (!wanted || !*wanted || set.name == wanted) return set;
+    possible.emplace_back(set.name);
+  }
+  fail("HORNER_CPU is '", wanted, "'; this CPU has ", quoted(possible));
+}
+
+}  // namespace horner::attn::exec

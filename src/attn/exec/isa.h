@@ -1,0 +1,23 @@
+// Which build of the CPU kernels runs.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "attn/exec/kernels/fused_cpu.h"
+
+namespace horner::attn::exec {
+
+struct Isa {
+  std::string_view name;
+  const kernels::FusedKernels* fused;
+  bool (*here)();  // whether this CPU has it
+};
+
+std::span<const Isa> instruction_sets();  // best first
+
+// The best that this CPU has, or the one that the environment variable HORNER_CPU names; throws, with
+// the possible ones, when that is not one of them.
+const Isa& isa();
+
+}  // namespace horner::attn::exec

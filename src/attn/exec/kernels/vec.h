@@ -1,0 +1,96 @@
+// Vectors of floats in the widest registers of the instruction set that this file is compiled for:
+// AVX-512, AVX2 or the portable 128 bits. No intrinsics: the compiler's own vector types. All in a
+// namespace of that set (HORNER_ISA), since the linker keeps one of several functions of one name.
+#pragma once
+
+#include <cstdint>
+
+#include "attn/math.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kWidth = 16;
+#elif defined(__AVX2__)
+inline constexpr int kWidth = 8;
+#else
+inline constexpr int kWidth = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kWidth * 4)));
+typedef int32_t VecInt __attribute__((vector_size(kWidth * 4)));
+typedef Vec VecLoose __attribute__((aligned(4), may_alias));
+typedef VecInt VecIntLoose __attribute__((aligned(4), may_alias));
+
+inline Vec load(const float* p) {
+  return *reinterpret_cast<const VecLoose*>(p);
+}
+inline void store(float* p, Vec x) {
+  *reinterpret_cast<VecLoose*>(p) = x;
+}
+inline Vec splat(float x) {
+  return x - Vec{};
+}
+inline VecInt lanes(int from) {  // from, from + 1, ...
+  VecInt v;
+  for (int i = 0; i < kWidth; ++i) v[i] = from + i;
+  return v;
+}
+inline Vec choose(VecInt mask, Vec yes, Vec no) {
+  return mask ? yes : no;
+}
+inline Vec min(Vec a, Vec b) {
+  return a < b ? a : b;
+}
+inline Vec max(Vec a, Vec b) {
+  return a > b ? a : b;
+}
+inline float sum(Vec x) {
+  float s[kWidth];
+  store(s, x);
+  for (int n = kWidth / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) s[i] += s[i + n];
+  return s[0];
+}
+inline float largest(Vec x) {
+  float s[kWidth];
+  store(s, x);
+  for (int n = kWidth / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) s[i] = s[i] > s[i + n] ? s[i] : s[i + n];
+  return s[0];
+}
+
+// e^x within 1.5 ulp: x = n log 2 + r, |r| <= log 2 / 2, e^r by its series to order 6 with the last
+// coefficients fitted. 0 below -87.3 (so for -inf), finite for every x up to 88.7.
+inline Vec exp(Vec x) {
+  const Vec top = splat(88.72283f), bottom = splat(-87.33654f);
+  const Vec y = min(max(x, bottom), top);
+  const Vec magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const Vec shifted = y * 1.44269504f + magic;
+  const Vec n = shifted - magic;
+  Vec r = y - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  // 2^n in two steps, since n may be 128.
+  const VecInt whole = __builtin_convertvector(n, VecInt);
+  const VecInt half = whole >> 1;
+  const Vec a = reinterpret_cast<Vec>((half + 127) << 23);
+  const Vec b = reinterpret_cast<Vec>((whole - half + 127) << 23);
+  return choose(x < bottom, Vec{}, p * a * b);
+}
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels
+
+template <>
+struct horner::attn::Maths<horner::attn::kernels::HORNER_ISA::Vec> {
+  using Vec = horner::attn::kernels::HORNER_ISA::Vec;
+  static HORNER_HD Vec exp(Vec x) { return horner::attn::kernels::HORNER_ISA::exp(x); }
+};

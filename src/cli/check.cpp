@@ -1,0 +1,303 @@
+// horner check: every variant × execution × dtype against the reference in double.
+#include "core/check.h"
+
+#include <ATen/Context.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "attn/verify.h"
+#include "cli/command.h"
+#include "cli/table.h"
+#include "core/names.h"
+
+namespace horner::cli {
+
+using Json = nlohmann::ordered_json;
+
+struct CheckOptions {
+  std::vector<std::string> variants, executions, dtypes{"float32", "float64", "bfloat16"};
+  std::string device = "cpu";
+  int64_t seed = 0;
+  bool forward_only = false, json = false, verbose = false;
+};
+
+struct Finding {
+  attn::Difference difference;
+  attn::Case on;
+
+  double excess() const {
+    return difference.ok() ? difference.error / difference.allowed : INFINITY;
+  }
+};
+
+// What came of one variant, execution and dtype.
+struct Cell {
+  std::string dtype;
+  size_t ran = 0;
+  bool whole = true;  // false: stopped by Ctrl-C
+  std::optional<Finding> worst = {};
+  std::vector<Finding> failures = {};  // the worst of each case that failed
+  std::vector<std::pair<attn::Case, std::string>> skipped = {};  // and why
+};
+
+struct CheckedRow {
+  attn::Variant variant;
+  const attn::Execution* execution;
+  std::vector<Cell> cells;
+};
+
+static volatile std::sig_atomic_t stopped = 0;
+
+// The first Ctrl-C asks to stop after the current case, the second stops at once.
+static void stop(int) {
+  stopped = 1;
+  std::signal(SIGINT, SIG_DFL);
+}
+
+// What is being checked, on stderr: while it runs where that is a terminal, and when an error ends
+// it.
+struct Progress {
+  bool live = isatty(STDERR_FILENO);
+  std::string now = "";
+
+  void show(const std::string& line) {
+    now = line;
+    if (live) std::cerr << "\r\033[K" << line << " …" << std::flush;
+  }
+  ~Progress() {
+    if (live) std::cerr << "\r\033[K" << std::flush;
+    if (std::uncaught_exceptions() > 0) std::cerr << "check stopped at " << now << "\n";
+  }
+};
+
+static at::ScalarType dtype(const std::string& name) {
+  static const std::pair<const char*, at::ScalarType> kDtypes[] = {{"float32", at::kFloat},
+                                                                   {"float64", at::kDouble},
+                                                                   {"bfloat16", at::kBFloat16},
+                                                                   {"float16", at::kHalf}};
+  std::vector<std::string> names;
+  for (const auto& [known, type] : kDtypes) {
+    if (name == known) return type;
+    names.push_back(known);
+  }
+  fail("no dtype '", name, "'; possible: ", quoted(names));
+}
+
+static at::Device device(const std::string& name) {
+  horner::check(name == "cpu" || name == "cuda", "no device '", name,
+                "'; possible: 'cpu' or 'cuda'");
+  horner::check(name == "cpu" || at::hasCUDA(),
+                "no device 'cuda' here: torch finds no GPU ('horner info' says what there is)");
+  return name == "cpu" ? at::kCPU : at::kCUDA;
+}
+
+// attn::execution knows 'auto' too, which is no execution of its own.
+static const attn::Execution& execution(const std::string& name) {
+  std::vector<std::string> names;
+  for (const attn::Execution* e : attn::executions()) {
+    if (name == e->name) return *e;
+    names.emplace_back(e->name);
+  }
+  fail("no execution '", name, "'; possible: ", quoted(names));
+}
+
+static Cell check_one(const attn::Variant& v, const attn::Execution& e,
+                      const std::string& dtype_name, const CheckOptions& o) {
+  Cell cell{.dtype = dtype_name};
+  for (attn::Case c : attn::standard_cases(dtype(dtype_name), device(o.device), uint64_t(o.seed))) {
+    if (stopped) {
+      cell.whole = false;
+      break;
+    }
+    c.gradients = !o.forward_only;
+    const attn::Verdict verdict = attn::verify(v.spec, e, c);
+    if (!verdict.why_not.empty()) {
+      cell.skipped.emplace_back(c, verdict.why_not);
+      continue;
+    }
+    ++cell.ran;
+    const Finding found{*verdict.worst(), c};
+    if (!verdict.ok()) cell.failures.push_back(found);
+    if (!cell.worst || found.excess() > cell.worst->excess()) cell.worst = found;
+  }
+  return cell;
+}
+
+static std::vector<CheckedRow> check_all(const CheckOptions& o) {
+  const std::vector<attn::Variant> variants = select(o.variants);
+  std::vector<const attn::Execution*> executions;
+  for (const std::string& name : o.executions) executions.push_back(&execution(name));
+  if (executions.empty()) executions.assign(attn::executions().begin(), attn::executions().end());
+  for (const std::string& name : o.dtypes) (void)dtype(name);
+  (void)device(o.device);
+
+  std::vector<CheckedRow> rows;
+  Progress progress;
+  const size_t all = variants.size() * executions.size() * o.dtypes.size();
+  size_t done = 0;
+  for (const attn::Variant& v : variants)
+    for (const attn::Execution* e : executions) {
+      if (stopped) return rows;
+      CheckedRow& row = rows.emplace_back(v, e, std::vector<Cell>());
+      for (const std::string& name : o.dtypes) {
+        if (stopped) break;
+        progress.show(std::to_string(++done) + "/" + std::to_string(all) + " " + v.name + " " +
+                      std::string(e->name) + " " + name);
+        row.cells.push_back(check_one(v, *e, name, o));
+      }
+    }
+  return rows;
+}
+
+static std::string reproduce(const CheckedRow& row, const Cell& cell, const CheckOptions& o) {
+  const std::string &name = row.variant.name, quote = name.find('(') == name.npos ? "" : "'";
+  return "horner check --variant " + quote + name + quote + " --execution " +
+         std::string(row.execution->name) + " --dtype " + cell.dtype +
+         (o.device == "cpu" ? "" : " --device " + o.device) +
+         (o.forward_only ? " --forward-only" : "") + " --seed " + std::to_string(o.seed);
+}
+
+static std::string short_number(const char* format, double x) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, x);
+  return buffer;
+}
+
+static std::string cell_text(const Cell& cell) {
+  if (!cell.failures.empty())
+    return red("FAIL " + short_number("%.1f", cell.worst->difference.ratio));
+  if (!cell.whole) return faint("stopped");
+  if (!cell.worst) return faint("–");
+  return green("ok") + " " + short_number("%.1f", cell.worst->difference.ratio);
+}
+
+static std::string finding_text(const Finding& f) {
+  return f.difference.of + ": error " + short_number("%.2e", f.difference.error) + ", allowed " +
+         short_number("%.2e", f.difference.allowed) + ", on " + text(f.on);
+}
+
+static std::string title(const CheckedRow& row, const Cell& cell) {
+  return row.variant.name + " · " + std::string(row.execution->name) + " · " + cell.dtype;
+}
+
+static void print_failure(const CheckedRow& row, const Cell& cell, const CheckOptions& o) {
+  constexpr size_t kMost = 3;
+  std::cout << "\n" << red("FAIL") << " " << bold(title(row, cell)) << "\n";
+  for (size_t i = 0; i < cell.failures.size() && (i < kMost || o.verbose); ++i)
+    std::cout << "  " << finding_text(cell.failures[i]) << "\n";
+  if (cell.failures.size() > kMost && !o.verbose)
+    std::cout << "  and " << cell.failures.size() - kMost << " more cases (-v shows them)\n";
+  std::cout << "  " << reproduce(row, cell, o) << "\n";
+}
+
+static void print_details(const CheckedRow& row, const Cell& cell) {
+  std::cout << "\n" << bold(title(row, cell)) << "\n";
+  if (cell.worst) std::cout << "  worst " << finding_text(*cell.worst) << "\n";
+  std::map<std::string, std::vector<std::string>> reasons;
+  for (const auto& [on, why] : cell.skipped) reasons[why].push_back(text(on));
+  for (const auto& [why, cases] : reasons)
+    std::cout << "  cannot run " << cases.size() << (cases.size() == 1 ? " case: " : " cases: ")
+              << why << "\n";
+}
+
+static void print(const std::vector<CheckedRow>& rows, const CheckOptions& o) {
+  Table table{.head = {"variant", "execution"}, .rows = {}};
+  table.head.insert(table.head.end(), o.dtypes.begin(), o.dtypes.end());
+  size_t ok = 0, failed = 0, cannot = 0;
+  for (const CheckedRow& row : rows) {
+    Row& cells = table.rows.emplace_back(Row{row.variant.name, std::string(row.execution->name)});
+    for (const Cell& cell : row.cells) {
+      cells.push_back(cell_text(cell));
+      failed += !cell.failures.empty();
+      ok += cell.failures.empty() && cell.whole && cell.worst;
+      cannot += cell.failures.empty() && cell.whole && !cell.worst;
+    }
+  }
+  std::cout << text(table);
+  for (const CheckedRow& row : rows)
+    for (const Cell& cell : row.cells) {
+      if (!cell.failures.empty()) print_failure(row, cell, o);
+      if (o.verbose && cell.failures.empty()) print_details(row, cell);
+    }
+  std::cout
+      << "\n"
+      << (stopped ? "stopped; so far " : "") << ok << " ok, " << failed << " failed, " << cannot
+      << " cannot run" << (cannot && !o.verbose ? " (-v says why)" : "") << "\n"
+      << faint("beside each: its worst error, in multiples of the reference's own in that dtype")
+      << "\n";
+}
+
+static Json json(const Finding& f) {
+  return {{"of", f.difference.of},
+          {"error", f.difference.error},
+          {"allowed", f.difference.allowed},
+          {"ratio", f.difference.ratio},
+          {"case", text(f.on)}};
+}
+
+static Json json(const CheckedRow& row, const Cell& cell, const CheckOptions& o) {
+  Json failures = Json::array(), skipped = Json::array();
+  for (const Finding& f : cell.failures) failures.push_back(json(f));
+  for (const auto& [on, why] : cell.skipped) skipped.push_back({{"case", text(on)}, {"why", why}});
+  const char* result = !cell.failures.empty() ? "FAIL"
+                       : !cell.whole          ? "stopped"
+                       : cell.worst           ? "ok"
+                                              : "cannot run";
+  return {{"variant", row.variant.name},
+          {"execution", row.execution->name},
+          {"dtype", cell.dtype},
+          {"result", result},
+          {"cases", cell.ran},
+          {"worst", cell.worst ? json(*cell.worst) : Json()},
+          {"failures", failures},
+          {"skipped", skipped},
+          {"reproduce", reproduce(row, cell, o)}};
+}
+
+static Json json(const std::vector<CheckedRow>& rows, const CheckOptions& o, bool failed) {
+  Json results = Json::array();
+  for (const CheckedRow& row : rows)
+    for (const Cell& cell : row.cells) results.push_back(json(row, cell, o));
+  return {{"ok", !failed},  {"stopped", bool(stopped)},     {"device", o.device},
+          {"seed", o.seed}, {"gradients", !o.forward_only}, {"results", results}};
+}
+
+static Outcome run(const CheckOptions& o) {
+  std::signal(SIGINT, stop);
+  const std::vector<CheckedRow> rows = check_all(o);
+  bool failed = false;
+  for (const CheckedRow& row : rows)
+    for (const Cell& cell : row.cells) failed = failed || !cell.failures.empty();
+  if (o.json)
+    std::cout << json(rows, o, failed).dump(2) << "\n";
+  else
+    print(rows, o);
+  return stopped ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
+}
+
+Action check(CLI::App& app) {
+  const auto o = std::make_shared<CheckOptions>();
+  app.add_option("--variant", o->variants, "names, or globs with * [all]")->type_name("NAME");
+  app.add_option("--execution", o->executions, "names [all]")->type_name("NAME");
+  app.add_option("--dtype", o->dtypes, "float32, float64, bfloat16, float16 [the first three]")
+      ->type_name("NAME");
+  app.add_option("--device", o->device, "cpu or cuda [cpu]")->type_name("NAME");
+  app.add_option("--seed", o->seed, "of the random inputs [0]")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
+  app.add_flag("--forward-only", o->forward_only, "no gradients");
+  app.add_flag("--json", o->json, "every result as JSON");
+  app.add_flag("-v,--verbose", o->verbose, "the worst difference of each, and why some cannot run");
+  return [o] { return run(*o); };
+}
+
+}  // namespace horner::cli
