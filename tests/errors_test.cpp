@@ -114,9 +114,9 @@ TEST(Types, AreNamed) {
 
 TEST(Presence, IsWhatTheVariantTakes) {
   expect_parts(of_inputs("softmax", [](Inputs& in) { in.v = at::Tensor(); }),
-               {"this variant takes v, values, of shape [B, G, S, E]"});
+               {"this variant takes v [B, G, S, E] (values): none was given"});
   expect_parts(message([] { attend(Spec{}, Inputs{}); }),
-               {"this variant takes q, queries, of shape [B, H, T, D]"});
+               {"this variant takes q [B, H, T, D] (queries): none was given"});
   expect_parts(of_inputs("gate", [](Inputs& in) { in.output_gate = at::Tensor(); }),
                {"takes output_gate", "what multiplies each output before the norm", "[B, H, T]"});
   expect_parts(of_inputs("layer_norm", [](Inputs& in) { in.norm_bias = at::Tensor(); }),
@@ -158,10 +158,11 @@ TEST(Names, OfVariantsHaveASuggestion) {
 }
 
 TEST(Names, OfExecutionsAreListed) {
-  const std::string m = message([] { execution("refrence"); });
-  expect_parts(m, {"no execution 'refrence'; possible: '", "'reference'", "'auto'"});
+  expect_parts(message([] { execution("refrence"); }),
+               {"no execution 'refrence'; possible: '", "'reference'"});
   Inputs in = random_inputs(Spec{}, {});
-  EXPECT_EQ(message([&] { attend(Spec{}, in, "refrence"); }), m);
+  expect_parts(message([&] { attend(Spec{}, in, "refrence"); }),
+               {"no execution 'refrence'; possible: 'auto', ", "'reference'"});
 }
 
 TEST(Ranges, OfParametersAreSaid) {

@@ -19,17 +19,30 @@ std::span<const Execution* const> executions() {
   return kExecutions;
 }
 
+static const Execution* look_up(std::string_view name) {
+  for (const Execution* e : kExecutions)
+    if (name == e->name) return e;
+  return nullptr;
+}
+
+static std::vector<std::string> names() {
+  std::vector<std::string> out;
+  for (const Execution* e : kExecutions) out.emplace_back(e->name);
+  return out;
+}
+
 const Execution& execution(std::string_view name) {
-  std::vector<std::string> names;
-  for (const Execution* e : kExecutions) {
-    if (name == e->name) return *e;
-    names.emplace_back(e->name);
-  }
-  fail("no execution '", name, "'; possible: ", quoted(names));
+  const Execution* e = look_up(name);
+  check(e, "no execution '", name, "'; possible: ", quoted(names()));
+  return *e;
 }
 
 const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted) {
-  if (wanted != "auto") (void)execution(wanted);
+  if (wanted != "auto" && !look_up(wanted)) {
+    std::vector<std::string> possible = names();
+    possible.insert(possible.begin(), "auto");
+    fail("no execution '", wanted, "'; possible: ", quoted(possible));
+  }
   std::string reasons;
   for (const Execution* e : kExecutions) {
     if (wanted != "auto" && wanted != e->name) continue;

@@ -200,7 +200,7 @@ Verdict verify(const Spec& spec, const Execution& e, const Case& c) {
     const double error = distance(x, right), own = distance(plain, right) * to_dtype;
     const double size = right.numel() ? right.abs().max().item<double>() : 0;
     const double unit = ulp(c.dtype) * (1 + size) * (c.hot ? kHeat : 1);
-    constexpr double kFewUlps = 8, kReferenceUlps = 256;
+    constexpr double kFewUlps = 16, kReferenceUlps = 256;
     const double allowed = of_itself ? kReferenceUlps * unit : 2 * own + kFewUlps * unit;
     verdict.differences.push_back({of, error, allowed, error / std::max(own, unit / 2)});
   };

@@ -143,15 +143,15 @@ struct FusedSums : torch::autograd::Function<FusedSums> {
     at::Tensor d_centre, d_query, d_decay;
     if (c.defined()) d_centre = at::zeros({f.parts, f.B, f.H, f.T}, q.options());
     if (g.defined()) {
-      d_query = at::zeros({f.parts, f.B, f.H, f.T}, q.options());
-      d_decay = at::zeros({f.B, f.G, f.S}, q.options());
+      d_query = at::zeros({f.parts, f.B, f.H, f.T}, at::kDouble);
+      d_decay = at::zeros({f.B, f.G, f.S}, at::kDouble);
     }
     f.k_tiles = pointer<float>(saved[5]), f.v_tiles = pointer<float>(v_tiles);
     f.shift = pointer<float>(saved[6]);
     f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
     f.dq = pointer<float>(dq), f.dk = pointer<float>(dk), f.dv = pointer<float>(dv);
     f.d_centre = pointer<float>(d_centre);
-    f.d_decay_query = pointer<float>(d_query), f.d_decay_key = pointer<float>(d_decay);
+    f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d_decay);
     const kernels::FusedKernels& kernel = *isa().fused;
     for_each_task(f.B * f.G * f.parts, [&](int64_t i) { kernel.backward(f, i); });
     dq = f.parts == 1 ? dq.select(0, 0) : dq.sum(0);
@@ -161,7 +161,6 @@ struct FusedSums : torch::autograd::Function<FusedSums> {
       const at::Tensor per_key_head = d_query.sum(0).view({f.B, f.G, f.H / f.G, f.T}).sum(2);
       const int64_t n = std::min(f.T, f.S);
       d_decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
-      d_decay = d_decay.to(at::kDouble);
     }
     return {dq, dk, dv, d_centre, d_decay, at::Tensor()};
   }

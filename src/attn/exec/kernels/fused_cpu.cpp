@@ -149,6 +149,7 @@ static void forward(const Fused& f, int64_t task) {
 template <bool Partial, class W>
 static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t part) {
   const Fused& f = tile.f;
+  Vec d_key[kVecs] = {};
   for (int i = 0; i < tile.rows; ++i) {
     const int64_t row = tile.row(i);
     const Vec shift = splat(f.shift[row]), dW = splat(f.dW[row]), clamp = splat(f.clamp);
@@ -165,9 +166,9 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t pa
         const Vec fade = tile.fade(i, j);
         y.w *= fade;
         dw *= fade;
-        const Vec d = choose(y.w == Vec{}, Vec{}, y.w * (load(dp + i * kTile + j) + dW));
+        const Vec d = y.w * (load(dp + i * kTile + j) + dW);
         d_decay += d;
-        for (int l = 0; l < kWidth && j + l < tile.columns; ++l) f.d_decay_key[tile.key(j + l)] -= d[l];
+        d_key[j / kWidth] += d;
       }
       const Vec dx = choose(score < clamp, y.dw * dw, Vec{});
       d_centre += dx;
@@ -178,6 +179,8 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t pa
     if (f.d_centre) f.d_centre[at] -= sum(d_centre);
     if (f.decay) f.d_decay_query[at] += sum(d_decay);
   }
+  if (!f.decay) return;
+  for (int j = 0; j < tile.columns; ++j) f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
 }
 
 // The blocks of queries that see some key of [s0, s1).

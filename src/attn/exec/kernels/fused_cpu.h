@@ -39,7 +39,7 @@ struct Fused {
   const float *dN, *dW;               // [B, H, T, E], [B, H, T]
   float *dq, *dk, *dv;                // [parts, B, H, T, D], [B, G, S, D], [B, G, S, E]
   float *d_centre;                    // [parts, B, H, T], or null
-  float *d_decay_query, *d_decay_key;  // [parts, B, H, T], [B, G, S], or null
+  double *d_decay_query, *d_decay_key;  // [parts, B, H, T], [B, G, S], or null
 };
 
 inline int64_t blocks(int64_t n) {
