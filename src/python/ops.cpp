@@ -164,9 +164,19 @@ static at::Tensor apply(const Call& c, std::index_sequence<I...>) {
   return Attend::apply(optional(c.inputs[I])..., c.variant, c.execution);
 }
 
-static void attend_autograd(const c10::OperatorHandle&, Stack* stack) {
+// Plain tensors go straight to the library, whose executions save what their gradients need; tensors
+// that stand for others (in torch.compile and the like) see one operator and its gradient.
+static void attend_autograd(const c10::OperatorHandle& op, Stack* stack) {
   const Call c = Call::read(*stack, false);
-  stack->emplace_back(apply(c, std::make_index_sequence<kInputs>()));
+  bool plain = true;
+  for (const at::Tensor& x : c.inputs)
+    plain &= !x.defined() || !x.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}) | c10::functorch_transforms_ks);
+  if (plain && (c.inputs[0].is_cpu() || c.inputs[0].is_cuda())) {
+    *stack = c.write(false);
+    attend(op, stack);
+  } else {
+    stack->emplace_back(apply(c, std::make_index_sequence<kInputs>()));
+  }
 }
 
 // Autocast: q, k and v take the autocast dtype, gates and parameters keep theirs.

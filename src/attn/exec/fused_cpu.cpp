@@ -1,5 +1,5 @@
-// The sums of every row in one pass over tiles of keys, on the CPU: no T x S matrix, forward or
-// backward. Features, gates and norms are tensor code around it.
+// One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Features, the input
+// gate and the centre are tensor code before it.
 #include "attn/exec/kernels/fused_cpu.h"
 
 #include <ATen/ATen.h>
@@ -11,6 +11,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/exec/stages.h"
+#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -58,8 +59,9 @@ struct Intervals {
 // What the kernel needs beside the tensors that have gradients.
 struct Job : torch::CustomClassHolder {
   kernels::Pointwise weight;
-  float clamp;
+  float clamp, scale;
   at::Tensor lo, hi, keep;
+  kernels::Epilogue epilogue{};  // without its pointers
 };
 
 struct Pointwise {
@@ -69,18 +71,40 @@ struct Pointwise {
   kernels::Pointwise operator()(Power w) const { return polynomial(w); }
   template <class W>
   kernels::Pointwise operator()(W) const {
-    return Exp{};
+    fail("no weight of one score");  // why_not has said so
   }
 };
 
-static at::Tensor transposed(const at::Tensor& x) {  // [B, G, S, C] -> [B, G, blocks, C, kTile]
+struct SetNorm {
+  kernels::Epilogue& p;
+
+  void operator()(NoNorm) const { p.norm = kernels::Epilogue::none; }
+  void operator()(L2 n) const { p.norm = kernels::Epilogue::l2, p.times_dim = n.times_dim; }
+  void operator()(Rms n) const { p.norm = kernels::Epilogue::rms, p.eps = n.eps; }
+  void operator()(Layer n) const { p.norm = kernels::Epilogue::layer, p.eps = n.eps; }
+};
+
+// The tensors with gradients, in the order of FusedAttend's arguments; those behind q, k and v may be
+// undefined.
+struct Tensors {
+  at::Tensor q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
+
+  static Tensors from(const std::vector<at::Tensor>& x) {
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9]};
+  }
+  std::vector<at::Tensor> list() const {
+    return {q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
+  }
+};
+
+static at::Tensor transposed(const at::Tensor& x, float scale) {  // -> [B, G, blocks, C, kTile]
   const int64_t heads = x.size(0) * x.size(1), S = x.size(2), C = x.size(3), n = kernels::blocks(S);
   const at::Tensor tiles = at::empty({x.size(0), x.size(1), n, C, kernels::kTile}, x.options());
   const float* from = x.const_data_ptr<float>();
   float* to = tiles.data_ptr<float>();
   const kernels::FusedKernels& k = *isa().fused;
   for_each_task(heads * n, [&](int64_t i) {
-    k.transpose({from + i / n * S * C, to + i / n * n * C * kernels::kTile, S, C}, i % n);
+    k.transpose({from + i / n * S * C, to + i / n * n * C * kernels::kTile, S, C, scale}, i % n);
   });
   return tiles;
 }
@@ -90,120 +114,179 @@ static T* pointer(const at::Tensor& x) {
   return x.defined() ? x.data_ptr<T>() : nullptr;
 }
 
-static Fused problem(const Job& job, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const at::Tensor& centre, const at::Tensor& decay) {
+static Fused problem(const Job& job, const Tensors& x) {
   Fused f{};
-  f.B = q.size(0), f.H = q.size(1), f.G = k.size(1);
-  f.T = q.size(2), f.S = k.size(2), f.D = q.size(3), f.E = v.size(3);
+  f.B = x.q.size(0), f.H = x.q.size(1), f.G = x.k.size(1);
+  f.T = x.q.size(2), f.S = x.k.size(2), f.D = x.q.size(3), f.E = x.v.size(3);
   f.weight = job.weight;
-  f.clamp = job.clamp;
-  f.q = pointer<float>(q), f.k = pointer<float>(k), f.v = pointer<float>(v);
-  f.centre = pointer<float>(centre), f.decay = pointer<double>(decay);
+  f.clamp = job.clamp, f.scale = job.scale;
+  f.q = pointer<float>(x.q), f.k = pointer<float>(x.k), f.v = pointer<float>(x.v);
+  f.centre = pointer<float>(x.centre), f.decay = pointer<double>(x.decay);
   f.lo = pointer<int32_t>(job.lo), f.hi = pointer<int32_t>(job.hi);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
+  f.epilogue = job.epilogue;
+  f.epilogue.divisor = pointer<float>(x.divisor);
+  f.epilogue.out_gate = pointer<float>(x.out_gate), f.epilogue.post_gate = pointer<float>(x.post_gate);
+  f.epilogue.norm_weight = pointer<float>(x.norm_weight);
+  f.epilogue.norm_bias = pointer<float>(x.norm_bias);
   return f;
 }
 
-struct FusedSums : torch::autograd::Function<FusedSums> {
-  // N, W and shift; the tensors are float32 (decay: double), contiguous, channels padded.
-  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* ctx,
-                                         const at::Tensor& q, const at::Tensor& k,
-                                         const at::Tensor& v, const std::optional<at::Tensor>& centre,
-                                         const std::optional<at::Tensor>& decay,
-                                         c10::intrusive_ptr<Job> job) {
-    const at::Tensor c = centre.value_or(at::Tensor()), g = decay.value_or(at::Tensor());
-    Fused f = problem(*job, q, k, v, c, g);
-    const at::Tensor k_tiles = transposed(k);
-    const at::Tensor N = at::empty({f.B, f.H, f.T, f.E}, q.options());
-    const at::Tensor W = at::empty({f.B, f.H, f.T, 1}, q.options()), shift = at::empty_like(W);
-    f.k_tiles = pointer<float>(k_tiles);
-    f.N = pointer<float>(N), f.W = pointer<float>(W), f.shift = pointer<float>(shift);
-    const kernels::FusedKernels& kernel = *isa().fused;
-    for_each_task(f.B * f.H * kernels::blocks(f.T), [&](int64_t i) { kernel.forward(f, i); });
-    ctx->save_for_backward({q, k, v, c, g, k_tiles, shift});
-    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
-    ctx->mark_non_differentiable({shift});
-    return {N, W, shift};
-  }
+struct Result {
+  at::Tensor o, N, W, shift, k_tiles;  // N, W, shift where they are kept for backward
+};
 
+static Result forward(const Job& job, const Tensors& x, bool keep_sums) {
+  Fused f = problem(job, x);
+  Result r;
+  r.k_tiles = transposed(x.k, job.scale);
+  r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
+  if (keep_sums) {
+    r.N = at::empty_like(r.o);
+    r.W = at::empty({f.B, f.H, f.T}, x.q.options()), r.shift = at::empty_like(r.W);
+  }
+  f.k_tiles = pointer<float>(r.k_tiles), f.o = pointer<float>(r.o);
+  f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
+  const kernels::FusedKernels& kernel = *isa().fused;
+  for_each_task(f.B * f.H * kernels::blocks(f.T), [&](int64_t i) { kernel.forward(f, i); });
+  return r;
+}
+
+static Tensors backward(const Job& job, const Tensors& x, const Result& r, const at::Tensor& grad) {
+  Fused f = problem(job, x);
+  const auto zeros_like = [](const at::Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
+  const int64_t tasks = f.B * f.H * kernels::blocks(f.T);
+  // By the shape alone, so that the same bits come out whatever the number of threads.
+  f.parts = std::clamp<int64_t>(16 / (f.B * f.G), 1, kernels::blocks(f.S));
+  const at::Tensor v_tiles = transposed(x.v, 1);
+  const at::Tensor dN = grad.clone(at::MemoryFormat::Contiguous), dW = at::empty_like(r.W);
+  Tensors d{at::zeros({f.parts, f.B, f.H, f.T, f.D}, x.q.options()), at::zeros_like(x.k), at::zeros_like(x.v)};
+  d.divisor = zeros_like(x.divisor);
+  d.out_gate = zeros_like(x.out_gate), d.post_gate = zeros_like(x.post_gate);
+  if (x.norm_weight.defined()) d.norm_weight = at::zeros({tasks, f.E}, x.q.options());
+  if (x.norm_bias.defined()) d.norm_bias = at::zeros({tasks, f.E}, x.q.options());
+  if (x.centre.defined()) d.centre = at::zeros({f.parts, f.B, f.H, f.T}, x.q.options());
+  at::Tensor d_query;
+  if (x.decay.defined()) {
+    d_query = at::zeros({f.parts, f.B, f.H, f.T}, x.decay.options());
+    d.decay = at::zeros_like(x.decay);
+  }
+  f.k_tiles = pointer<float>(r.k_tiles), f.v_tiles = pointer<float>(v_tiles);
+  f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
+  f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
+  f.dq = pointer<float>(d.q), f.dk = pointer<float>(d.k), f.dv = pointer<float>(d.v);
+  f.d_centre = pointer<float>(d.centre);
+  f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d.decay);
+  kernels::Epilogue& p = f.epilogue;
+  p.d_divisor = pointer<float>(d.divisor);
+  p.d_out_gate = pointer<float>(d.out_gate), p.d_post_gate = pointer<float>(d.post_gate);
+  p.d_norm_weight = pointer<float>(d.norm_weight), p.d_norm_bias = pointer<float>(d.norm_bias);
+  const kernels::FusedKernels& kernel = *isa().fused;
+  for_each_task(tasks, [&](int64_t i) { kernel.rows(f, i); });
+  for_each_task(f.B * f.G * f.parts, [&](int64_t i) { kernel.backward(f, i); });
+
+  d.q = f.parts == 1 ? d.q.select(0, 0) : d.q.sum(0);
+  for (at::Tensor* sum : {&d.centre, &d.norm_weight, &d.norm_bias})
+    if (sum->defined()) *sum = sum->sum(0);
+  if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
+    const at::Tensor per_key_head = d_query.sum(0).view({f.B, f.G, f.H / f.G, f.T}).sum(2);
+    const int64_t n = std::min(f.T, f.S);
+    d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
+  }
+  return d;
+}
+
+struct FusedAttend : torch::autograd::Function<FusedAttend> {
+  // Float32 (decay: double), contiguous, channels padded; the Job comes first.
+  template <class... Optional>
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<Job> job,
+                            const Optional&... given) {
+    const Tensors x = Tensors::from({given.value_or(at::Tensor())...});
+    const Result r = exec::forward(*job, x, true);
+    std::vector<at::Tensor> saved = x.list();
+    for (const at::Tensor& y : {r.N, r.W, r.shift, r.k_tiles}) saved.push_back(y);
+    ctx->save_for_backward(saved);
+    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
+    return r.o;
+  }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &c = saved[3], &g = saved[4];
-    Fused f = problem(*c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule()), q, k, v, c, g);
-    const at::Tensor dN = grads[0].defined() ? grads[0].contiguous()
-                                             : at::zeros({f.B, f.H, f.T, f.E}, q.options());
-    const at::Tensor dW = grads[1].defined() ? grads[1].contiguous()
-                                             : at::zeros({f.B, f.H, f.T, 1}, q.options());
-    const at::Tensor v_tiles = transposed(v);
-    // By the shape alone, so that the same bits come out whatever the number of threads.
-    f.parts = std::clamp<int64_t>(16 / (f.B * f.G), 1, kernels::blocks(f.S));
-    at::Tensor dq = at::zeros({f.parts, f.B, f.H, f.T, f.D}, q.options());
-    const at::Tensor dk = at::zeros_like(k), dv = at::zeros_like(v);
-    at::Tensor d_centre, d_query, d_decay;
-    if (c.defined()) d_centre = at::zeros({f.parts, f.B, f.H, f.T}, q.options());
-    if (g.defined()) {
-      d_query = at::zeros({f.parts, f.B, f.H, f.T}, at::kDouble);
-      d_decay = at::zeros({f.B, f.G, f.S}, at::kDouble);
-    }
-    f.k_tiles = pointer<float>(saved[5]), f.v_tiles = pointer<float>(v_tiles);
-    f.shift = pointer<float>(saved[6]);
-    f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
-    f.dq = pointer<float>(dq), f.dk = pointer<float>(dk), f.dv = pointer<float>(dv);
-    f.d_centre = pointer<float>(d_centre);
-    f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d_decay);
-    const kernels::FusedKernels& kernel = *isa().fused;
-    for_each_task(f.B * f.G * f.parts, [&](int64_t i) { kernel.backward(f, i); });
-    dq = f.parts == 1 ? dq.select(0, 0) : dq.sum(0);
-    if (c.defined()) d_centre = d_centre.sum(0);
-    if (g.defined()) {
-      // A query's own gate sum is that of the key at its position.
-      const at::Tensor per_key_head = d_query.sum(0).view({f.B, f.G, f.H / f.G, f.T}).sum(2);
-      const int64_t n = std::min(f.T, f.S);
-      d_decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
-    }
-    return {dq, dk, dv, d_centre, d_decay, at::Tensor()};
+    const auto job = c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule());
+    const Result r{{}, saved[10], saved[11], saved[12], saved[13]};
+    std::vector<at::Tensor> out = exec::backward(*job, Tensors::from(saved), r, grads[0]).list();
+    out.insert(out.begin(), at::Tensor());  // the job
+    return out;
   }
 };
 
+static at::Tensor differentiable(const c10::intrusive_ptr<Job>& job, const Tensors& x) {
+  bool gradients = false;
+  for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
+  if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
+  auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
+  return FusedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.centre), maybe(x.decay),
+                            maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
+                            maybe(x.norm_weight), maybe(x.norm_bias));
+}
+
+static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
+  return x.defined() ? x.to(at::kFloat).contiguous() : x;
+}
 static at::Tensor padded(const at::Tensor& x) {
+  if (!x.defined()) return x;
   const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
-  const at::Tensor y = x.to(at::kFloat);
-  return (rest ? at::constant_pad_nd(y, {0, rest}) : y).contiguous();
+  return plain(rest ? at::constant_pad_nd(x, {0, rest}) : x);
+}
+
+// What divides a row where that is not its sum: [B, H, T], or undefined for 1.
+static at::Tensor divisor(const Spec& spec, const Inputs& in, const Intervals& seen,
+                          const at::Tensor& ones, const at::Tensor& count) {
+  const std::vector<int64_t> shape = {in.q.size(0), in.q.size(1), in.q.size(2)};
+  const at::Tensor n = count.clamp_min(1).squeeze(-1);  // [1 or B, 1, T]
+  if (is<Count>(spec.denominator)) return n.expand(shape);
+  if (is<CountPower>(spec.denominator)) return n.pow(in.count_exponent.sigmoid().view({-1, 1})).expand(shape);
+  const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
+  if (!z) return {};
+  const at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1) * ones;
+  const at::Tensor sums = seen.sums(share).squeeze(-1).repeat_interleave(in.q.size(1) / in.k.size(1), 1);
+  const at::Tensor Z = sums.clamp_min(z->least == 0 ? 1e-6 : z->least);
+  return (z->times_count ? Z * n : Z).expand(shape);
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& in) {
   const Intervals seen(spec.mask, in);
-  Sums sums;
-  const at::Tensor ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1}) : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
-  sums.count = seen.sums(ones).to(at::kFloat);
-  const at::Tensor q0 = mapped(spec.features, in.q, in.query_projection).to(at::kFloat);
+  const at::Tensor ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
+                                            : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
+  const at::Tensor count = seen.sums(ones).to(at::kFloat);  // [1 or B, 1, T, 1]
   const int64_t repeats = in.q.size(1) / in.k.size(1);
-  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats).to(at::kFloat);
-  const at::Tensor factor = scale(spec, in, sums.count).to(at::kFloat);
-  const at::Tensor q = q0 * factor;
-  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  at::Tensor q = mapped(spec.features, in.q, in.query_projection);
+  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats);
+  const at::Tensor factor = scale(spec, in, count);
 
-  at::Tensor centre, decay;
-  if (spec.centred) {  // the query times the mean key
-    const at::Tensor mean = seen.sums(k * ones) / sums.count.clamp_min(1);
-    centre = (q * mean.to(at::kFloat).repeat_interleave(repeats, 1)).sum(-1).contiguous();
-  }
-  if (in.decay.defined()) decay = in.decay.to(at::kDouble).cumsum(-1);
   auto job = c10::make_intrusive<Job>();
   job->weight = std::visit(Pointwise{}, spec.weight);
   job->clamp = spec.clamp;
+  job->scale = factor.dim() == 0 ? factor.item<float>() : 1;
+  if (factor.dim() > 0) q = q * factor;
   job->lo = seen.lo, job->hi = seen.hi;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
-  auto maybe = [](const at::Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; };
-  const auto out = FusedSums::apply(padded(q), padded(k), padded(v), maybe(centre), maybe(decay), job);
-  sums.N = out[0].narrow(-1, 0, v.size(-1));
-  sums.W = out[1], sums.shift = out[2];
-  if (is<CumulativeGate>(spec.denominator)) {
-    const at::Tensor share = in.denominator_gate.exp().unsqueeze(-1) * ones;
-    sums.gates = seen.sums(share).to(at::kFloat).repeat_interleave(repeats, 1);
+  kernels::Epilogue& p = job->epilogue;
+  p.channels = in.v.size(-1);
+  if (const auto* z = std::get_if<Sum>(&spec.denominator))
+    p.by_sum = true, p.plus = z->plus, p.least = z->least, p.detach = z->detach;
+  std::visit(SetNorm{p}, spec.norm);
+
+  Tensors x{padded(q), padded(k), padded(spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v)};
+  if (spec.centred) {  // the query times the mean key
+    const at::Tensor mean = seen.sums(k * ones) / count.clamp_min(1);
+    x.centre = plain((q * mean.to(at::kFloat).repeat_interleave(repeats, 1)).sum(-1) * job->scale);
   }
-  return finish(spec, in, sums);
+  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
+  x.divisor = plain(divisor(spec, in, seen, ones, count));
+  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
+  return differentiable(job, x).narrow(-1, 0, in.v.size(-1)).to(in.q.scalar_type());
 }
 
 static std::string why_not(const Spec& spec, const Inputs& in) {

@@ -2,6 +2,7 @@
 // standard library here: its inline functions would be shared between the sets.
 #include <cmath>
 
+#include "attn/exec/kernels/epilogue.h"
 #include "attn/exec/kernels/fused_cpu.h"
 #include "attn/exec/kernels/gemm.h"
 #include "attn/exec/kernels/vec.h"
@@ -135,15 +136,33 @@ static void forward(const Fused& f, int64_t task) {
     const float* v = f.v + tile.key(0) * f.E;
     multiply<true>({x, kTile, 1, v, f.E, sums.N, f.E, tile.rows, int(f.E), tile.columns});
   }
+  const bool is_exp = std::holds_alternative<Exp>(f.weight);
   for (int i = 0; i < tile.rows; ++i) {
     const int64_t row = tile.row(i);
+    const float shift = is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0;
+    const float* N = sums.N + i * f.E;
+    Row(f.epilogue, row, f.E, N, sums.W[i], shift).forward(f.o + row * f.E);
+    if (!f.N) continue;
     f.W[row] = sums.W[i];
-    f.shift[row] = sums.shift[i] > -INFINITY && std::holds_alternative<Exp>(f.weight) ? sums.shift[i] : 0;
-    for (int64_t e = 0; e < f.E; e += kWidth) store(f.N + row * f.E + e, load(sums.N + i * f.E + e));
+    f.shift[row] = shift;
+    for (int64_t e = 0; e < f.E; e += kWidth) store(f.N + row * f.E + e, load(N + e));
   }
 }
 
 // Backward.
+
+// From the gradient of the result to those of the sums, for the rows of one block.
+static void rows(const Fused& f, int64_t task) {
+  const int64_t n = blocks(f.T), head = task / n, t0 = task % n * kTile;
+  Epilogue p = f.epilogue;
+  if (p.d_norm_weight) p.d_norm_weight += task * f.E;
+  if (p.d_norm_bias) p.d_norm_bias += task * f.E;
+  for (int64_t t = t0; t < f.T && t < t0 + kTile; ++t) {
+    const int64_t row = head * f.T + t;
+    const Row r(p, row, f.E, f.N + row * f.E, f.W[row], f.shift[row]);
+    f.dW[row] = r.backward(f.dN + row * f.E);
+  }
+}
 
 // From scores x and dp = v.dN to the weights (in x) and the gradients of the scores (in dp).
 template <bool Partial, class W>
@@ -173,7 +192,7 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t pa
       const Vec dx = choose(score < clamp, y.dw * dw, Vec{});
       d_centre += dx;
       store(x + i * kTile + j, y.w);
-      store(dp + i * kTile + j, dx);
+      store(dp + i * kTile + j, dx * f.scale);
     }
     const int64_t at = part * f.B * f.H * f.T + row;
     if (f.d_centre) f.d_centre[at] -= sum(d_centre);
@@ -232,11 +251,11 @@ static void transpose(const Transpose& t, int64_t block) {
   float* tile = t.tiles + block * t.C * kTile;
   for (int64_t c = 0; c < t.C; ++c)
     for (int j = 0; j < kTile; ++j)
-      tile[c * kTile + j] = s0 + j < t.rows ? t.x[(s0 + j) * t.C + c] : 0;
+      tile[c * kTile + j] = s0 + j < t.rows ? t.x[(s0 + j) * t.C + c] * t.scale : 0;
 }
 
 
-const FusedKernels fused_kernels{transpose, forward, backward};
+const FusedKernels fused_kernels{transpose, forward, rows, backward};
 
 }  // namespace HORNER_ISA
 }  // namespace horner::attn::kernels

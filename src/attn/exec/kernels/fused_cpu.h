@@ -1,6 +1,6 @@
-// The T x S work of a variant on the CPU, in tiles: forward gives the sums (N, W) of every row,
-// backward takes (dN, dW). Raw pointers: no torch header in this folder.
-// One source, compiled once per instruction set.
+// A variant on the CPU, in tiles: forward gives the result, and for backward the sums (N, W) of every
+// row; backward first takes the gradient of the result to (dN, dW), row by row, then those to q, k, v.
+// Raw pointers: no torch header in this folder. One source, compiled once per instruction set.
 #pragma once
 
 #include <cstdint>
@@ -16,27 +16,46 @@ inline constexpr int kMostChannels = 256;
 // Weights of one score.
 using Pointwise = std::variant<Exp, Sigmoid, Polynomial>;
 
+// Denominator, gates and norm (epilogue.h). Pointers may be null: then there is no such stage.
+struct Epilogue {
+  int64_t channels;  // of the result, without padding
+  bool by_sum;       // Z = max(W + plus, least); otherwise the divisor
+  float plus, least;
+  bool detach;
+  const float *divisor, *out_gate, *post_gate;  // [B, H, T]
+  enum { none, l2, rms, layer } norm;
+  bool times_dim;
+  float eps;
+  const float *norm_weight, *norm_bias;          // [E]
+  float *d_divisor, *d_out_gate, *d_post_gate;   // [B, H, T]
+  float *d_norm_weight, *d_norm_bias;            // [B * H * blocks(T), E]: one row for each task
+};
+
 // Tensors are float32 and contiguous; D and E are padded. Head h of batch b reads key head h / (H / G).
 struct Fused {
   int64_t B, H, G, T, S, D, E;
   Pointwise weight;
-  float clamp;
+  float clamp, scale;
   const float* q;        // [B, H, T, D]
-  const float* k;        // [B, G, S, D], scaled
+  const float* k;        // [B, G, S, D]
   const float* v;        // [B, G, S, E]
-  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed, zeros beyond S
+  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed and scaled, zeros beyond S
   const float* v_tiles;  // [B, G, blocks, E, kTile]; backward alone
   const float* centre;   // [B, H, T], or null
   const double* decay;   // [B, G, S], running sums of the log gates, or null
   const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; neither decreases with t
   const uint8_t* keep;     // [B, S], or null
 
-  // Forward.
+  Epilogue epilogue;
+
+  // Forward writes the result, and unless they are null the sums, which backward reads.
+  float* o;              // [B, H, T, E]
   float *N, *W, *shift;  // [B, H, T, E], [B, H, T], [B, H, T]
 
-  // Backward. `shift` is read. Each part of the keys adds to its own dq; the caller adds those up.
+  // Backward. Each part of the keys adds to its own dq; the caller adds those up.
   int64_t parts;
-  const float *dN, *dW;               // [B, H, T, E], [B, H, T]
+  float* dN;                          // [B, H, T, E]: comes as the gradient of the result
+  float* dW;                          // [B, H, T]
   float *dq, *dk, *dv;                // [parts, B, H, T, D], [B, G, S, D], [B, G, S, E]
   float *d_centre;                    // [parts, B, H, T], or null
   double *d_decay_query, *d_decay_key;  // [parts, B, H, T], [B, G, S], or null
@@ -51,11 +70,13 @@ struct Transpose {
   const float* x;
   float* tiles;
   int64_t rows, C;
+  float scale;
 };
 
 struct FusedKernels {
   void (*transpose)(const Transpose&, int64_t block);
   void (*forward)(const Fused&, int64_t task);   // tasks: B * H * blocks(T)
+  void (*rows)(const Fused&, int64_t task);      // tasks: B * H * blocks(T); comes before backward
   void (*backward)(const Fused&, int64_t task);  // tasks: B * G * parts
 };
 

@@ -1,0 +1,402 @@
+// Compiled once per instruction set, as fused_cpu.cpp is. A block of queries: its strip of scores
+// x_ts, per row what its weights need (Found), the weights in place of the scores, and N = w v.
+// Backward, with dw_ts = decay_ts (v_s.dN_t + dW_t) and the Parts of a weight:
+//   dx_ts = slope_ts dw_ts - share_ts sum_r pull_tr dw_tr
+#include "attn/exec/kernels/rows_cpu.h"
+
+#include <cfloat>
+#include <cmath>
+
+#include "attn/exec/kernels/gemm.h"
+#include "attn/exec/kernels/vec.h"
+#include "attn/math.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+static float greater(float a, float b) {
+  return a > b ? a : b;
+}
+
+// log x of normal x > 0: x = 2^e m, sqrt(1/2) <= m < sqrt(2), log m by its series, fitted. -88 for 0.
+static Vec log(Vec x) {
+  const VecInt bits = reinterpret_cast<VecInt>(x);
+  const VecInt e = (bits - 0x3f3504f3) >> 23;
+  const Vec f = reinterpret_cast<Vec>(bits - (e << 23)) - 1.f, n = __builtin_convertvector(e, Vec);
+  constexpr float kSeries[] = {-1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f,
+                               1.4249322787e-1f,  -1.6668057665e-1f, 2.0000714765e-1f,
+                               -2.4999993993e-1f, 3.3333331174e-1f};
+  Vec p = splat(7.0376836292e-2f);
+  for (float c : kSeries) p = p * f + c;
+  return n * 0.693359375f + (f + (p * f * f * f - n * 2.12194440e-4f - f * f * 0.5f));
+}
+
+// The scores of one query, -inf where hidden.
+struct Scores {
+  const float* x;
+  int64_t n;     // whole tiles
+  float* spare;  // [n + kWidth]
+
+  Vec at(int64_t j) const { return load(x + j); }
+};
+
+// The largest; NaN where one of them is not a number below infinity.
+static float top(const Scores& s) {
+  Vec most = splat(-INFINITY);
+  VecInt fine = lanes(0) >= 0;
+  for (int64_t j = 0; j < s.n; j += kWidth) {
+    most = max(most, s.at(j));
+    fine &= s.at(j) < splat(INFINITY);
+  }
+  for (int l = 0; l < kWidth; ++l)
+    if (!fine[l]) return NAN;
+  return largest(most);
+}
+
+static float sum_of_exp(const Scores& s, float top, float least) {
+  Vec total{};
+  for (int64_t j = 0; j < s.n; j += kWidth)
+    total += choose(s.at(j) >= least, exp(s.at(j) - top), Vec{});
+  return sum(total);
+}
+
+// From the entropy H of the softmax of the row, as the reference has it.
+static float sharpness(const Scores& s) {
+  const float most = top(s), total = sum_of_exp(s, most, -INFINITY);
+  if (!(total > 0)) return 1;
+  Vec entropy{};
+  for (int64_t j = 0; j < s.n; j += kWidth) {
+    const Vec p = exp(s.at(j) - most) / total;
+    entropy -= p * log(p + 1e-9f);
+  }
+  const double H = sum(entropy);
+  const double beta = (((-0.037 * H + 0.481) * H - 2.3) * H + 4.917) * H - 1.791;
+  return H > 0.5 && beta > 1 ? float(beta) : 1;
+}
+
+// The k-th largest of the scores, -inf where there are fewer. It lies between two of them, low and
+// high: each step moves one past the middle.
+static float kth_largest(const Scores& s, int64_t k, float high) {
+  float low = -INFINITY, middle = -FLT_MAX;
+  while (low < high) {
+    Vec above = splat(INFINITY), below = splat(-INFINITY);
+    VecInt count{};
+    for (int64_t j = 0; j < s.n; j += kWidth) {
+      const Vec x = s.at(j);
+      const VecInt over = x >= middle;
+      count -= over;
+      above = min(above, choose(over, x, above));
+      below = max(below, choose(over, below, x));
+    }
+    int64_t n = 0;
+    for (int l = 0; l < kWidth; ++l) n += count[l];
+    if (n >= k)
+      low = -largest(-above);
+    else
+      high = largest(below);
+    if (n == k) break;
+    middle = low / 2 + high / 2;
+    if (!(middle > low)) middle = high;
+  }
+  return low;
+}
+
+// What a weight needs to know of a row, whose `top` is known and finite.
+
+template <class W>
+static void find(const W&, const Scores&, Found& r) {
+  if (!__is_same(W, Exp)) r.top = 0;
+}
+
+// z^(1 / a)
+static Vec power(Vec z, float a) {
+  if (a == 1) return z;
+  if (a == 0.5f) return z * z;
+  return exp(log(z) * (1 / a));
+}
+
+// tau by Newton's steps from -1: the sum of the weights is convex in tau, so they only go up. A key
+// more than 1 below the top has no weight at any tau.
+static void find(const Entmax& w, const Scores& s, Found& r) {
+  const float a = w.alpha - 1;
+  int64_t n = 0;
+  for (int64_t j = 0; j < s.n; ++j) {
+    s.spare[n] = (s.x[j] - r.top) * a;
+    n += s.spare[n] > -1;
+  }
+  for (int l = 0; l < kWidth; ++l) s.spare[n + l] = -1;
+  r.cut = -1;
+  for (int step = 0; step < 100; ++step) {
+    Vec total{}, slope{};
+    for (int64_t j = 0; j < n; j += kWidth) {
+      const Vec z = max(load(s.spare + j) - r.cut, Vec{}), p = power(z, a);
+      total += p;
+      slope += choose(z > 0, p / z, Vec{});
+    }
+    r.sum = sum(slope);
+    const float up = a * (sum(total) - 1) / r.sum;
+    if (!(up > -6e-8f * r.cut)) break;
+    r.cut += up;
+  }
+}
+
+static void find(const TopK& w, const Scores& s, Found& r) {
+  r.cut = kth_largest(s, w.k, r.top);
+  r.sum = sum_of_exp(s, r.top, w.renormalise ? r.cut : -INFINITY);
+}
+
+static void find(const SelfAdjusted&, const Scores& s, Found& r) {
+  Vec least{};
+  for (int64_t j = 0; j < s.n; j += kWidth)
+    least = min(least, choose(s.at(j) > -INFINITY, s.at(j), least));
+  r.cut = -largest(-least);
+  r.sum = sum_of_exp(s, r.top, -INFINITY);
+}
+
+// The weights of some scores of a row, and what their gradients are made of. All 0 where hidden.
+struct Parts {
+  Vec w, slope, share, pull;
+};
+
+template <class W>
+static Parts parts(const W& w, Vec x, const Found& r) {
+  const Slope<Vec> y = weight(w, x - r.top);
+  const VecInt seen = x > -INFINITY;
+  return {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{}), Vec{}, Vec{}};
+}
+static Parts parts(const Entmax& w, Vec x, const Found& r) {
+  const float a = w.alpha - 1;
+  const Vec z = max((x - r.top) * a - r.cut, Vec{}), p = power(z, a);
+  const Vec slope = choose(z > 0, p / z, Vec{});  // p^(2 - alpha)
+  return {p, slope, slope / r.sum, slope};
+}
+static Parts parts(const TopK& w, Vec x, const Found& r) {
+  const Vec p = exp(x - r.top) / r.sum, kept = choose(x >= r.cut, p, Vec{});
+  return {kept, kept, w.renormalise ? kept : p, kept};
+}
+static float range(const Found& r) {
+  return greater(r.top, 0) - r.cut + 1e-10f;
+}
+static Parts parts(const SelfAdjusted&, Vec x, const Found& r) {
+  const Vec p = exp(x - r.top) / r.sum;
+  const Vec place = choose(x > -INFINITY, (x - r.cut) / range(r), Vec{}), w = place * p;
+  return {w, w, p, w};
+}
+
+// A block of queries of one head, and the keys that some of them see.
+struct Block {
+  const Rows& f;
+  int64_t b, h, g, t0;  // batch, head, key head, first query
+  int rows;
+  int64_t s0, width;  // whole tiles
+
+  Block(const Rows& f, int64_t head, int64_t index)
+      : f(f), b(head / f.H), h(head % f.H), g(h / (f.H / f.G)), t0(index * kStrip) {
+    rows = int(f.T - t0 < kStrip ? f.T - t0 : kStrip);
+    s0 = f.lo[t0] / kTile * kTile;
+    const int64_t last = f.hi[t0 + rows - 1];
+    width = last > s0 ? blocks(last - s0) * kTile : 0;
+  }
+  int64_t row(int i) const { return (b * f.H + h) * f.T + t0 + i; }
+  int64_t key_head() const { return b * f.G + g; }
+  int64_t key(int64_t j) const { return key_head() * f.S + s0 + j; }
+  int columns(int64_t j) const { return int(f.S - s0 - j < kTile ? f.S - s0 - j : kTile); }
+  int64_t tile(int64_t j) const { return (key_head() * blocks(f.S) + (s0 + j) / kTile) * kTile; }
+
+  // Which of kWidth keys from j on query i sees.
+  VecInt seen(int i, int64_t j) const {
+    const VecInt s = lanes(int(s0 + j));
+    VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
+    if (!f.keep) return yes;
+    VecInt kept{};
+    for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l)
+      kept[l] = -(f.keep[b * f.S + s0 + j + l] != 0);
+    return yes & kept;
+  }
+  bool all_seen(int i, int64_t j) const {
+    return !f.keep && s0 + j >= f.lo[t0 + i] && s0 + j + kWidth <= f.hi[t0 + i];
+  }
+  // The product of the gates in (s, t], for kWidth keys from j on.
+  Vec fade(int i, int64_t j) const {
+    const double* gate = f.decay + key_head() * f.S;
+    const int64_t position = t0 + i + f.S - f.T;
+    const double query = gate[position > 0 ? position : 0];
+    float x[kWidth];
+    for (int l = 0; l < kWidth; ++l)
+      x[l] = s0 + j + l < f.S ? float(query - gate[s0 + j + l]) : 0;
+    return exp(min(load(x), Vec{}));
+  }
+};
+
+// The products of rows a [rows, channels] with the keys of tiles [.., channels, kTile].
+static void products(const Block& k, const float* a, int64_t channels, const float* tiles, float* x) {
+  for (int64_t j = 0; j < k.width; j += kTile)
+    multiply<false>({a, channels, 1, tiles + k.tile(j) * channels, kTile, x + j, k.f.stride, k.rows,
+                     kTile, int(channels)});
+}
+
+// Subtracts from the numbers of query i their mean over the keys that it sees.
+static void centre(const Block& k, int i, float* x) {
+  Vec total{};
+  VecInt count{};
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const VecInt seen = k.seen(i, j);
+    total += choose(seen, load(x + j), Vec{});
+    count -= seen;
+  }
+  const float mean = sum(total) / greater(1, sum(__builtin_convertvector(count, Vec)));
+  for (int64_t j = 0; j < k.width; j += kWidth)
+    store(x + j, load(x + j) - choose(k.seen(i, j), splat(mean), Vec{}));
+}
+
+// From the products of query i to its scores, in place; `beta` is found, or given by a former pass.
+static void score(const Block& k, int i, float* x, float* beta, bool given) {
+  const Rows& f = k.f;
+  const float scale = f.scale[k.row(i)];
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const Vec y = load(x + j) * scale;
+    store(x + j, k.all_seen(i, j) ? y : choose(k.seen(i, j), y, splat(-INFINITY)));
+  }
+  if (!given) *beta = f.adaptive ? sharpness({x, k.width, nullptr}) : 1;
+  if (*beta == 1 && !f.centred && f.clamp == INFINITY) return;
+  for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, load(x + j) * *beta);
+  if (f.centred) centre(k, i, x);
+  for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, min(load(x + j), splat(f.clamp)));
+}
+
+template <class W>
+static void forward(const W& w, const Block& k, float* x, float* spare) {
+  const Rows& f = k.f;
+  products(k, f.q + k.row(0) * f.D, f.D, f.k_tiles, x);
+  for (int i = 0; i < k.rows; ++i) {
+    float* const row = x + i * f.stride;
+    Found r{};
+    score(k, i, row, &r.beta, false);
+    const Scores scores{row, k.width, spare};
+    r.top = top(scores);
+    if (r.top == -INFINITY)
+      r.top = 0, r.sum = 1;  // nothing seen
+    else if (r.top == r.top)
+      find(w, scores, r);
+    Vec total{};
+    for (int64_t j = 0; j < k.width; j += kWidth) {
+      Vec y = parts(w, load(row + j), r).w;
+      if (f.decay) y *= k.fade(i, j);
+      if (r.top != r.top) y = splat(NAN);
+      store(row + j, y);
+      total += y;
+    }
+    f.found[k.row(i)] = r;
+    f.W[k.row(i)] = sum(total);
+  }
+  float* N = f.N + k.row(0) * f.E;
+  for (int64_t i = 0; i < k.rows * f.E; ++i) N[i] = 0;
+  for (int64_t j = 0; j < k.width; j += kTile)
+    multiply<true>({x + j, f.stride, 1, f.v + k.key(j) * f.E, f.E, N, f.E, k.rows, int(f.E),
+                    k.columns(j)});
+}
+
+// What a row's gradients share: sum pull dw, and for SelfAdjusted those of its least and its
+// largest score times their range, evenly among the keys that have it.
+struct Shared {
+  float pull, at_low, at_high;
+};
+
+// Makes dp = v.dN into dw.
+template <class W>
+static Shared shared(const W& w, const Block& k, int i, const float* x, float* dp, const Found& r) {
+  const Vec dW = splat(k.f.dW[k.row(i)]);
+  const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
+  Vec pull{}, share{};
+  VecInt lowest{}, highest{};
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const Parts p = parts(w, load(x + j), r);
+    Vec dw = load(dp + j) + dW;
+    if (k.f.decay) dw *= k.fade(i, j);
+    store(dp + j, dw);
+    pull += p.pull * dw;
+    if constexpr (__is_same(W, SelfAdjusted)) {
+      share += p.share * dw;
+      lowest -= load(x + j) == low;
+      highest -= load(x + j) == high;
+    }
+  }
+  Shared s{sum(pull), 0, 0};
+  if constexpr (__is_same(W, SelfAdjusted)) {
+    s.at_low = (s.pull - sum(share)) / greater(1, sum(__builtin_convertvector(lowest, Vec)));
+    s.at_high = -s.pull / greater(1, sum(__builtin_convertvector(highest, Vec)));
+  }
+  return s;
+}
+
+// From the scores x and dp = v.dN of query i to its weights (in x) and the gradients of the products
+// (in dp).
+template <class W>
+static void slopes(const W& w, const Block& k, int i, float* x, float* dp, double* d_decay_key) {
+  const Rows& f = k.f;
+  const int64_t row = k.row(i);
+  Found r = f.found[row];
+  score(k, i, x, &r.beta, true);
+  const Shared s = shared(w, k, i, x, dp, r);
+  const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
+  double d_decay = 0;
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const Vec y = load(x + j), dw = load(dp + j);
+    const Parts p = parts(w, y, r);
+    Vec dx = p.slope * dw - p.share * s.pull;
+    if constexpr (__is_same(W, SelfAdjusted))
+      dx += (p.share * dw + choose(y == low, splat(s.at_low), Vec{}) +
+             choose(y == high, splat(s.at_high), Vec{})) / range(r);
+    dx = choose(y < f.clamp, dx * r.beta, Vec{});
+    store(dp + j, dx);
+    store(x + j, f.decay ? p.w * k.fade(i, j) : p.w);
+    if (!f.decay) continue;
+    const Vec d = p.w * dw;
+    d_decay += sum(d);
+    for (int l = 0; l < kWidth && k.s0 + j + l < f.S; ++l) d_decay_key[k.key(j + l)] -= d[l];
+  }
+  if (f.centred) centre(k, i, dp);
+  if (f.decay) f.d_decay_query[row] = d_decay;
+}
+
+template <class W>
+static void backward(const W& w, const Block& k, float* x, float* dp, int64_t part) {
+  const Rows& f = k.f;
+  const float *q = f.scaled + k.row(0) * f.D, *dN = f.dN + k.row(0) * f.E;
+  products(k, f.q + k.row(0) * f.D, f.D, f.k_tiles, x);
+  products(k, dN, f.E, f.v_tiles, dp);
+  const int64_t keys = part * f.B * f.G * f.S;  // of the parts before
+  for (int i = 0; i < k.rows; ++i)
+    slopes(w, k, i, x + i * f.stride, dp + i * f.stride, f.decay ? f.d_decay_key + keys : nullptr);
+  const int D = int(f.D), E = int(f.E);
+  float* dq = f.dq + k.row(0) * D;
+  for (int64_t j = 0; j < k.width; j += kTile) {
+    const int columns = k.columns(j);
+    float *dk = f.dk + (keys + k.key(j)) * D, *dv = f.dv + (keys + k.key(j)) * E;
+    multiply<true>({x + j, 1, f.stride, dN, E, dv, E, columns, E, k.rows});
+    multiply<true>({dp + j, 1, f.stride, q, D, dk, D, columns, D, k.rows});
+    multiply<true>({dp + j, f.stride, 1, f.k + k.key(j) * D, D, dq, D, k.rows, D, columns});
+  }
+}
+
+static void forward_task(const Rows& f, int64_t task, float* scratch) {
+  const int64_t n = (f.T + kStrip - 1) / kStrip;
+  const Block block(f, task / n, n - 1 - task % n);  // longest rows first
+  std::visit([&](const auto& w) { forward(w, block, scratch, scratch + kStrip * f.stride); }, f.weight);
+}
+
+// Every parts-th block of queries of the heads of a key head.
+static void backward_task(const Rows& f, int64_t task, float* scratch) {
+  const int64_t part = task % f.parts, key_head = task / f.parts, each = f.H / f.G;
+  for (int64_t r = 0; r < each; ++r)
+    for (int64_t i = part; i * kStrip < f.T; i += f.parts) {
+      const Block block(f, key_head * each + r, i);
+      std::visit([&](const auto& w) { backward(w, block, scratch, scratch + kStrip * f.stride, part); },
+                 f.weight);
+    }
+}
+
+const RowKernels row_kernels{forward_task, backward_task};
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels
