@@ -85,6 +85,9 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
     at::Tensor x = at::randn(shape, random, exact);
     if (i.role == Role::tensor && fragile) x = at::rand(shape, random, exact);
     if (i.at == &Inputs::q && hot) x = x * kHeat;
+    // Values with a mean that is no constant: a norm then has something to divide by.
+    if (i.at == &Inputs::v && !is<NoNorm>(spec.norm))
+      x = x + at::arange(c.E, exact).remainder(2) * 3 - 1.5;
     if (i.role == Role::gate) x = 0.1 + 0.8 * x.sigmoid();
     if (i.role == Role::log_gate) x = (x + 2).sigmoid().log();
     if (i.role == Role::parameter) x = x.dim() == 3 ? x / std::sqrt(double(c.D)) : x.sigmoid() + 0.5;

@@ -27,6 +27,7 @@ struct Command {
 Action list(CLI::App&);
 Action show(CLI::App&);
 Action check(CLI::App&);
+Action bench(CLI::App&);
 Action info(CLI::App&);
 
 // The variants that the patterns name, each once: globs over `variants`, and names that attn::find

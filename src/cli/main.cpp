@@ -32,6 +32,12 @@ static const Command kCommands[] = {
       "horner check --variant 'taylor*' --dtype float32",
       "horner check --variant softmax --variant 'softmax:norm=l2' --execution reference -v"},
      check},
+    {"bench",
+     "time every execution beside torch's softmax attention, once it is known to be right",
+     {"horner bench attention                    some minutes",
+      "horner bench attention --variant 'taylor*' --shape 1,8,4096,64",
+      "horner bench attention --variant l2 --execution fused_cpu reference --dtype bfloat16"},
+     bench},
     {"info", "versions, processor, GPUs", {"horner info", "horner info --json"}, info},
 };
 

@@ -5,6 +5,6 @@
 
 namespace horner::attn::exec {
 
-extern const Execution reference, fused_cpu;
+extern const Execution reference, fused_cpu, rows_cpu;
 
 }  // namespace horner::attn::exec

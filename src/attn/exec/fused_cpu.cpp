@@ -97,21 +97,42 @@ struct Tensors {
   }
 };
 
-static at::Tensor transposed(const at::Tensor& x, float scale) {  // -> [B, G, blocks, C, kTile]
-  const int64_t heads = x.size(0) * x.size(1), S = x.size(2), C = x.size(3), n = kernels::blocks(S);
-  const at::Tensor tiles = at::empty({x.size(0), x.size(1), n, C, kernels::kTile}, x.options());
-  const float* from = x.const_data_ptr<float>();
+template <class T>
+static T* pointer(const at::Tensor& x) {
+  return x.defined() ? x.data_ptr<T>() : nullptr;
+}
+static uint32_t* words(const at::Tensor& x) {  // its memory as 32-bit words
+  return x.defined() ? static_cast<uint32_t*>(x.data_ptr()) : nullptr;
+}
+
+static bool is_paired(const at::Tensor& x) {  // bfloat16, for the kernels of pairs
+  return x.scalar_type() == at::kBFloat16;
+}
+
+// [B, G, S, C] -> [B, G, blocks, C, kTile], of 32-bit words: floats, or pairs of bfloat16.
+static at::Tensor transposed(const at::Tensor& x) {
+  const int64_t S = x.size(2), C = x.size(3) / (is_paired(x) ? 2 : 1), n = kernels::blocks(S);
+  const at::Tensor tiles = at::empty({x.size(0), x.size(1), n, C, kernels::kTile}, at::kFloat);
+  const auto* from = static_cast<const float*>(x.const_data_ptr());
   float* to = tiles.data_ptr<float>();
   const kernels::FusedKernels& k = *isa().fused;
-  for_each_task(heads * n, [&](int64_t i) {
-    k.transpose({from + i / n * S * C, to + i / n * n * C * kernels::kTile, S, C, scale}, i % n);
+  for_each_task(x.size(0) * x.size(1) * n, [&](int64_t i) {
+    k.transpose({from + i / n * S * C, to + i / n * n * C * kernels::kTile, S, C}, i % n);
   });
   return tiles;
 }
 
-template <class T>
-static T* pointer(const at::Tensor& x) {
-  return x.defined() ? x.data_ptr<T>() : nullptr;
+// [B, G, S, C] -> [B, G, blocks, kTile / 2, C], of pairs of neighbours in a column.
+static at::Tensor column_pairs(const at::Tensor& x) {
+  const int64_t S = x.size(2), C = x.size(3), n = kernels::blocks(S), half = kernels::kTile / 2;
+  const at::Tensor pairs = at::zeros({x.size(0), x.size(1), n, half, C}, at::kInt);
+  const auto* from = static_cast<const uint16_t*>(x.const_data_ptr());
+  uint32_t* to = words(pairs);
+  const kernels::FusedKernels& k = *isa().fused_bf16;
+  for_each_task(x.size(0) * x.size(1) * n, [&](int64_t i) {
+    k.pair_columns({from + i / n * S * C, to + i / n * n * half * C, S, C}, i % n);
+  });
+  return pairs;
 }
 
 static Fused problem(const Job& job, const Tensors& x) {
@@ -120,7 +141,10 @@ static Fused problem(const Job& job, const Tensors& x) {
   f.T = x.q.size(2), f.S = x.k.size(2), f.D = x.q.size(3), f.E = x.v.size(3);
   f.weight = job.weight;
   f.clamp = job.clamp, f.scale = job.scale;
-  f.q = pointer<float>(x.q), f.k = pointer<float>(x.k), f.v = pointer<float>(x.v);
+  if (is_paired(x.q))
+    f.pairs.q = words(x.q);
+  else
+    f.q = pointer<float>(x.q), f.k = pointer<float>(x.k), f.v = pointer<float>(x.v);
   f.centre = pointer<float>(x.centre), f.decay = pointer<double>(x.decay);
   f.lo = pointer<int32_t>(job.lo), f.hi = pointer<int32_t>(job.hi);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
@@ -136,18 +160,27 @@ struct Result {
   at::Tensor o, N, W, shift, k_tiles;  // N, W, shift where they are kept for backward
 };
 
+static const kernels::FusedKernels& kernels_for(const Tensors& x) {
+  return is_paired(x.q) ? *isa().fused_bf16 : *isa().fused;
+}
+
 static Result forward(const Job& job, const Tensors& x, bool keep_sums) {
   Fused f = problem(job, x);
   Result r;
-  r.k_tiles = transposed(x.k, job.scale);
-  r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
+  r.k_tiles = transposed(x.k);
+  r.o = at::empty({f.B, f.H, f.T, f.E}, at::kFloat);
+  at::Tensor v_columns;
+  if (is_paired(x.q)) {
+    v_columns = column_pairs(x.v);
+    f.pairs.k_tiles = words(r.k_tiles), f.pairs.v_columns = words(v_columns);
+  }
   if (keep_sums) {
     r.N = at::empty_like(r.o);
-    r.W = at::empty({f.B, f.H, f.T}, x.q.options()), r.shift = at::empty_like(r.W);
+    r.W = at::empty({f.B, f.H, f.T}, at::kFloat), r.shift = at::empty_like(r.W);
   }
   f.k_tiles = pointer<float>(r.k_tiles), f.o = pointer<float>(r.o);
   f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
-  const kernels::FusedKernels& kernel = *isa().fused;
+  const kernels::FusedKernels& kernel = kernels_for(x);
   for_each_task(f.B * f.H * kernels::blocks(f.T), [&](int64_t i) { kernel.forward(f, i); });
   return r;
 }
@@ -158,20 +191,31 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
   const int64_t tasks = f.B * f.H * kernels::blocks(f.T);
   // By the shape alone, so that the same bits come out whatever the number of threads.
   f.parts = std::clamp<int64_t>(16 / (f.B * f.G), 1, kernels::blocks(f.S));
-  const at::Tensor v_tiles = transposed(x.v, 1);
-  const at::Tensor dN = grad.clone(at::MemoryFormat::Contiguous), dW = at::empty_like(r.W);
-  Tensors d{at::zeros({f.parts, f.B, f.H, f.T, f.D}, x.q.options()), at::zeros_like(x.k), at::zeros_like(x.v)};
+  const at::Tensor v_tiles = transposed(x.v);
+  const at::Tensor dN = grad.to(at::kFloat, false, true, at::MemoryFormat::Contiguous);
+  const at::Tensor dW = at::empty_like(r.W);
+  Tensors d{at::zeros({f.parts, f.B, f.H, f.T, f.D}, at::kFloat), at::zeros_like(x.k, at::kFloat),
+            at::zeros_like(x.v, at::kFloat)};
   d.divisor = zeros_like(x.divisor);
   d.out_gate = zeros_like(x.out_gate), d.post_gate = zeros_like(x.post_gate);
-  if (x.norm_weight.defined()) d.norm_weight = at::zeros({tasks, f.E}, x.q.options());
-  if (x.norm_bias.defined()) d.norm_bias = at::zeros({tasks, f.E}, x.q.options());
-  if (x.centre.defined()) d.centre = at::zeros({f.parts, f.B, f.H, f.T}, x.q.options());
+  if (x.norm_weight.defined()) d.norm_weight = at::zeros({tasks, f.E}, at::kFloat);
+  if (x.norm_bias.defined()) d.norm_bias = at::zeros({tasks, f.E}, at::kFloat);
+  if (x.centre.defined()) d.centre = at::zeros({f.parts, f.B, f.H, f.T}, at::kFloat);
   at::Tensor d_query;
   if (x.decay.defined()) {
     d_query = at::zeros({f.parts, f.B, f.H, f.T}, x.decay.options());
     d.decay = at::zeros_like(x.decay);
   }
   f.k_tiles = pointer<float>(r.k_tiles), f.v_tiles = pointer<float>(v_tiles);
+  at::Tensor q_columns, k_columns, dN_pairs, dN_columns;
+  if (is_paired(x.q)) {
+    q_columns = column_pairs(x.q), k_columns = column_pairs(x.k);
+    dN_pairs = at::empty({f.B, f.H, f.T, f.E / 2}, at::kInt);
+    dN_columns = at::empty({f.B, f.H, kernels::blocks(f.T), kernels::kTile / 2, f.E}, at::kInt);
+    f.pairs.k_tiles = words(r.k_tiles), f.pairs.v_tiles = words(v_tiles);
+    f.pairs.q_columns = words(q_columns), f.pairs.k_columns = words(k_columns);
+    f.pairs.dN = words(dN_pairs), f.pairs.dN_columns = words(dN_columns);
+  }
   f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
   f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
   f.dq = pointer<float>(d.q), f.dk = pointer<float>(d.k), f.dv = pointer<float>(d.v);
@@ -181,7 +225,7 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
   p.d_divisor = pointer<float>(d.divisor);
   p.d_out_gate = pointer<float>(d.out_gate), p.d_post_gate = pointer<float>(d.post_gate);
   p.d_norm_weight = pointer<float>(d.norm_weight), p.d_norm_bias = pointer<float>(d.norm_bias);
-  const kernels::FusedKernels& kernel = *isa().fused;
+  const kernels::FusedKernels& kernel = kernels_for(x);
   for_each_task(tasks, [&](int64_t i) { kernel.rows(f, i); });
   for_each_task(f.B * f.G * f.parts, [&](int64_t i) { kernel.backward(f, i); });
 
@@ -197,7 +241,8 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
 }
 
 struct FusedAttend : torch::autograd::Function<FusedAttend> {
-  // Float32 (decay: double), contiguous, channels padded; the Job comes first.
+  // q, k, v in float32 or all in bfloat16, decay in double, the rest in float32; contiguous, channels
+  // padded.
   template <class... Optional>
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<Job> job,
                             const Optional&... given) {
@@ -233,10 +278,10 @@ static at::Tensor differentiable(const c10::intrusive_ptr<Job>& job, const Tenso
 static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
-static at::Tensor padded(const at::Tensor& x) {
+static at::Tensor padded(const at::Tensor& x, at::ScalarType dtype = at::kFloat) {
   if (!x.defined()) return x;
   const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
-  return plain(rest ? at::constant_pad_nd(x, {0, rest}) : x);
+  return (rest ? at::constant_pad_nd(x, {0, rest}) : x).to(dtype).contiguous();
 }
 
 // What divides a row where that is not its sum: [B, H, T], or undefined for 1.
@@ -277,7 +322,10 @@ static at::Tensor run(const Spec& spec, const Inputs& in) {
     p.by_sum = true, p.plus = z->plus, p.least = z->least, p.detach = z->detach;
   std::visit(SetNorm{p}, spec.norm);
 
-  Tensors x{padded(q), padded(k), padded(spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v)};
+  const bool paired = isa().fused_bf16 && is_paired(in.q);
+  const auto dtype = paired ? at::kBFloat16 : at::kFloat;
+  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  Tensors x{padded(q, dtype), padded(k, dtype), padded(v, dtype)};
   if (spec.centred) {  // the query times the mean key
     const at::Tensor mean = seen.sums(k * ones) / count.clamp_min(1);
     x.centre = plain((q * mean.to(at::kFloat).repeat_interleave(repeats, 1)).sum(-1) * job->scale);

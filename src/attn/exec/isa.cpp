@@ -9,15 +9,19 @@
 
 namespace horner::attn::exec {
 
+static bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+}
+
 static const Isa kSets[] = {
-    {"avx512", &kernels::avx512::fused_kernels,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-     }},
-    {"avx2", &kernels::avx2::fused_kernels,
+    {"avx512_bf16", &kernels::avx512_bf16::fused_kernels, &kernels::avx512_bf16::fused_bf16_kernels,
+     &kernels::avx512_bf16::row_kernels,
+     [] { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }},
+    {"avx512", &kernels::avx512::fused_kernels, nullptr, &kernels::avx512::row_kernels, has_avx512},
+    {"avx2", &kernels::avx2::fused_kernels, nullptr, &kernels::avx2::row_kernels,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
-    {"portable", &kernels::portable::fused_kernels, [] { return true; }},
+    {"portable", &kernels::portable::fused_kernels, nullptr, &kernels::portable::row_kernels, [] { return true; }},
 };
 
 std::span<const Isa> instruction_sets() {

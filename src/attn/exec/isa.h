@@ -5,12 +5,15 @@
 #include <string_view>
 
 #include "attn/exec/kernels/fused_cpu.h"
+#include "attn/exec/kernels/rows_cpu.h"
 
 namespace horner::attn::exec {
 
 struct Isa {
   std::string_view name;
   const kernels::FusedKernels* fused;
+  const kernels::FusedKernels* fused_bf16;  // null: bfloat16 inputs become float32
+  const kernels::RowKernels* rows;
   bool (*here)();  // whether this CPU has it
 };
 

@@ -30,10 +30,11 @@ struct Row {
 
   float Z, to_y;  // the divisor; y = N * to_y
   float mean, r;  // of y: o = (y - mean) * r before weight, bias and post
-  bool z_follows_w;
+  float eps;      // of the norm, at the scale of y
+  bool z_follows_w, at_bound;  // at_bound: L2 of a row without length
 
   Row(const Epilogue& p, int64_t row, int64_t E, const float* N, float W, float shift)
-      : p(p), row(row), E(E), N(N), W(W), shift(shift), mean(0), r(1), z_follows_w(false) {
+      : p(p), row(row), E(E), N(N), W(W), shift(shift), mean(0), r(1), eps(0), z_follows_w(false), at_bound(false) {
     divide();
     to_y = (p.out_gate ? p.out_gate[row] : 1) / Z;
     const float n = float(p.channels);
@@ -42,9 +43,10 @@ struct Row {
       r = p.by_sum ? 1 : expf(shift);
     } else if (p.norm == Epilogue::l2) {
       const float length = sqrtf(squares(0));
-      r = (p.times_dim ? n : 1) / (length > kTinyLength ? length : kTinyLength);
+      at_bound = !(length > kTinyLength);
+      r = (p.times_dim ? n : 1) / (at_bound ? kTinyLength : length);
     } else {
-      const float eps = p.eps * (p.by_sum ? 1 : expf(-2 * shift));
+      eps = p.eps * (p.by_sum ? 1 : expf(-2 * shift));
       r = 1 / sqrtf(squares(mean) / n + eps);
     }
   }
@@ -117,12 +119,16 @@ struct Row {
       d_dot += du * u;
     }
     if (p.d_post_gate) p.d_post_gate[row] = sum(d_post);
-    through_norm(d, sum(d_sum), sum(d_dot));
-    // y = N out / Z
-    const float dot = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); });
+    const float dot = sum(d_dot);
+    through_norm(d, sum(d_sum), dot);
+    // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y through
+    // its eps alone, so there dy.y is what the eps leaves of it.
+    float dy_y = dot * eps * r * r;
+    if (p.norm == Epilogue::none || at_bound)
+      dy_y = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * to_y;
     for (int64_t e = 0; e < E; e += kWidth) store(d + e, load(d + e) * to_y);
-    if (p.d_out_gate) p.d_out_gate[row] = dot / Z;
-    const float dZ = -dot * to_y / Z;
+    if (p.d_out_gate) p.d_out_gate[row] = dy_y / p.out_gate[row];
+    const float dZ = -dy_y / Z;
     if (p.d_divisor) p.d_divisor[row] = dZ;
     return z_follows_w ? dZ : 0;
   }
@@ -133,7 +139,7 @@ struct Row {
     float by_u = 0, less = 0;
     if (p.norm == Epilogue::l2) {
       const float unit = p.times_dim ? n : 1;  // |u| = unit, unless the length is at its bound
-      by_u = r < unit / kTinyLength ? d_dot / (unit * unit) : 0;
+      by_u = at_bound ? 0 : d_dot / (unit * unit);
     }
     if (p.norm == Epilogue::rms || p.norm == Epilogue::layer) by_u = d_dot / n;
     if (p.norm == Epilogue::layer) less = d_sum / n;

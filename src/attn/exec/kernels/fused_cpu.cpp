@@ -1,125 +1,97 @@
-// Compiled once per instruction set, each in a namespace of its own (HORNER_ISA). Nothing of the
-// standard library here: its inline functions would be shared between the sets.
+// The tiled forward and backward. Compiled once per instruction set, each in a namespace of its own
+// (HORNER_ISA). Nothing of the standard library here: its inline functions would be shared by the sets.
 #include <cmath>
 
-#include "attn/exec/kernels/epilogue.h"
-#include "attn/exec/kernels/fused_cpu.h"
+#include "attn/exec/kernels/bf16.h"
 #include "attn/exec/kernels/gemm.h"
-#include "attn/exec/kernels/vec.h"
-#include "attn/math.h"
+#include "attn/exec/kernels/tile.h"
 
 namespace horner::attn::kernels {
 namespace HORNER_ISA {
 
-static constexpr int kVecs = kTile / kWidth;
+// The seven products of a tile, in float32. x, w, dp and dx are [rows, kTile].
+struct Single {
+  const Tile& t;
+  const Fused& f = t.f;
+  const int D = int(f.D), E = int(f.E);
 
-static int least(int64_t a, int64_t b) {
-  return int(a < b ? a : b);
-}
+  const float* q() const { return f.q + t.row(0) * D; }
+  const float* dN() const { return f.dN + t.row(0) * E; }
 
-// A tile of weights: queries t0.. of one head, keys s0.. of its key head.
-struct Tile {
-  const Fused& f;
-  int64_t b, h, g;  // batch, head, key head
-  int64_t t0, s0;
-  int rows, columns;
+  void scores(float* x) const {
+    multiply<false>(Product{q(), D, 1, f.k_tiles + t.key_block() * D * kTile, kTile, x, kTile, t.rows, kTile, D});
+  }
+  void add_values(const float* w, float* N) const {
+    multiply<true>(Product{w, kTile, 1, f.v + t.key(0) * E, E, N, E, t.rows, E, t.columns});
+  }
+  void d_weights(float* dp) const {
+    multiply<false>(Product{dN(), E, 1, f.v_tiles + t.key_block() * E * kTile, kTile, dp, kTile, t.rows, kTile, E});
+  }
+  void add_d_values(const float* w, float* dv) const {
+    multiply<true>(Product{w, 1, kTile, dN(), E, dv, E, t.columns, E, t.rows});
+  }
+  void add_d_keys(const float* dx, float* dk) const {
+    multiply<true>(Product{dx, 1, kTile, q(), D, dk, D, t.columns, D, t.rows});
+  }
+  void add_d_queries(const float* dx, float* dq) const {
+    multiply<true>(Product{dx, kTile, 1, f.k + t.key(0) * D, D, dq, D, t.rows, D, t.columns});
+  }
+  static void keep_dN(const Fused&, int64_t, int64_t, int) {}
+};
 
-  int64_t row(int i) const { return (b * f.H + h) * f.T + t0 + i; }
-  int64_t key(int j) const { return (b * f.G + g) * f.S + s0 + j; }
-  const float* k_tile() const {
-    return f.k_tiles + ((b * f.G + g) * blocks(f.S) + s0 / kTile) * f.D * kTile;
+#ifdef __AVX512BF16__
+// The same in bfloat16, summed in float32.
+struct Paired {
+  const Tile& t;
+  const Fused& f = t.f;
+  const int D = int(f.D), E = int(f.E);
+  static constexpr int kHalf = kTile / 2;
+
+  void scores(float* x) const {
+    const uint32_t* k = f.pairs.k_tiles + t.key_block() * (D / 2) * kTile;
+    multiply<false>(PairProduct{f.pairs.q + t.row(0) * (D / 2), D / 2, 1, k, kTile, x, kTile, t.rows, kTile, D / 2});
   }
-  const float* v_tile() const {
-    return f.v_tiles + ((b * f.G + g) * blocks(f.S) + s0 / kTile) * f.E * kTile;
+  void add_values(const float* w, float* N) const {
+    alignas(64) uint32_t a[kTile * kHalf];
+    pair_columns(w, kTile, a, kHalf, t.rows, kTile);
+    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.v_columns + t.key_block() * kHalf * E, E, N, E, t.rows, E, kHalf});
   }
-  // Whether some query does not see some key of the tile.
-  bool partial() const {
-    return f.keep || columns < kTile || f.lo[t0 + rows - 1] > s0 || f.hi[t0] < s0 + columns;
+  void d_weights(float* dp) const {
+    const uint32_t* v = f.pairs.v_tiles + t.key_block() * (E / 2) * kTile;
+    multiply<false>(PairProduct{f.pairs.dN + t.row(0) * (E / 2), E / 2, 1, v, kTile, dp, kTile, t.rows, kTile, E / 2});
   }
-  // Which of kWidth keys from j on query i sees.
-  VecInt seen(int i, int j) const {
-    const VecInt s = lanes(int(s0) + j);
-    VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
-    if (f.keep) {
-      VecInt kept{};
-      for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l) kept[l] = -(f.keep[b * f.S + s0 + j + l] != 0);
-      yes &= kept;
-    }
-    return yes;
+  // C[keys, channels] += x^T B, B the pairs of a block of queries.
+  void add_transposed(const float* x, const uint32_t* b, float* c, int channels) const {
+    alignas(64) uint32_t a[kTile * kHalf];
+    pair_rows(x, kTile, a, kTile, t.rows, kTile);
+    multiply<true>(PairProduct{a, 1, kTile, b + t.query_block() * kHalf * channels, channels, c, channels,
+                               t.columns, channels, (t.rows + 1) / 2});
   }
-  // The score of key j, from the product.
-  Vec score(const float* x, int i, int j) const {
-    Vec y = load(x + i * kTile + j);
-    if (f.centre) y -= f.centre[row(i)];
-    return min(y, splat(f.clamp));
+  void add_d_values(const float* w, float* dv) const { add_transposed(w, f.pairs.dN_columns, dv, E); }
+  void add_d_keys(const float* dx, float* dk) const { add_transposed(dx, f.pairs.q_columns, dk, D); }
+  void add_d_queries(const float* dx, float* dq) const {
+    alignas(64) uint32_t a[kTile * kHalf];
+    pair_columns(dx, kTile, a, kHalf, t.rows, kTile);
+    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.k_columns + t.key_block() * kHalf * D, D, dq, D, t.rows, D, kHalf});
   }
-  // The product of the gates in (s, t], for kWidth keys from j on.
-  Vec fade(int i, int j) const {
-    const double* gate = f.decay + (b * f.G + g) * f.S;
-    const double query = gate[query_position(i)];
-    float x[kWidth];
-    for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
-    return exp(min(load(x), Vec{}));
-  }
-  int64_t query_position(int i) const {
-    const int64_t p = t0 + i + f.S - f.T;
-    return p > 0 ? p : 0;
+  static void keep_dN(const Fused& f, int64_t task, int64_t row, int rows) {
+    const float* dN = f.dN + row * f.E;
+    kernels::HORNER_ISA::pair_columns(dN, f.E, f.pairs.dN + row * (f.E / 2), f.E / 2, rows, int(f.E));
+    pair_rows(dN, f.E, f.pairs.dN_columns + task * kHalf * f.E, f.E, rows, int(f.E));
   }
 };
 
-// Forward.
-
-struct Sums {
-  float N[kTile * kMostChannels];  // [rows, E]
-  float W[kTile], shift[kTile];
-};
-
-// Makes `max` the row's maximum so far; what has been summed is brought to the new scale.
-static void raise(float new_max, const Fused& f, int i, Sums& sums) {
-  if (!(new_max > sums.shift[i])) return;
-  const float keep = exp(splat(sums.shift[i] - new_max))[0];
-  sums.shift[i] = new_max;
-  sums.W[i] *= keep;
-  for (int64_t e = 0; e < f.E; e += kWidth) store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
+static void pair_columns(const PairColumns& p, int64_t block) {
+  const int64_t s0 = block * kTile;
+  pair_rows(p.x + s0 * p.C, p.C, p.pairs + block * (kTile / 2) * p.C, p.C, least(kTile, p.rows - s0), int(p.C));
 }
+#endif
 
-// From scores to weights, in place; adds the weights to W.
-template <bool Partial, class W>
-static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
-  constexpr bool is_exp = __is_same(W, Exp);
-  for (int i = 0; i < tile.rows; ++i) {
-    if constexpr (is_exp) {
-      Vec top = splat(-INFINITY);
-      for (int j = 0; j < kTile; j += kWidth) {
-        Vec y = tile.score(x, i, j);
-        if constexpr (Partial) y = choose(tile.seen(i, j), y, splat(-INFINITY));
-        top = max(top, y);
-        store(x + i * kTile + j, y);
-      }
-      raise(largest(top), tile.f, i, sums);
-    }
-    const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
-    Vec total{};
-    for (int j = 0; j < kTile; j += kWidth) {
-      Vec y;
-      if constexpr (is_exp) {
-        y = exp(load(x + i * kTile + j) - shift);
-      } else {
-        y = weight(w, tile.score(x, i, j)).w;
-        if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
-      }
-      if (tile.f.decay) y *= tile.fade(i, j);
-      store(x + i * kTile + j, y);
-      total += y;
-    }
-    sums.W[i] += sum(total);
-  }
-}
-
+template <class Products>
 static void forward(const Fused& f, int64_t task) {
   const int64_t n = blocks(f.T), head = task / n, t0 = (n - 1 - task % n) * kTile;  // longest rows first
   Tile tile{f, head / f.H, head % f.H, head % f.H / (f.H / f.G), t0, 0, least(kTile, f.T - t0), kTile};
-  const float* q = f.q + (head * f.T + t0) * f.D;
+  const Products products{tile};
   alignas(64) float x[kTile * kTile];
   alignas(64) Sums sums;
   for (int i = 0; i < kTile; ++i) sums.W[i] = 0, sums.shift[i] = -INFINITY;
@@ -127,14 +99,13 @@ static void forward(const Fused& f, int64_t task) {
   const int64_t first = f.lo[t0] / kTile * kTile, last = f.hi[t0 + tile.rows - 1];
   for (tile.s0 = first; tile.s0 < last; tile.s0 += kTile) {
     tile.columns = least(kTile, f.S - tile.s0);
-    multiply<false>({q, f.D, 1, tile.k_tile(), kTile, x, kTile, tile.rows, kTile, int(f.D)});
+    products.scores(x);
     std::visit(
         [&](const auto& w) {
           tile.partial() ? weigh<true>(w, tile, x, sums) : weigh<false>(w, tile, x, sums);
         },
         f.weight);
-    const float* v = f.v + tile.key(0) * f.E;
-    multiply<true>({x, kTile, 1, v, f.E, sums.N, f.E, tile.rows, int(f.E), tile.columns});
+    products.add_values(x, sums.N);
   }
   const bool is_exp = std::holds_alternative<Exp>(f.weight);
   for (int i = 0; i < tile.rows; ++i) {
@@ -152,6 +123,7 @@ static void forward(const Fused& f, int64_t task) {
 // Backward.
 
 // From the gradient of the result to those of the sums, for the rows of one block.
+template <class Products>
 static void rows(const Fused& f, int64_t task) {
   const int64_t n = blocks(f.T), head = task / n, t0 = task % n * kTile;
   Epilogue p = f.epilogue;
@@ -162,57 +134,10 @@ static void rows(const Fused& f, int64_t task) {
     const Row r(p, row, f.E, f.N + row * f.E, f.W[row], f.shift[row]);
     f.dW[row] = r.backward(f.dN + row * f.E);
   }
+  Products::keep_dN(f, task, head * f.T + t0, least(kTile, f.T - t0));
 }
 
-// From scores x and dp = v.dN to the weights (in x) and the gradients of the scores (in dp).
-template <bool Partial, class W>
-static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t part) {
-  const Fused& f = tile.f;
-  Vec d_key[kVecs] = {};
-  for (int i = 0; i < tile.rows; ++i) {
-    const int64_t row = tile.row(i);
-    const Vec shift = splat(f.shift[row]), dW = splat(f.dW[row]), clamp = splat(f.clamp);
-    Vec d_centre{}, d_decay{};
-    for (int j = 0; j < kTile; j += kWidth) {
-      const Vec score = tile.score(x, i, j);
-      Slope<Vec> y = weight(w, score - shift);
-      Vec dw = load(dp + i * kTile + j) + dW;
-      if constexpr (Partial) {
-        const VecInt seen = tile.seen(i, j);
-        y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})};
-      }
-      if (f.decay) {
-        const Vec fade = tile.fade(i, j);
-        y.w *= fade;
-        dw *= fade;
-        const Vec d = y.w * (load(dp + i * kTile + j) + dW);
-        d_decay += d;
-        d_key[j / kWidth] += d;
-      }
-      const Vec dx = choose(score < clamp, y.dw * dw, Vec{});
-      d_centre += dx;
-      store(x + i * kTile + j, y.w);
-      store(dp + i * kTile + j, dx * f.scale);
-    }
-    const int64_t at = part * f.B * f.H * f.T + row;
-    if (f.d_centre) f.d_centre[at] -= sum(d_centre);
-    if (f.decay) f.d_decay_query[at] += sum(d_decay);
-  }
-  if (!f.decay) return;
-  for (int j = 0; j < tile.columns; ++j) f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
-}
-
-// The blocks of queries that see some key of [s0, s1).
-struct Queries {
-  int64_t first, last;
-};
-static Queries queries(const Fused& f, int64_t s0, int64_t s1) {
-  int64_t a = 0, b = f.T;
-  while (a < b && f.hi[a] <= s0) ++a;
-  while (b > a && f.lo[b - 1] >= s1) --b;
-  return {a / kTile * kTile, b};
-}
-
+template <class Products>
 static void backward(const Fused& f, int64_t task) {
   const int64_t part = task % f.parts, head = task / f.parts, n = blocks(f.S);
   const int64_t shared = f.H / f.G;
@@ -226,21 +151,19 @@ static void backward(const Fused& f, int64_t task) {
       Tile tile{f, head / f.G, head % f.G * shared + r, head % f.G, 0, s0, 0, columns};
       float* dk = f.dk + tile.key(0) * f.D;
       float* dv = f.dv + tile.key(0) * f.E;
+      const Products products{tile};
       for (tile.t0 = first; tile.t0 < last; tile.t0 += kTile) {
         tile.rows = least(kTile, f.T - tile.t0);
-        const float *q = f.q + tile.row(0) * f.D, *dN = f.dN + tile.row(0) * f.E;
-        const int D = int(f.D), E = int(f.E);
-        multiply<false>({q, D, 1, tile.k_tile(), kTile, x, kTile, tile.rows, kTile, D});
-        multiply<false>({dN, E, 1, tile.v_tile(), kTile, dp, kTile, tile.rows, kTile, E});
+        products.scores(x);
+        products.d_weights(dp);
         std::visit(
             [&](const auto& w) {
               tile.partial() ? slopes<true>(w, tile, x, dp, part) : slopes<false>(w, tile, x, dp, part);
             },
             f.weight);
-        float* dq = f.dq + (part * f.B * f.H * f.T + tile.row(0)) * f.D;
-        multiply<true>({x, 1, kTile, dN, E, dv, E, columns, E, tile.rows});
-        multiply<true>({dp, 1, kTile, q, D, dk, D, columns, D, tile.rows});
-        multiply<true>({dp, kTile, 1, f.k + tile.key(0) * D, D, dq, D, tile.rows, D, columns});
+        products.add_d_values(x, dv);
+        products.add_d_keys(dp, dk);
+        products.add_d_queries(dp, f.dq + (part * f.B * f.H * f.T + tile.row(0)) * f.D);
       }
     }
   }
@@ -251,11 +174,14 @@ static void transpose(const Transpose& t, int64_t block) {
   float* tile = t.tiles + block * t.C * kTile;
   for (int64_t c = 0; c < t.C; ++c)
     for (int j = 0; j < kTile; ++j)
-      tile[c * kTile + j] = s0 + j < t.rows ? t.x[(s0 + j) * t.C + c] * t.scale : 0;
+      tile[c * kTile + j] = s0 + j < t.rows ? t.x[(s0 + j) * t.C + c] : 0;
 }
 
 
-const FusedKernels fused_kernels{transpose, forward, rows, backward};
+const FusedKernels fused_kernels{transpose, nullptr, forward<Single>, rows<Single>, backward<Single>};
+#ifdef __AVX512BF16__
+const FusedKernels fused_bf16_kernels{transpose, pair_columns, forward<Paired>, rows<Paired>, backward<Paired>};
+#endif
 
 }  // namespace HORNER_ISA
 }  // namespace horner::attn::kernels

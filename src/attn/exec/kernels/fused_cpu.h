@@ -39,8 +39,15 @@ struct Fused {
   const float* q;        // [B, H, T, D]
   const float* k;        // [B, G, S, D]
   const float* v;        // [B, G, S, E]
-  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed and scaled, zeros beyond S
+  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed, zeros beyond S
   const float* v_tiles;  // [B, G, blocks, E, kTile]; backward alone
+  // The same for bfloat16, as pairs in 32-bit words: of neighbours in a row (q and the tiles), or of
+  // neighbours in a column, kTile / 2 of them for each block (the rest). kernels/bf16.h
+  struct {
+    const uint32_t *q, *k_tiles, *v_tiles;  // [B, H, T, D / 2], [B, G, blocks, D / 2, kTile], ...
+    const uint32_t *q_columns, *k_columns, *v_columns;  // [B, H, blocks, kTile / 2, D], ...
+    uint32_t *dN, *dN_columns;              // [B, H, T, E / 2], [B, H, blocks, kTile / 2, E]
+  } pairs;
   const float* centre;   // [B, H, T], or null
   const double* decay;   // [B, G, S], running sums of the log gates, or null
   const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; neither decreases with t
@@ -70,19 +77,27 @@ struct Transpose {
   const float* x;
   float* tiles;
   int64_t rows, C;
-  float scale;
+};
+
+// x [rows, C], bfloat16, in blocks [kTile / 2, C] of pairs of neighbours in a column.
+struct PairColumns {
+  const uint16_t* x;
+  uint32_t* pairs;
+  int64_t rows, C;
 };
 
 struct FusedKernels {
   void (*transpose)(const Transpose&, int64_t block);
+  void (*pair_columns)(const PairColumns&, int64_t block);  // of bfloat16 kernels alone
   void (*forward)(const Fused&, int64_t task);   // tasks: B * H * blocks(T)
   void (*rows)(const Fused&, int64_t task);      // tasks: B * H * blocks(T); comes before backward
   void (*backward)(const Fused&, int64_t task);  // tasks: B * G * parts
 };
 
-// One for each instruction set.
+// One for each instruction set; bfloat16 inputs take the second where there is one, else float32.
 namespace portable { extern const FusedKernels fused_kernels; }
 namespace avx2 { extern const FusedKernels fused_kernels; }
 namespace avx512 { extern const FusedKernels fused_kernels; }
+namespace avx512_bf16 { extern const FusedKernels fused_kernels, fused_bf16_kernels; }
 
 }  // namespace horner::attn::kernels

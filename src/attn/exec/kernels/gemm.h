@@ -46,23 +46,24 @@ inline constexpr int kRegisters = kWidth == 16 ? 32 : 16;
 template <int Columns>
 inline constexpr int kRows = (kRegisters - Columns - 2) / Columns < 12 ? (kRegisters - Columns - 2) / Columns : 12;
 
-template <int Rows, int Columns, bool Add>
-inline void rows(Product p) {
+template <int Rows, int Columns, bool Add, class P>
+inline void rows(P p) {
   for (; p.m >= Rows; p.m -= Rows, p.a += Rows * p.a_row, p.c += Rows * p.ldc) micro<Rows, Columns, Add>(p);
   if constexpr (Rows > 1)
     if (p.m > 0) rows<Rows / 2, Columns, Add>(p);
 }
 
-template <int Columns, bool Add>
-inline void columns(Product p) {
+template <int Columns, bool Add, class P>
+inline void columns(P p) {
   constexpr int n = Columns * kWidth;
   for (; p.n >= n; p.n -= n, p.b += n, p.c += n) rows<kRows<Columns>, Columns, Add>(p);
   if constexpr (Columns > 1)
     if (p.n > 0) columns<Columns - 1, Add>(p);
 }
 
-template <bool Add>
-inline void multiply(const Product& p) {
+// P is a Product, or a PairProduct (bf16.h).
+template <bool Add, class P = Product>
+inline void multiply(const P& p) {
   columns<kWidth == 16 ? 4 : 2, Add>(p);
 }
 

@@ -1,187 +1,13 @@
 // Compiled once per instruction set, as fused_cpu.cpp is. A block of queries: its strip of scores
 // x_ts, per row what its weights need (Found), the weights in place of the scores, and N = w v.
-// Backward, with dw_ts = decay_ts (v_s.dN_t + dW_t) and the Parts of a weight:
-//   dx_ts = slope_ts dw_ts - share_ts sum_r pull_tr dw_tr
+// Backward: the strip again, dw_ts = decay_ts (v_s.dN_t + dW_t), and from it dx (row_weights.h).
 #include "attn/exec/kernels/rows_cpu.h"
 
-#include <cfloat>
-#include <cmath>
-
 #include "attn/exec/kernels/gemm.h"
-#include "attn/exec/kernels/vec.h"
-#include "attn/math.h"
+#include "attn/exec/kernels/row_weights.h"
 
 namespace horner::attn::kernels {
 namespace HORNER_ISA {
-
-static float greater(float a, float b) {
-  return a > b ? a : b;
-}
-
-// log x of normal x > 0: x = 2^e m, sqrt(1/2) <= m < sqrt(2), log m by its series, fitted. -88 for 0.
-static Vec log(Vec x) {
-  const VecInt bits = reinterpret_cast<VecInt>(x);
-  const VecInt e = (bits - 0x3f3504f3) >> 23;
-  const Vec f = reinterpret_cast<Vec>(bits - (e << 23)) - 1.f, n = __builtin_convertvector(e, Vec);
-  constexpr float kSeries[] = {-1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f,
-                               1.4249322787e-1f,  -1.6668057665e-1f, 2.0000714765e-1f,
-                               -2.4999993993e-1f, 3.3333331174e-1f};
-  Vec p = splat(7.0376836292e-2f);
-  for (float c : kSeries) p = p * f + c;
-  return n * 0.693359375f + (f + (p * f * f * f - n * 2.12194440e-4f - f * f * 0.5f));
-}
-
-// The scores of one query, -inf where hidden.
-struct Scores {
-  const float* x;
-  int64_t n;     // whole tiles
-  float* spare;  // [n + kWidth]
-
-  Vec at(int64_t j) const { return load(x + j); }
-};
-
-// The largest; NaN where one of them is not a number below infinity.
-static float top(const Scores& s) {
-  Vec most = splat(-INFINITY);
-  VecInt fine = lanes(0) >= 0;
-  for (int64_t j = 0; j < s.n; j += kWidth) {
-    most = max(most, s.at(j));
-    fine &= s.at(j) < splat(INFINITY);
-  }
-  for (int l = 0; l < kWidth; ++l)
-    if (!fine[l]) return NAN;
-  return largest(most);
-}
-
-static float sum_of_exp(const Scores& s, float top, float least) {
-  Vec total{};
-  for (int64_t j = 0; j < s.n; j += kWidth)
-    total += choose(s.at(j) >= least, exp(s.at(j) - top), Vec{});
-  return sum(total);
-}
-
-// From the entropy H of the softmax of the row, as the reference has it.
-static float sharpness(const Scores& s) {
-  const float most = top(s), total = sum_of_exp(s, most, -INFINITY);
-  if (!(total > 0)) return 1;
-  Vec entropy{};
-  for (int64_t j = 0; j < s.n; j += kWidth) {
-    const Vec p = exp(s.at(j) - most) / total;
-    entropy -= p * log(p + 1e-9f);
-  }
-  const double H = sum(entropy);
-  const double beta = (((-0.037 * H + 0.481) * H - 2.3) * H + 4.917) * H - 1.791;
-  return H > 0.5 && beta > 1 ? float(beta) : 1;
-}
-
-// The k-th largest of the scores, -inf where there are fewer. It lies between two of them, low and
-// high: each step moves one past the middle.
-static float kth_largest(const Scores& s, int64_t k, float high) {
-  float low = -INFINITY, middle = -FLT_MAX;
-  while (low < high) {
-    Vec above = splat(INFINITY), below = splat(-INFINITY);
-    VecInt count{};
-    for (int64_t j = 0; j < s.n; j += kWidth) {
-      const Vec x = s.at(j);
-      const VecInt over = x >= middle;
-      count -= over;
-      above = min(above, choose(over, x, above));
-      below = max(below, choose(over, below, x));
-    }
-    int64_t n = 0;
-    for (int l = 0; l < kWidth; ++l) n += count[l];
-    if (n >= k)
-      low = -largest(-above);
-    else
-      high = largest(below);
-    if (n == k) break;
-    middle = low / 2 + high / 2;
-    if (!(middle > low)) middle = high;
-  }
-  return low;
-}
-
-// What a weight needs to know of a row, whose `top` is known and finite.
-
-template <class W>
-static void find(const W&, const Scores&, Found& r) {
-  if (!__is_same(W, Exp)) r.top = 0;
-}
-
-// z^(1 / a)
-static Vec power(Vec z, float a) {
-  if (a == 1) return z;
-  if (a == 0.5f) return z * z;
-  return exp(log(z) * (1 / a));
-}
-
-// tau by Newton's steps from -1: the sum of the weights is convex in tau, so they only go up. A key
-// more than 1 below the top has no weight at any tau.
-static void find(const Entmax& w, const Scores& s, Found& r) {
-  const float a = w.alpha - 1;
-  int64_t n = 0;
-  for (int64_t j = 0; j < s.n; ++j) {
-    s.spare[n] = (s.x[j] - r.top) * a;
-    n += s.spare[n] > -1;
-  }
-  for (int l = 0; l < kWidth; ++l) s.spare[n + l] = -1;
-  r.cut = -1;
-  for (int step = 0; step < 100; ++step) {
-    Vec total{}, slope{};
-    for (int64_t j = 0; j < n; j += kWidth) {
-      const Vec z = max(load(s.spare + j) - r.cut, Vec{}), p = power(z, a);
-      total += p;
-      slope += choose(z > 0, p / z, Vec{});
-    }
-    r.sum = sum(slope);
-    const float up = a * (sum(total) - 1) / r.sum;
-    if (!(up > -6e-8f * r.cut)) break;
-    r.cut += up;
-  }
-}
-
-static void find(const TopK& w, const Scores& s, Found& r) {
-  r.cut = kth_largest(s, w.k, r.top);
-  r.sum = sum_of_exp(s, r.top, w.renormalise ? r.cut : -INFINITY);
-}
-
-static void find(const SelfAdjusted&, const Scores& s, Found& r) {
-  Vec least{};
-  for (int64_t j = 0; j < s.n; j += kWidth)
-    least = min(least, choose(s.at(j) > -INFINITY, s.at(j), least));
-  r.cut = -largest(-least);
-  r.sum = sum_of_exp(s, r.top, -INFINITY);
-}
-
-// The weights of some scores of a row, and what their gradients are made of. All 0 where hidden.
-struct Parts {
-  Vec w, slope, share, pull;
-};
-
-template <class W>
-static Parts parts(const W& w, Vec x, const Found& r) {
-  const Slope<Vec> y = weight(w, x - r.top);
-  const VecInt seen = x > -INFINITY;
-  return {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{}), Vec{}, Vec{}};
-}
-static Parts parts(const Entmax& w, Vec x, const Found& r) {
-  const float a = w.alpha - 1;
-  const Vec z = max((x - r.top) * a - r.cut, Vec{}), p = power(z, a);
-  const Vec slope = choose(z > 0, p / z, Vec{});  // p^(2 - alpha)
-  return {p, slope, slope / r.sum, slope};
-}
-static Parts parts(const TopK& w, Vec x, const Found& r) {
-  const Vec p = exp(x - r.top) / r.sum, kept = choose(x >= r.cut, p, Vec{});
-  return {kept, kept, w.renormalise ? kept : p, kept};
-}
-static float range(const Found& r) {
-  return greater(r.top, 0) - r.cut + 1e-10f;
-}
-static Parts parts(const SelfAdjusted&, Vec x, const Found& r) {
-  const Vec p = exp(x - r.top) / r.sum;
-  const Vec place = choose(x > -INFINITY, (x - r.cut) / range(r), Vec{}), w = place * p;
-  return {w, w, p, w};
-}
 
 // A block of queries of one head, and the keys that some of them see.
 struct Block {
@@ -222,14 +48,14 @@ struct Block {
     const int64_t position = t0 + i + f.S - f.T;
     const double query = gate[position > 0 ? position : 0];
     float x[kWidth];
-    for (int l = 0; l < kWidth; ++l)
-      x[l] = s0 + j + l < f.S ? float(query - gate[s0 + j + l]) : 0;
+    for (int l = 0; l < kWidth; ++l) x[l] = s0 + j + l < f.S ? float(query - gate[s0 + j + l]) : 0;
     return exp(min(load(x), Vec{}));
   }
 };
 
 // The products of rows a [rows, channels] with the keys of tiles [.., channels, kTile].
-static void products(const Block& k, const float* a, int64_t channels, const float* tiles, float* x) {
+static void products(const Block& k, const float* a, int64_t channels, const float* tiles,
+                     float* x) {
   for (int64_t j = 0; j < k.width; j += kTile)
     multiply<false>({a, channels, 1, tiles + k.tile(j) * channels, kTile, x + j, k.f.stride, k.rows,
                      kTile, int(channels)});
@@ -292,8 +118,8 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
   float* N = f.N + k.row(0) * f.E;
   for (int64_t i = 0; i < k.rows * f.E; ++i) N[i] = 0;
   for (int64_t j = 0; j < k.width; j += kTile)
-    multiply<true>({x + j, f.stride, 1, f.v + k.key(j) * f.E, f.E, N, f.E, k.rows, int(f.E),
-                    k.columns(j)});
+    multiply<true>(
+        {x + j, f.stride, 1, f.v + k.key(j) * f.E, f.E, N, f.E, k.rows, int(f.E), k.columns(j)});
 }
 
 // What a row's gradients share: sum pull dw, and for SelfAdjusted those of its least and its
@@ -329,8 +155,8 @@ static Shared shared(const W& w, const Block& k, int i, const float* x, float* d
   return s;
 }
 
-// From the scores x and dp = v.dN of query i to its weights (in x) and the gradients of the products
-// (in dp).
+// From the scores x and dp = v.dN of query i to its weights (in x) and the gradients of the
+// products (in dp).
 template <class W>
 static void slopes(const W& w, const Block& k, int i, float* x, float* dp, double* d_decay_key) {
   const Rows& f = k.f;
@@ -346,7 +172,8 @@ static void slopes(const W& w, const Block& k, int i, float* x, float* dp, doubl
     Vec dx = p.slope * dw - p.share * s.pull;
     if constexpr (__is_same(W, SelfAdjusted))
       dx += (p.share * dw + choose(y == low, splat(s.at_low), Vec{}) +
-             choose(y == high, splat(s.at_high), Vec{})) / range(r);
+             choose(y == high, splat(s.at_high), Vec{})) /
+            range(r);
     dx = choose(y < f.clamp, dx * r.beta, Vec{});
     store(dp + j, dx);
     store(x + j, f.decay ? p.w * k.fade(i, j) : p.w);
@@ -382,7 +209,8 @@ static void backward(const W& w, const Block& k, float* x, float* dp, int64_t pa
 static void forward_task(const Rows& f, int64_t task, float* scratch) {
   const int64_t n = (f.T + kStrip - 1) / kStrip;
   const Block block(f, task / n, n - 1 - task % n);  // longest rows first
-  std::visit([&](const auto& w) { forward(w, block, scratch, scratch + kStrip * f.stride); }, f.weight);
+  std::visit([&](const auto& w) { forward(w, block, scratch, scratch + kStrip * f.stride); },
+             f.weight);
 }
 
 // Every parts-th block of queries of the heads of a key head.
@@ -391,8 +219,9 @@ static void backward_task(const Rows& f, int64_t task, float* scratch) {
   for (int64_t r = 0; r < each; ++r)
     for (int64_t i = part; i * kStrip < f.T; i += f.parts) {
       const Block block(f, key_head * each + r, i);
-      std::visit([&](const auto& w) { backward(w, block, scratch, scratch + kStrip * f.stride, part); },
-                 f.weight);
+      std::visit(
+          [&](const auto& w) { backward(w, block, scratch, scratch + kStrip * f.stride, part); },
+          f.weight);
     }
 }
 

@@ -1,6 +1,7 @@
-// The T x S work on the CPU of those variants whose weights need the whole row: a block of queries at
-// a time, with its strip of scores [kStrip, keys seen]. Forward gives the sums (N, W) of every row and
-// what the weights needed to know of it, backward takes (dN, dW). Raw pointers, as in fused_cpu.h.
+// The T x S work on the CPU of those variants whose weights need the whole row: a block of queries
+// at a time, with its strip of scores [kStrip, keys seen]. Forward gives the sums (N, W) of every
+// row and what the weights needed to know of it, backward takes (dN, dW). Raw pointers, as in
+// fused_cpu.h.
 #pragma once
 
 #include "attn/exec/kernels/fused_cpu.h"
@@ -15,12 +16,13 @@ using RowWeight = std::variant<Exp, Sigmoid, Polynomial, Entmax, TopK, SelfAdjus
 // What the weights of a row need to know of it.
 struct Found {
   float beta;  // what the sharpness multiplies the scores by
-  float top;   // the largest score, or 0: what exp and Entmax subtract; NaN where a score is not finite
+  float top;   // the largest score, or 0; NaN where a score is not finite
   float cut;   // Entmax: tau; TopK: the least score kept; SelfAdjusted: min(x, 0) over the row
   float sum;   // Entmax: of p^(2 - alpha); TopK, SelfAdjusted: of e^(x - top)
 };
 
-// Tensors are float32 and contiguous; D and E are padded. Head h of batch b reads key head h / (H / G).
+// Tensors are float32 and contiguous; D and E are padded. Head h of batch b reads key head h / (H /
+// G).
 struct Rows {
   int64_t B, H, G, T, S, D, E;
   RowWeight weight;
@@ -36,13 +38,13 @@ struct Rows {
   const double* decay;     // [B, G, S], running sums of the log gates, or null
   const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; neither decreases with t
   const uint8_t* keep;     // [B, S], or null
-  int64_t stride;          // floats between the rows of a strip: at least the widest, and kTile more
+  int64_t stride;          // floats between the rows of a strip: the widest, and kTile more
 
   // Forward.
   float *N, *W;  // [B, H, T, E], [B, H, T]
   Found* found;  // [B, H, T]; backward reads it
 
-  // Backward. Each part of the queries adds to its own gradients of the keys; the caller adds those up.
+  // Backward. Each part of the queries has its own dk and dv; the caller adds those up.
   int64_t parts;
   const float *dN, *dW;                 // [B, H, T, E], [B, H, T]
   float *dq, *dk, *dv;                  // [B, H, T, D], [parts, B, G, S, D], [parts, B, G, S, E]
@@ -56,8 +58,17 @@ struct RowKernels {
 };
 
 // One for each instruction set.
-namespace portable { extern const RowKernels row_kernels; }
-namespace avx2 { extern const RowKernels row_kernels; }
-namespace avx512 { extern const RowKernels row_kernels; }
+namespace portable {
+extern const RowKernels row_kernels;
+}
+namespace avx2 {
+extern const RowKernels row_kernels;
+}
+namespace avx512 {
+extern const RowKernels row_kernels;
+}
+namespace avx512_bf16 {
+extern const RowKernels row_kernels;
+}
 
 }  // namespace horner::attn::kernels

@@ -1,0 +1,164 @@
+// What the kernels of all dtypes share: from the products of a tile to its weights, forward and backward.
+#pragma once
+
+#include "attn/exec/kernels/epilogue.h"
+#include "attn/exec/kernels/fused_cpu.h"
+#include "attn/exec/kernels/vec.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+static constexpr int kVecs = kTile / kWidth;
+
+static int least(int64_t a, int64_t b) {
+  return int(a < b ? a : b);
+}
+
+// A tile of weights: queries t0.. of one head, keys s0.. of its key head.
+struct Tile {
+  const Fused& f;
+  int64_t b, h, g;  // batch, head, key head
+  int64_t t0, s0;
+  int rows, columns;
+
+  int64_t row(int i) const { return (b * f.H + h) * f.T + t0 + i; }
+  int64_t key(int j) const { return (b * f.G + g) * f.S + s0 + j; }
+  int64_t key_block() const { return (b * f.G + g) * blocks(f.S) + s0 / kTile; }
+  int64_t query_block() const { return (b * f.H + h) * blocks(f.T) + t0 / kTile; }
+  // Whether some query does not see some key of the tile.
+  bool partial() const {
+    return f.keep || columns < kTile || f.lo[t0 + rows - 1] > s0 || f.hi[t0] < s0 + columns;
+  }
+  // Which of kWidth keys from j on query i sees.
+  VecInt seen(int i, int j) const {
+    const VecInt s = lanes(int(s0) + j);
+    VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
+    if (f.keep) {
+      VecInt kept{};
+      for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l) kept[l] = -(f.keep[b * f.S + s0 + j + l] != 0);
+      yes &= kept;
+    }
+    return yes;
+  }
+  // The score of key j, from the product.
+  Vec score(const float* x, int i, int j) const {
+    Vec y = load(x + i * kTile + j) * f.scale;
+    if (f.centre) y -= f.centre[row(i)];
+    return min(y, splat(f.clamp));
+  }
+  // The product of the gates in (s, t], for kWidth keys from j on.
+  Vec fade(int i, int j) const {
+    const double* gate = f.decay + (b * f.G + g) * f.S;
+    const double query = gate[query_position(i)];
+    float x[kWidth];
+    for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
+    return exp(min(load(x), Vec{}));
+  }
+  int64_t query_position(int i) const {
+    const int64_t p = t0 + i + f.S - f.T;
+    return p > 0 ? p : 0;
+  }
+};
+
+// Forward.
+
+struct Sums {
+  float N[kTile * kMostChannels];  // [rows, E]
+  float W[kTile], shift[kTile];
+};
+
+// Makes `max` the row's maximum so far; what has been summed is brought to the new scale.
+static void raise(float new_max, const Fused& f, int i, Sums& sums) {
+  if (!(new_max > sums.shift[i])) return;
+  const float keep = exp(splat(sums.shift[i] - new_max))[0];
+  sums.shift[i] = new_max;
+  sums.W[i] *= keep;
+  for (int64_t e = 0; e < f.E; e += kWidth) store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
+}
+
+// From scores to weights, in place; adds the weights to W.
+template <bool Partial, class W>
+static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
+  constexpr bool is_exp = __is_same(W, Exp);
+  for (int i = 0; i < tile.rows; ++i) {
+    if constexpr (is_exp) {
+      Vec top = splat(-INFINITY);
+      for (int j = 0; j < kTile; j += kWidth) {
+        Vec y = tile.score(x, i, j);
+        if constexpr (Partial) y = choose(tile.seen(i, j), y, splat(-INFINITY));
+        top = max(top, y);
+        store(x + i * kTile + j, y);
+      }
+      raise(largest(top), tile.f, i, sums);
+    }
+    const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
+    Vec total{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      Vec y;
+      if constexpr (is_exp) {
+        y = exp(load(x + i * kTile + j) - shift);
+      } else {
+        y = weight(w, tile.score(x, i, j)).w;
+        if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
+      }
+      if (tile.f.decay) y *= tile.fade(i, j);
+      store(x + i * kTile + j, y);
+      total += y;
+    }
+    sums.W[i] += sum(total);
+  }
+}
+
+// Backward.
+
+// From scores x and dp = v.dN to the weights (in x) and the gradients of the scores (in dp).
+template <bool Partial, class W>
+static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t part) {
+  const Fused& f = tile.f;
+  Vec d_key[kVecs] = {};
+  for (int i = 0; i < tile.rows; ++i) {
+    const int64_t row = tile.row(i);
+    const Vec shift = splat(f.shift[row]), dW = splat(f.dW[row]), clamp = splat(f.clamp);
+    Vec d_centre{}, d_decay{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Vec score = tile.score(x, i, j);
+      Slope<Vec> y = weight(w, score - shift);
+      Vec dw = load(dp + i * kTile + j) + dW;
+      if constexpr (Partial) {
+        const VecInt seen = tile.seen(i, j);
+        y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})};
+      }
+      if (f.decay) {
+        const Vec fade = tile.fade(i, j);
+        y.w *= fade;
+        dw *= fade;
+        const Vec d = y.w * (load(dp + i * kTile + j) + dW);
+        d_decay += d;
+        d_key[j / kWidth] += d;
+      }
+      const Vec dx = choose(score < clamp, y.dw * dw, Vec{});
+      d_centre += dx;
+      store(x + i * kTile + j, y.w);
+      store(dp + i * kTile + j, dx * f.scale);
+    }
+    const int64_t at = part * f.B * f.H * f.T + row;
+    if (f.d_centre) f.d_centre[at] -= sum(d_centre);
+    if (f.decay) f.d_decay_query[at] += sum(d_decay);
+  }
+  if (!f.decay) return;
+  for (int j = 0; j < tile.columns; ++j) f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
+}
+
+// The blocks of queries that see some key of [s0, s1).
+struct Queries {
+  int64_t first, last;
+};
+static Queries queries(const Fused& f, int64_t s0, int64_t s1) {
+  int64_t a = 0, b = f.T;
+  while (a < b && f.hi[a] <= s0) ++a;
+  while (b > a && f.lo[b - 1] >= s1) --b;
+  return {a / kTile * kTile, b};
+}
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels

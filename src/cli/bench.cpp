@@ -1,0 +1,392 @@
+// horner bench: how fast each variant × execution is beside torch's softmax attention, and beside
+// the matrix products of this machine.
+#include "attn/bench.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "attn/inputs.h"
+#include "cli/command.h"
+#include "cli/table.h"
+#include "core/check.h"
+#include "core/names.h"
+
+namespace horner::cli {
+
+using Json = nlohmann::ordered_json;
+using attn::Standing;
+
+struct BenchOptions {
+  std::string what;
+  std::vector<std::string> variants{"softmax",  "l2",       "taylor2", "taylor4",
+                                    "taylor10", "by_count", "gated"};
+  std::vector<std::string> executions, dtypes{"float32"};
+  std::vector<std::string> shapes{"1,8,1024,64", "1,8,4096,64", "4,16,512,64", "1,8,2048,128"};
+  std::string device = "cpu";
+  int repeats = 0;
+  bool forward_only = false, json = false;
+};
+
+// What the options ask for.
+struct BenchPlan {
+  std::vector<attn::Variant> variants;
+  std::vector<const attn::Execution*> executions;
+  std::vector<attn::Case> cases;  // a group of rows each
+  attn::Effort effort;
+};
+
+struct BenchRow {
+  std::string variant, execution;
+  attn::Benchmark result;
+};
+
+struct BenchGroup {
+  attn::Case on;
+  std::vector<BenchRow> rows = {};
+};
+
+using Peaks = std::map<std::string, double>;  // GFLOP/s of a matrix product, by dtype
+
+static volatile std::sig_atomic_t bench_stopped = 0;
+
+// The first Ctrl-C asks to stop after the current run, the second stops at once.
+static void stop_bench(int) {
+  bench_stopped = 1;
+  std::signal(SIGINT, SIG_DFL);
+}
+
+// What is being measured, on stderr: while it runs where that is a terminal, and when an error ends
+// it.
+struct BenchProgress {
+  size_t all;
+  bool live = isatty(STDERR_FILENO);
+  size_t done = 0;
+  std::string now = "";
+
+  void show(const std::string& what) {
+    now = what;
+    if (live) std::cerr << "\r\033[K" << ++done << "/" << all << " " << what << " …" << std::flush;
+  }
+  void clear() const {
+    if (live) std::cerr << "\r\033[K" << std::flush;
+  }
+  ~BenchProgress() {
+    clear();
+    if (std::uncaught_exceptions() > 0) std::cerr << "bench stopped at " << now << "\n";
+  }
+};
+
+static at::ScalarType bench_dtype(const std::string& name) {
+  std::vector<std::string> names;
+  for (at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    names.push_back(attn::dtype_name(type));
+    if (name == names.back()) return type;
+  }
+  fail("no dtype '", name, "'; possible: ", quoted(names));
+}
+
+static at::Device bench_device(const std::string& name) {
+  horner::check(name == "cpu" || name == "cuda", "no device '", name,
+                "'; possible: 'cpu' or 'cuda'");
+  horner::check(name == "cpu" || at::hasCUDA(),
+                "no device 'cuda' here: torch finds no GPU ('horner info' says what there is)");
+  return name == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0);
+}
+
+// B,H,T,D; the values have the keys' heads, length and channels.
+static attn::Case bench_case(const std::string& shape) {
+  constexpr int64_t kMost = 1 << 30;
+  attn::Case c;
+  int64_t* const sizes[] = {&c.B, &c.H, &c.T, &c.D};
+  const char *at = shape.data(), *const end = at + shape.size();
+  for (int64_t* size : sizes) {
+    const auto [rest, error] = std::from_chars(at, end, *size);
+    const bool whole = size == sizes[3] ? rest == end : rest != end && *rest == ',';
+    horner::check(error == std::errc() && whole && *size > 0 && *size <= kMost, "no shape '", shape,
+                  "'; wanted B,H,T,D: batch, heads, tokens and head dimension, such as "
+                  "'1,8,1024,64'");
+    at = rest + 1;
+  }
+  c.G = c.H, c.S = c.T, c.E = c.D;
+  const double bytes = 16 * double(c.B) * double(c.H) * double(c.T) * double(c.D) * sizeof(double);
+  horner::check(bytes < attn::free_bytes(), "shape '", shape, "' needs about ", bytes / 1e9,
+                " GB, and ", attn::free_bytes() / 1e9, " GB are free");
+  return c;
+}
+
+static std::string case_text(const attn::Case& c) {
+  std::ostringstream s;
+  s << "B" << c.B << " H" << c.H << " T" << c.T << " D" << c.D << " " << attn::dtype_name(c.dtype);
+  return s.str();
+}
+
+static BenchPlan plan(const BenchOptions& o) {
+  horner::check(o.what == "attention", "no benchmark '", o.what, "'; possible: 'attention'");
+  BenchPlan p{.variants = select(o.variants)};
+  for (const std::string& name : o.executions) p.executions.push_back(&attn::execution(name));
+  if (o.executions.empty())
+    for (const attn::Execution* e : attn::executions())
+      if (e->name != "reference") p.executions.push_back(e);
+  const at::Device device = bench_device(o.device);
+  for (const std::string& shape : o.shapes)
+    for (const std::string& name : o.dtypes) {
+      attn::Case& c = p.cases.emplace_back(bench_case(shape));
+      c.dtype = bench_dtype(name);
+      c.device = device;
+      c.gradients = !o.forward_only;
+    }
+  p.effort = {.repeats = o.repeats, .stop = [] { return bool(bench_stopped); }};
+  return p;
+}
+
+// Measures the peak in a dtype once more and keeps the best: others may have used the machine.
+static void measure_peak(const attn::Case& c, Peaks& peaks) {
+  double& best = peaks[attn::dtype_name(c.dtype)];
+  best = std::max(best, attn::matmul_gflops(c.dtype, c.device));
+}
+
+static BenchGroup measure(const BenchPlan& p, const attn::Case& c, BenchProgress& progress) {
+  BenchGroup group{.on = c};
+  const std::string where = case_text(c) + " ";
+  progress.show(where + "torch sdpa");
+  BenchRow torch{"torch sdpa", "–", attn::bench({}, attn::torch_sdpa, c, p.effort, false)};
+  const bool yardstick = torch.result.standing == Standing::right;
+  for (std::optional<attn::Timing>* t : {&torch.result.forward, &torch.result.both})
+    if (*t) (*t)->torch_ms = (*t)->ms;
+  group.rows.push_back(torch);
+  for (const attn::Variant& v : p.variants)
+    for (const attn::Execution* e : p.executions) {
+      if (bench_stopped) return group;
+      progress.show(where + v.name + " " + std::string(e->name));
+      group.rows.push_back(
+          {v.name, std::string(e->name), attn::bench(v.spec, *e, c, p.effort, yardstick)});
+    }
+  return group;
+}
+
+static std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (const size_t colon = line.find(": "); line.starts_with("model name") && colon != line.npos)
+      return line.substr(colon + 2);
+  return "unknown CPU";
+}
+
+static std::string short_number(const char* format, double x) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, x);
+  return buffer;
+}
+
+// Three digits: 0.512, 5.12, 51.2, 512.
+static std::string digits(double x) {
+  return short_number(x < 1 ? "%.3f" : x < 10 ? "%.2f" : x < 100 ? "%.1f" : "%.0f", x);
+}
+
+static std::string bytes_text(int64_t bytes) {
+  const double x = double(bytes);
+  return x < 1e6   ? digits(x / 1e3) + " KB"
+         : x < 1e9 ? digits(x / 1e6) + " MB"
+                   : digits(x / 1e9) + " GB";
+}
+
+static void add(Row& row, const std::optional<attn::Timing>& t, double peak) {
+  if (!t) return;
+  row.push_back(digits(t->ms));
+  row.push_back(digits(t->gflops()));
+  row.push_back(short_number("%.0f%%", 100 * t->gflops() / peak));
+  const double ratio = t->torch_ms ? *t->torch_ms / t->ms : 0;
+  const std::string shown = t->torch_ms ? short_number("%.2f", ratio) : "–";
+  row.push_back(ratio > 1 ? green(shown) : shown);
+}
+
+static bool is_noisy(const attn::Benchmark& b) {
+  for (const std::optional<attn::Timing>& t : {b.forward, b.both})
+    if (t && t->ms > 1.5 * t->best_ms) return true;
+  return false;
+}
+
+static std::string no_speed(Standing standing) {
+  if (standing == Standing::wrong) return red("wrong");
+  return faint(standing == Standing::stopped ? "stopped" : "–");
+}
+
+static std::string error_text(const BenchRow& r) {
+  const attn::Difference& d = *r.result.worst;
+  return r.execution + " is wrong, " + d.of + " with error " + short_number("%.2e", d.error) +
+         ", allowed " + short_number("%.2e", d.allowed);
+}
+
+static void print_machine(const BenchOptions& o, const Peaks& peaks) {
+  std::cout << cpu_model() << ", " << at::get_num_threads() << " threads, " << attn::cpu_kernels();
+  if (o.device != "cpu") std::cout << "; on " << o.device;
+  const char* before = " · matrix-multiply peak ";
+  for (const auto& [dtype, gflops] : peaks)
+    std::cout << std::exchange(before, ", ") << digits(gflops) << " GFLOP/s " << dtype;
+  std::cout << std::endl;
+}
+
+// What is to be said below a table, each thing once with the variants that it is true of.
+struct Remarks {
+  std::vector<std::pair<std::string, std::string>> all = {};
+
+  void add(const std::string& remark, const std::string& variant) {
+    for (auto& [had, variants] : all)
+      if (had == remark) {
+        variants += ", " + variant;
+        return;
+      }
+    all.emplace_back(remark, variant);
+  }
+  void print() const {
+    for (const auto& [remark, variants] : all) std::cout << remark << ": " << variants << "\n";
+  }
+};
+
+static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& peaks) {
+  Table table{.head = {"variant", "execution", "forward ms", "GFLOP/s", "of peak", "× sdpa"},
+              .rows = {},
+              .right = {2, 3, 4, 5, 6, 7, 8, 9, 10}};
+  if (!o.forward_only)
+    table.head.insert(table.head.end(), {"fwd+bwd ms", "GFLOP/s", "of peak", "× sdpa"});
+  table.head.push_back("memory");
+  Remarks remarks;
+  const double peak = peaks.at(attn::dtype_name(group.on.dtype));
+  for (const BenchRow& r : group.rows) {
+    const Standing standing = r.result.standing;
+    if (standing == Standing::cannot_run)
+      remarks.add(r.execution + " cannot run, " + r.result.why_not, r.variant);
+    if (standing == Standing::cannot_run && o.executions.empty()) continue;
+    Row& row = table.rows.emplace_back(Row{r.variant, r.execution});
+    if (standing != Standing::right) {
+      row.push_back(no_speed(standing));
+      if (standing == Standing::wrong) remarks.add(error_text(r), r.variant);
+      continue;
+    }
+    add(row, r.result.forward, peak);
+    add(row, r.result.both, peak);
+    row.push_back(bytes_text(r.result.extra_bytes));
+    if (is_noisy(r.result))
+      remarks.add("noisy, the median over 1.5 times the best run", r.variant + " " + r.execution);
+  }
+  std::cout << "\n"
+            << bold(case_text(group.on)) << faint(" · peak " + digits(peak) + " GFLOP/s") << "\n"
+            << text(table, terminal_width());
+  remarks.print();
+  std::cout << std::flush;
+}
+
+static Json json(const std::optional<attn::Timing>& t, double peak) {
+  if (!t) return nullptr;
+  Json out{{"ms", t->ms},        {"best_ms", t->best_ms}, {"runs", t->runs},
+           {"flop", t->flop},    {"gflops", t->gflops()}, {"share_of_peak", t->gflops() / peak},
+           {"sdpa_ms", nullptr}, {"times_sdpa", nullptr}};
+  if (t->torch_ms) out["sdpa_ms"] = *t->torch_ms, out["times_sdpa"] = *t->torch_ms / t->ms;
+  return out;
+}
+
+static Json json(const BenchRow& r, const attn::Case& on, double peak) {
+  static constexpr const char* kStandings[] = {"ok", "wrong", "cannot run", "stopped"};
+  const attn::Benchmark& b = r.result;
+  Json check, bytes;
+  if (b.worst)
+    check = {{"of", b.worst->of}, {"error", b.worst->error}, {"allowed", b.worst->allowed}};
+  if (b.forward) bytes = b.extra_bytes;
+  return {{"shape", {{"B", on.B}, {"H", on.H}, {"T", on.T}, {"D", on.D}}},
+          {"dtype", attn::dtype_name(on.dtype)},
+          {"variant", r.variant},
+          {"execution", r.execution == "–" ? "torch" : r.execution},
+          {"result", kStandings[size_t(b.standing)]},
+          {"why_not", b.why_not},
+          {"check", check},
+          {"forward", json(b.forward, peak)},
+          {"forward_backward", json(b.both, peak)},
+          {"extra_bytes", bytes}};
+}
+
+static Json json(const std::vector<BenchGroup>& groups, const BenchOptions& o, const Peaks& peaks) {
+  Json results = Json::array();
+  for (const BenchGroup& group : groups)
+    for (const BenchRow& row : group.rows)
+      results.push_back(json(row, group.on, peaks.at(attn::dtype_name(group.on.dtype))));
+  return {{"machine",
+           {{"cpu", cpu_model()},
+            {"threads", at::get_num_threads()},
+            {"instruction_set", attn::cpu_kernels()},
+            {"torch_kernels", at::get_cpu_capability()},
+            {"torch", TORCH_VERSION}}},
+          {"device", o.device},
+          {"peak_gflops", peaks},
+          {"stopped", bool(bench_stopped)},
+          {"results", results}};
+}
+
+static Outcome run(const BenchOptions& o) {
+  const BenchPlan p = plan(o);
+  std::signal(SIGINT, stop_bench);
+  std::vector<BenchGroup> groups;
+  BenchProgress progress{.all = p.cases.size() * (1 + p.variants.size() * p.executions.size())};
+  Peaks peaks;
+  for (const attn::Case& c : p.cases)
+    if (!peaks.contains(attn::dtype_name(c.dtype))) measure_peak(c, peaks);
+  if (!o.json) print_machine(o, peaks);
+  for (const attn::Case& c : p.cases) {
+    if (bench_stopped) break;
+    if (!groups.empty()) measure_peak(c, peaks);
+    groups.push_back(measure(p, c, progress));
+    progress.clear();
+    if (!o.json) print(groups.back(), o, peaks);
+  }
+  bool failed = false;
+  for (const BenchGroup& group : groups)
+    for (const BenchRow& row : group.rows)
+      failed = failed || row.result.standing == Standing::wrong;
+  if (o.json)
+    std::cout << json(groups, o, peaks).dump(2) << "\n";
+  else
+    std::cout << (bench_stopped ? "\nstopped\n" : "\n")
+              << faint(
+                     "medians; × sdpa: torch's time over this one's, run in turn (over 1: faster "
+                     "than torch);\nGFLOP/s counts 2 half matrix products forward, 7 in all; "
+                     "memory: the most beyond the inputs")
+              << "\n";
+  return bench_stopped ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
+}
+
+Action bench(CLI::App& app) {
+  const auto o = std::make_shared<BenchOptions>();
+  app.add_option("WHAT", o->what, "attention")->type_name("")->required();
+  app.add_option("--variant", o->variants,
+                 "names, or globs with * [softmax l2 taylor2 taylor4 taylor10 by_count gated]")
+      ->type_name("NAME");
+  app.add_option("--execution", o->executions, "names [all but reference]")->type_name("NAME");
+  app.add_option("--shape", o->shapes,
+                 "batch, heads, tokens, head dimension [1,8,1024,64 1,8,4096,64 4,16,512,64 "
+                 "1,8,2048,128]")
+      ->type_name("B,H,T,D");
+  app.add_option("--dtype", o->dtypes, "float32, float64, bfloat16, float16 [float32]")
+      ->type_name("NAME");
+  app.add_option("--device", o->device, "cpu or cuda [cpu]")->type_name("NAME");
+  app.add_option("--repeats", o->repeats, "runs of each [what fits in a second: 3 to 30]")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("N");
+  app.add_flag("--forward-only", o->forward_only, "no gradients");
+  app.add_flag("--json", o->json, "every number, not rounded, as JSON");
+  return [o] { return run(*o); };
+}
+
+}  // namespace horner::cli
