@@ -6,13 +6,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/version.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <charconv>
-#include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -21,6 +18,7 @@
 
 #include "attn/inputs.h"
 #include "cli/command.h"
+#include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/names.h"
@@ -61,52 +59,6 @@ struct BenchGroup {
 
 using Peaks = std::map<std::string, double>;  // GFLOP/s of a matrix product, by dtype
 
-static volatile std::sig_atomic_t bench_stopped = 0;
-
-// The first Ctrl-C asks to stop after the current run, the second stops at once.
-static void stop_bench(int) {
-  bench_stopped = 1;
-  std::signal(SIGINT, SIG_DFL);
-}
-
-// What is being measured, on stderr: while it runs where that is a terminal, and when an error ends
-// it.
-struct BenchProgress {
-  size_t all;
-  bool live = isatty(STDERR_FILENO);
-  size_t done = 0;
-  std::string now = "";
-
-  void show(const std::string& what) {
-    now = what;
-    if (live) std::cerr << "\r\033[K" << ++done << "/" << all << " " << what << " …" << std::flush;
-  }
-  void clear() const {
-    if (live) std::cerr << "\r\033[K" << std::flush;
-  }
-  ~BenchProgress() {
-    clear();
-    if (std::uncaught_exceptions() > 0) std::cerr << "bench stopped at " << now << "\n";
-  }
-};
-
-static at::ScalarType bench_dtype(const std::string& name) {
-  std::vector<std::string> names;
-  for (at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    names.push_back(attn::dtype_name(type));
-    if (name == names.back()) return type;
-  }
-  fail("no dtype '", name, "'; possible: ", quoted(names));
-}
-
-static at::Device bench_device(const std::string& name) {
-  horner::check(name == "cpu" || name == "cuda", "no device '", name,
-                "'; possible: 'cpu' or 'cuda'");
-  horner::check(name == "cpu" || at::hasCUDA(),
-                "no device 'cuda' here: torch finds no GPU ('horner info' says what there is)");
-  return name == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0);
-}
-
 // B,H,T,D; the values have the keys' heads, length and channels.
 static attn::Case bench_case(const std::string& shape) {
   constexpr int64_t kMost = 1 << 30;
@@ -141,15 +93,15 @@ static BenchPlan plan(const BenchOptions& o) {
   if (o.executions.empty())
     for (const attn::Execution* e : attn::executions())
       if (e->name != "reference") p.executions.push_back(e);
-  const at::Device device = bench_device(o.device);
+  const at::Device device = cli::device(o.device);
   for (const std::string& shape : o.shapes)
     for (const std::string& name : o.dtypes) {
       attn::Case& c = p.cases.emplace_back(bench_case(shape));
-      c.dtype = bench_dtype(name);
+      c.dtype = cli::dtype(name);
       c.device = device;
       c.gradients = !o.forward_only;
     }
-  p.effort = {.repeats = o.repeats, .stop = [] { return bool(bench_stopped); }};
+  p.effort = {.repeats = o.repeats, .stop = [] { return stopped(); }};
   return p;
 }
 
@@ -159,7 +111,7 @@ static void measure_peak(const attn::Case& c, Peaks& peaks) {
   best = std::max(best, attn::matmul_gflops(c.dtype, c.device));
 }
 
-static BenchGroup measure(const BenchPlan& p, const attn::Case& c, BenchProgress& progress) {
+static BenchGroup measure(const BenchPlan& p, const attn::Case& c, Progress& progress) {
   BenchGroup group{.on = c};
   const std::string where = case_text(c) + " ";
   progress.show(where + "torch sdpa");
@@ -170,20 +122,12 @@ static BenchGroup measure(const BenchPlan& p, const attn::Case& c, BenchProgress
   group.rows.push_back(torch);
   for (const attn::Variant& v : p.variants)
     for (const attn::Execution* e : p.executions) {
-      if (bench_stopped) return group;
+      if (stopped()) return group;
       progress.show(where + v.name + " " + std::string(e->name));
       group.rows.push_back(
           {v.name, std::string(e->name), attn::bench(v.spec, *e, c, p.effort, yardstick)});
     }
   return group;
-}
-
-static std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (const size_t colon = line.find(": "); line.starts_with("model name") && colon != line.npos)
-      return line.substr(colon + 2);
-  return "unknown CPU";
 }
 
 static std::string short_number(const char* format, double x) {
@@ -232,7 +176,7 @@ static std::string error_text(const BenchRow& r) {
 }
 
 static void print_machine(const BenchOptions& o, const Peaks& peaks) {
-  std::cout << cpu_model() << ", " << at::get_num_threads() << " threads, " << attn::cpu_kernels();
+  std::cout << cpuinfo("model name") << ", " << at::get_num_threads() << " threads, " << attn::cpu_kernels();
   if (o.device != "cpu") std::cout << "; on " << o.device;
   const char* before = " · matrix-multiply peak ";
   for (const auto& [dtype, gflops] : peaks)
@@ -324,28 +268,28 @@ static Json json(const std::vector<BenchGroup>& groups, const BenchOptions& o, c
     for (const BenchRow& row : group.rows)
       results.push_back(json(row, group.on, peaks.at(attn::dtype_name(group.on.dtype))));
   return {{"machine",
-           {{"cpu", cpu_model()},
+           {{"cpu", cpuinfo("model name")},
             {"threads", at::get_num_threads()},
             {"instruction_set", attn::cpu_kernels()},
             {"torch_kernels", at::get_cpu_capability()},
             {"torch", TORCH_VERSION}}},
           {"device", o.device},
           {"peak_gflops", peaks},
-          {"stopped", bool(bench_stopped)},
+          {"stopped", stopped()},
           {"results", results}};
 }
 
 static Outcome run(const BenchOptions& o) {
   const BenchPlan p = plan(o);
-  std::signal(SIGINT, stop_bench);
+  catch_interrupt();
   std::vector<BenchGroup> groups;
-  BenchProgress progress{.all = p.cases.size() * (1 + p.variants.size() * p.executions.size())};
+  Progress progress{.command = "bench", .all = p.cases.size() * (1 + p.variants.size() * p.executions.size())};
   Peaks peaks;
   for (const attn::Case& c : p.cases)
     if (!peaks.contains(attn::dtype_name(c.dtype))) measure_peak(c, peaks);
   if (!o.json) print_machine(o, peaks);
   for (const attn::Case& c : p.cases) {
-    if (bench_stopped) break;
+    if (stopped()) break;
     if (!groups.empty()) measure_peak(c, peaks);
     groups.push_back(measure(p, c, progress));
     progress.clear();
@@ -358,13 +302,13 @@ static Outcome run(const BenchOptions& o) {
   if (o.json)
     std::cout << json(groups, o, peaks).dump(2) << "\n";
   else
-    std::cout << (bench_stopped ? "\nstopped\n" : "\n")
+    std::cout << (stopped() ? "\nstopped\n" : "\n")
               << faint(
                      "medians; × sdpa: torch's time over this one's, run in turn (over 1: faster "
                      "than torch);\nGFLOP/s counts 2 half matrix products forward, 7 in all; "
                      "memory: the most beyond the inputs")
               << "\n";
-  return bench_stopped ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
+  return stopped() ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
 }
 
 Action bench(CLI::App& app) {

@@ -1,12 +1,9 @@
 // horner check: every variant × execution × dtype against the reference in double.
 #include "core/check.h"
 
-#include <ATen/Context.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <map>
@@ -16,6 +13,7 @@
 
 #include "attn/verify.h"
 #include "cli/command.h"
+#include "cli/run.h"
 #include "cli/table.h"
 #include "core/names.h"
 
@@ -55,66 +53,11 @@ struct CheckedRow {
   std::vector<Cell> cells;
 };
 
-static volatile std::sig_atomic_t stopped = 0;
-
-// The first Ctrl-C asks to stop after the current case, the second stops at once.
-static void stop(int) {
-  stopped = 1;
-  std::signal(SIGINT, SIG_DFL);
-}
-
-// What is being checked, on stderr: while it runs where that is a terminal, and when an error ends
-// it.
-struct Progress {
-  bool live = isatty(STDERR_FILENO);
-  std::string now = "";
-
-  void show(const std::string& line) {
-    now = line;
-    if (live) std::cerr << "\r\033[K" << line << " …" << std::flush;
-  }
-  ~Progress() {
-    if (live) std::cerr << "\r\033[K" << std::flush;
-    if (std::uncaught_exceptions() > 0) std::cerr << "check stopped at " << now << "\n";
-  }
-};
-
-static at::ScalarType dtype(const std::string& name) {
-  static const std::pair<const char*, at::ScalarType> kDtypes[] = {{"float32", at::kFloat},
-                                                                   {"float64", at::kDouble},
-                                                                   {"bfloat16", at::kBFloat16},
-                                                                   {"float16", at::kHalf}};
-  std::vector<std::string> names;
-  for (const auto& [known, type] : kDtypes) {
-    if (name == known) return type;
-    names.push_back(known);
-  }
-  fail("no dtype '", name, "'; possible: ", quoted(names));
-}
-
-static at::Device device(const std::string& name) {
-  horner::check(name == "cpu" || name == "cuda", "no device '", name,
-                "'; possible: 'cpu' or 'cuda'");
-  horner::check(name == "cpu" || at::hasCUDA(),
-                "no device 'cuda' here: torch finds no GPU ('horner info' says what there is)");
-  return name == "cpu" ? at::kCPU : at::kCUDA;
-}
-
-// attn::execution knows 'auto' too, which is no execution of its own.
-static const attn::Execution& execution(const std::string& name) {
-  std::vector<std::string> names;
-  for (const attn::Execution* e : attn::executions()) {
-    if (name == e->name) return *e;
-    names.emplace_back(e->name);
-  }
-  fail("no execution '", name, "'; possible: ", quoted(names));
-}
-
 static Cell check_one(const attn::Variant& v, const attn::Execution& e,
                       const std::string& dtype_name, const CheckOptions& o) {
   Cell cell{.dtype = dtype_name};
   for (attn::Case c : attn::standard_cases(dtype(dtype_name), device(o.device), uint64_t(o.seed))) {
-    if (stopped) {
+    if (stopped()) {
       cell.whole = false;
       break;
     }
@@ -135,23 +78,21 @@ static Cell check_one(const attn::Variant& v, const attn::Execution& e,
 static std::vector<CheckedRow> check_all(const CheckOptions& o) {
   const std::vector<attn::Variant> variants = select(o.variants);
   std::vector<const attn::Execution*> executions;
-  for (const std::string& name : o.executions) executions.push_back(&execution(name));
+  for (const std::string& name : o.executions) executions.push_back(&attn::execution(name));
   if (executions.empty()) executions.assign(attn::executions().begin(), attn::executions().end());
   for (const std::string& name : o.dtypes) (void)dtype(name);
   (void)device(o.device);
 
   std::vector<CheckedRow> rows;
-  Progress progress;
-  const size_t all = variants.size() * executions.size() * o.dtypes.size();
-  size_t done = 0;
+  Progress progress{.command = "check",
+                    .all = variants.size() * executions.size() * o.dtypes.size()};
   for (const attn::Variant& v : variants)
     for (const attn::Execution* e : executions) {
-      if (stopped) return rows;
+      if (stopped()) return rows;
       CheckedRow& row = rows.emplace_back(v, e, std::vector<Cell>());
       for (const std::string& name : o.dtypes) {
-        if (stopped) break;
-        progress.show(std::to_string(++done) + "/" + std::to_string(all) + " " + v.name + " " +
-                      std::string(e->name) + " " + name);
+        if (stopped()) break;
+        progress.show(v.name + " " + std::string(e->name) + " " + name);
         row.cells.push_back(check_one(v, *e, name, o));
       }
     }
@@ -230,7 +171,7 @@ static void print(const std::vector<CheckedRow>& rows, const CheckOptions& o) {
     }
   std::cout
       << "\n"
-      << (stopped ? "stopped; so far " : "") << ok << " ok, " << failed << " failed, " << cannot
+      << (stopped() ? "stopped; so far " : "") << ok << " ok, " << failed << " failed, " << cannot
       << " cannot run" << (cannot && !o.verbose ? " (-v says why)" : "") << "\n"
       << faint("beside each: its worst error, in multiples of the reference's own in that dtype")
       << "\n";
@@ -267,12 +208,12 @@ static Json json(const std::vector<CheckedRow>& rows, const CheckOptions& o, boo
   Json results = Json::array();
   for (const CheckedRow& row : rows)
     for (const Cell& cell : row.cells) results.push_back(json(row, cell, o));
-  return {{"ok", !failed},  {"stopped", bool(stopped)},     {"device", o.device},
+  return {{"ok", !failed},  {"stopped", stopped()},     {"device", o.device},
           {"seed", o.seed}, {"gradients", !o.forward_only}, {"results", results}};
 }
 
 static Outcome run(const CheckOptions& o) {
-  std::signal(SIGINT, stop);
+  catch_interrupt();
   const std::vector<CheckedRow> rows = check_all(o);
   bool failed = false;
   for (const CheckedRow& row : rows)
@@ -281,7 +222,7 @@ static Outcome run(const CheckOptions& o) {
     std::cout << json(rows, o, failed).dump(2) << "\n";
   else
     print(rows, o);
-  return stopped ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
+  return stopped() ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
 }
 
 Action check(CLI::App& app) {

@@ -6,27 +6,18 @@
 #include <torch/version.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "attn/bench.h"
 #include "cli/command.h"
+#include "cli/run.h"
 #include "cli/table.h"
 
 namespace horner::cli {
 
 using Json = nlohmann::ordered_json;
-
-// The value of a key in /proc/cpuinfo; empty where there is none.
-static std::string cpuinfo(const std::string& key) {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(':');
-    if (line.starts_with(key) && colon + 2 < line.size()) return line.substr(colon + 2);
-  }
-  return "";
-}
 
 static std::vector<std::string> instruction_sets() {
   static constexpr std::pair<const char*, const char*> kSets[] = {{"sse4.2", "sse4_2"},
@@ -72,6 +63,7 @@ static Json facts() {
           {"threads", at::get_num_threads()},
           {"cpu", cpuinfo("model name")},
           {"instruction_sets", instruction_sets()},
+          {"kernels", attn::cpu_kernels()},
           {"torch_kernels", at::get_cpu_capability()},
           {"gpus", cuda ? int(at::detail::getCUDAHooks().deviceCount()) : 0}};
 }

@@ -3,11 +3,9 @@
 #include "attn/exec/kernels/fused_cpu.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <atomic>
-
+#include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/exec/stages.h"
@@ -16,45 +14,6 @@
 namespace horner::attn::exec {
 
 using kernels::Fused;
-
-// Tasks one by one to whichever thread is free: they differ in length.
-template <class F>
-static void for_each_task(int64_t n, const F& f) {
-  std::atomic<int64_t> next = 0;
-  at::parallel_for(0, std::min<int64_t>(n, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    for (int64_t i; (i = next++) < n;) f(i);
-  });
-}
-
-// The keys that each query sees, as intervals.
-struct Intervals {
-  at::Tensor lo, hi;  // [T], int32
-
-  Intervals(const Mask& mask, const Inputs& in) {
-    const int64_t T = in.q.size(2), S = in.k.size(2);
-    lo = at::empty({T}, at::kInt), hi = at::empty({T}, at::kInt);
-    int32_t *l = lo.data_ptr<int32_t>(), *h = hi.data_ptr<int32_t>();
-    for (int64_t t = 0; t < T; ++t) {
-      const int64_t position = t + S - T;
-      const auto* window = std::get_if<Window>(&mask);
-      l[t] = window ? int32_t(std::max<int64_t>(0, position + 1 - window->size)) : 0;
-      h[t] = int32_t(is<Full>(mask) ? S : std::max<int64_t>(0, position + 1));
-    }
-    if (!in.cu_seqlens.defined()) return;
-    const at::Tensor cuts = in.cu_seqlens.to(at::kLong).contiguous();
-    const int64_t* c = cuts.data_ptr<int64_t>();
-    for (int64_t i = 0; i + 1 < cuts.numel(); ++i)
-      for (int64_t t = c[i]; t < c[i + 1]; ++t) {
-        l[t] = std::max<int32_t>(l[t], int32_t(c[i]));
-        h[t] = std::min<int32_t>(h[t], int32_t(c[i + 1]));
-      }
-  }
-  // Sums of x [..., S, C] over each query's keys, from running sums: [..., T, C].
-  at::Tensor sums(const at::Tensor& x) const {
-    const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
-    return running.index_select(-2, hi) - running.index_select(-2, at::minimum(lo, hi));
-  }
-};
 
 // What the kernel needs beside the tensors that have gradients.
 struct Job : torch::CustomClassHolder {
@@ -97,10 +56,6 @@ struct Tensors {
   }
 };
 
-template <class T>
-static T* pointer(const at::Tensor& x) {
-  return x.defined() ? x.data_ptr<T>() : nullptr;
-}
 static uint32_t* words(const at::Tensor& x) {  // its memory as 32-bit words
   return x.defined() ? static_cast<uint32_t*>(x.data_ptr()) : nullptr;
 }

@@ -14,8 +14,7 @@ inline float greater(float a, float b) {
   return a > b ? a : b;
 }
 
-// log x of normal x > 0: x = 2^e m, sqrt(1/2) <= m < sqrt(2), log m by its series, fitted. -88 for
-// 0.
+// log x of normal x > 0 (-88 of 0): x = 2^e m, 1/2 <= m^2 < 2, log m by its series, fitted.
 inline Vec log(Vec x) {
   const VecInt bits = reinterpret_cast<VecInt>(x);
   const VecInt e = (bits - 0x3f3504f3) >> 23;
@@ -66,8 +65,7 @@ inline float sharpness(const Scores& s) {
     const Vec p = exp(s.at(j) - most) / total;
     entropy -= p * log(p + 1e-9f);
   }
-  const double H = sum(entropy);
-  const double beta = (((-0.037 * H + 0.481) * H - 2.3) * H + 4.917) * H - 1.791;
+  const double H = sum(entropy), beta = (((-0.037 * H + 0.481) * H - 2.3) * H + 4.917) * H - 1.791;
   return H > 0.5 && beta > 1 ? float(beta) : 1;
 }
 

@@ -29,6 +29,8 @@ struct Tile {
   bool partial() const {
     return f.keep || columns < kTile || f.lo[t0 + rows - 1] > s0 || f.hi[t0] < s0 + columns;
   }
+  // Whether a score is a scaled product and no more.
+  bool plain() const { return f.scale > 0 && f.clamp == INFINITY && !f.centre && !f.decay; }
   // Which of kWidth keys from j on query i sees.
   VecInt seen(int i, int j) const {
     const VecInt s = lanes(int(s0) + j);
@@ -76,10 +78,28 @@ static void raise(float new_max, const Fused& f, int i, Sums& sums) {
   for (int64_t e = 0; e < f.E; e += kWidth) store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
 }
 
+// The same as weigh() below for the plainest of tiles: exp of a scaled product, all of it seen.
+static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
+  for (int i = 0; i < tile.rows; ++i) {
+    float* row = x + i * kTile;
+    Vec top = load(row);
+    for (int j = kWidth; j < kTile; j += kWidth) top = max(top, load(row + j));
+    raise(largest(top) * tile.f.scale, tile.f, i, sums);
+    Vec total{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Vec y = exp_down(load(row + j) * tile.f.scale - sums.shift[i]);
+      store(row + j, y);
+      total += y;
+    }
+    sums.W[i] += sum(total);
+  }
+}
+
 // From scores to weights, in place; adds the weights to W.
 template <bool Partial, class W>
 static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
   constexpr bool is_exp = __is_same(W, Exp);
+  if (is_exp && !Partial && tile.plain()) return weigh_plain(tile, x, sums);
   for (int i = 0; i < tile.rows; ++i) {
     if constexpr (is_exp) {
       Vec top = splat(-INFINITY);

@@ -61,29 +61,29 @@ inline float largest(Vec x) {
   return s[0];
 }
 
-// e^x within 1.5 ulp: x = n log 2 + r, |r| <= log 2 / 2, e^r by its series to order 6 with the last
-// coefficients fitted. 0 below -87.3 (so for -inf), finite for every x up to 88.7.
-inline Vec exp(Vec x) {
-  const Vec top = splat(88.72283f), bottom = splat(-87.33654f);
-  const Vec y = min(max(x, bottom), top);
+// e^x within 1 ulp, for -87.3 <= x <= 88.7: x = n log 2 + r with |r| <= log 2 / 2, and e^r by a
+// polynomial of degree 6. 2^n is added to the exponent.
+inline Vec exp_inside(Vec x) {
   const Vec magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const Vec shifted = y * 1.44269504f + magic;
+  const Vec shifted = x * 1.44269504f + magic;
   const Vec n = shifted - magic;
-  Vec r = y - n * 0.693359375f;
+  Vec r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  Vec p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.f;
-  // 2^n in two steps, since n may be 128.
-  const VecInt whole = __builtin_convertvector(n, VecInt);
-  const VecInt half = whole >> 1;
-  const Vec a = reinterpret_cast<Vec>((half + 127) << 23);
-  const Vec b = reinterpret_cast<Vec>((whole - half + 127) << 23);
-  return choose(x < bottom, Vec{}, p * a * b);
+  Vec p = r * 1.3814593295e-3f + 8.3687177377e-3f;
+  p = p * r + 4.1668388181e-2f;
+  p = p * r + 1.6666520623e-1f;
+  p = p * r + 4.9999993447e-1f;
+  p = p * (r * r) + r + 1.f;
+  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(p) + (reinterpret_cast<VecInt>(shifted) << 23));
+}
+// For x <= 0, of which less than e^-87.3 may be left of nothing.
+inline Vec exp_down(Vec x) {
+  return exp_inside(max(x, splat(-87.33654f)));
+}
+// For any x: 0 below -87.3 (so for -inf), the largest of floats above 88.7.
+inline Vec exp(Vec x) {
+  const Vec bottom = splat(-87.33654f);
+  return choose(x < bottom, Vec{}, exp_inside(min(max(x, bottom), splat(88.72283f))));
 }
 
 }  // namespace HORNER_ISA

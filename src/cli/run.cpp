@@ -1,0 +1,78 @@
+#include "cli/run.h"
+
+#include <ATen/Context.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <exception>
+#include <fstream>
+#include <iostream>
+
+#include "attn/inputs.h"
+#include "core/check.h"
+#include "core/names.h"
+
+namespace horner::cli {
+
+static volatile std::sig_atomic_t interrupted = 0;
+
+static void interrupt(int) {
+  interrupted = 1;
+  std::signal(SIGINT, SIG_DFL);
+}
+
+void catch_interrupt() {
+  std::signal(SIGINT, interrupt);
+}
+
+bool stopped() {
+  return interrupted != 0;
+}
+
+static bool live() {
+  return isatty(STDERR_FILENO);
+}
+
+void Progress::show(const std::string& what) {
+  now = what;
+  ++done;
+  if (live())
+    std::cerr << "\r\033[K" << done << "/" << all << " " << what << " …" << std::flush;
+}
+
+void Progress::clear() const {
+  if (live()) std::cerr << "\r\033[K" << std::flush;
+}
+
+Progress::~Progress() {
+  clear();
+  if (std::uncaught_exceptions() > 0) std::cerr << command << " stopped at " << now << "\n";
+}
+
+at::ScalarType dtype(const std::string& name) {
+  std::vector<std::string> names;
+  for (at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    names.push_back(attn::dtype_name(type));
+    if (name == names.back()) return type;
+  }
+  fail("no dtype '", name, "'; possible: ", quoted(names));
+}
+
+at::Device device(const std::string& name) {
+  horner::check(name == "cpu" || name == "cuda", "no device '", name,
+                "'; possible: 'cpu' or 'cuda'");
+  horner::check(name == "cpu" || at::hasCUDA(),
+                "no device 'cuda' here: torch finds no GPU ('horner info' says what there is)");
+  return name == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0);
+}
+
+std::string cpuinfo(const std::string& key) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (line.starts_with(key) && colon + 2 < line.size()) return line.substr(colon + 2);
+  }
+  return "";
+}
+
+}  // namespace horner::cli
