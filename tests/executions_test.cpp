@@ -1,4 +1,5 @@
-// Every variant of the catalog, on every execution, in every dtype, against the reference in double.
+// Every variant of the catalog, on every execution, in every dtype, against the reference in
+// double.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +24,8 @@ std::vector<Pair> pairs() {
 }
 
 std::string name(const Pair& p) {
-  std::string s = p.variant.name + "_" + std::string(p.execution->name) + "_" + c10::toString(p.dtype);
+  std::string s =
+      p.variant.name + "_" + std::string(p.execution->name) + "_" + c10::toString(p.dtype);
   std::replace(s.begin(), s.end(), '@', '_');
   return s;
 }
@@ -32,7 +34,8 @@ void PrintTo(const Pair& p, std::ostream* out) {
   *out << name(p);
 }
 
-// Small matrices: one thread is the fastest, but the kernels of our own are to share their work too.
+// Small matrices: one thread is the fastest, but the kernels of our own are to share their work
+// too.
 class Executions : public testing::TestWithParam<Pair> {
   void SetUp() override { at::set_num_threads(GetParam().execution->name == "reference" ? 1 : 2); }
 };

@@ -12,7 +12,6 @@ namespace horner::attn {
 // To add an execution, define it in exec/<name>.cpp and add it here.
 static const Execution* const kExecutions[] = {
     &exec::fused_cpu,
-    &exec::rows_cpu,
     &exec::reference,
 };
 

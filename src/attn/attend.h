@@ -12,7 +12,8 @@
 namespace horner::attn {
 
 // B batch, H heads, G key/value heads (H is a multiple), T queries, S keys, D head dimension,
-// E value dimension. A stage that needs an input says so (inputs.cpp); the others leave it undefined.
+// E value dimension. A stage that needs an input says so (inputs.cpp); the others leave it
+// undefined.
 struct Inputs {
   at::Tensor q;                 // [B, H, T, D]
   at::Tensor k;                 // [B, G, S, D]
@@ -40,7 +41,7 @@ struct Execution {
   at::Tensor (*run)(const Spec&, const Inputs&);       // [B, H, T, E], differentiable
 };
 
-std::span<const Execution* const> executions();    // best first
+std::span<const Execution* const> executions();     // best first
 const Execution& execution(std::string_view name);  // throws with the possible names
 
 // The first execution that can run; throws with every reason when there is none.

@@ -97,8 +97,7 @@ std::span<const Family> families() {
 static Variant member(const Family& f, int n) {
   std::string about(f.about);
   const std::string number = std::to_string(n);
-  for (size_t at; (at = (about + " ").find(" n ")) != about.npos;)
-    about.replace(at + 1, 1, number);
+  for (size_t at; (at = (about + " ").find(" n ")) != about.npos;) about.replace(at + 1, 1, number);
   return {std::string(f.name) + number, f.make(n), about, std::string(f.source)};
 }
 
@@ -168,7 +167,8 @@ struct IsOdd {
 };
 
 bool may_be_negative(const Spec& spec) {
-  const bool positive_scores = (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred;
+  const bool positive_scores =
+      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred;
   return std::visit(IsOdd{}, spec.weight) && !positive_scores;
 }
 
@@ -188,8 +188,7 @@ std::vector<std::string> notes(const Spec& spec) {
     out.push_back("its denominator has no effect: the norm after it does not see a row's scale");
   if (is<Exp>(spec.weight) && spec.clamp == kNoClamp && !is<Sum>(spec.denominator) && !scale_free)
     out.push_back("may overflow: nothing bounds its weights");
-  if (is<Adaptive>(spec.sharpness))
-    out.push_back("no gradient flows through the temperature");
+  if (is<Adaptive>(spec.sharpness)) out.push_back("no gradient flows through the temperature");
   return out;
 }
 

@@ -58,10 +58,11 @@ static void check_shape(const Input& i, const at::Tensor& x, std::map<char, int6
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] == 'n') continue;
     const int64_t size = x.size(int64_t(d));
-    const int64_t wanted = std::isdigit(shape[d]) ? shape[d] - '0'
-                                                  : sizes.try_emplace(shape[d], size).first->second;
+    const int64_t wanted =
+        std::isdigit(shape[d]) ? shape[d] - '0' : sizes.try_emplace(shape[d], size).first->second;
     const std::string where =
-        std::isdigit(shape[d]) ? "" : std::string(" with ") + shape[d] + " = " + std::to_string(wanted);
+        std::isdigit(shape[d]) ? ""
+                               : std::string(" with ") + shape[d] + " = " + std::to_string(wanted);
     check(size == wanted, i.name, " must be ", shape_text(i.shape), where, ", not ", x.sizes());
   }
 }

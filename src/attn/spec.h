@@ -17,9 +17,9 @@ namespace horner::attn {
 
 // f: what a query and a key become before they meet.
 struct Identity {};
-struct Elu1 {};    // elu(x) + 1
-struct Relu {};    // max(x, 0)
-struct Cosine {    // x / |x|
+struct Elu1 {};             // elu(x) + 1
+struct Relu {};             // max(x, 0)
+struct Cosine {             // x / |x|
   bool over_heads = false;  // the length is taken over the heads of a token, not over its channels
 };
 struct Project {  // P_h x, learned, one for queries and one for keys
@@ -34,7 +34,8 @@ struct Fixed {
 };
 using Scale = std::variant<RootDim, Fixed>;
 
-// sharpness: what the scale is multiplied by, from the number n of keys seen or from the row itself.
+// sharpness: what the scale is multiplied by, from the number n of keys seen or from the row
+// itself.
 struct Flat {};
 struct LogLength {};  // s_h log n, s_h learned (SSMax)
 struct LogPower {};   // delta_h + beta_h (log n)^gamma_h, learned (ASEntmax)
@@ -81,9 +82,9 @@ struct Sum {            // max(W + plus, least); of a |Z| under 1e-6, 1e-6 with 
   float least = 0;      // 0: no bound
   bool detach = false;  // no gradient through Z
 };
-struct Count {};           // the number of keys seen
-struct CountPower {};      // count^sigmoid(m_h), m_h learned (Cottention)
-struct CumulativeGate {    // max(sum of e^gate over the keys seen, least)
+struct Count {};         // the number of keys seen
+struct CountPower {};    // count^sigmoid(m_h), m_h learned (Cottention)
+struct CumulativeGate {  // max(sum of e^gate over the keys seen, least)
   float least = 0;
   bool times_count = false;
 };

@@ -158,7 +158,7 @@ static std::pair<std::string_view, std::string_view> halves(std::string_view s) 
 
 template <class T>
 static void check_range(const Parameter<T>& p) {
-  check(p.value >= p.least && p.value <= p.most, p.name, " must be ", number(p.least, false),
+  check(p.value >= T(p.least) && p.value <= T(p.most), p.name, " must be ", number(p.least, false),
         " to ", number(p.most, false), ", not ", double(p.value));
 }
 

@@ -9,8 +9,8 @@
 
 namespace horner::attn {
 
-std::string text(const Spec&);                 // the stages in which it differs from softmax
+std::string text(const Spec&);                  // the stages in which it differs from softmax
 Spec with(Spec base, std::string_view stages);  // `base` with the stages that the text names
-void check_spec(const Spec&);                  // throws unless every parameter is in its range
+void check_spec(const Spec&);                   // throws unless every parameter is in its range
 
 }  // namespace horner::attn

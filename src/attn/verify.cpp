@@ -39,7 +39,7 @@ static constexpr double kHeat = 8;  // what multiplies q in a hot case
 
 static int64_t size(const Case& c, const Spec& spec, char letter) {
   switch (letter) {
-    // clang-format off
+      // clang-format off
     case 'B': return c.B;
     case 'H': return c.H;
     case 'G': return c.G;
@@ -66,7 +66,8 @@ static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator
 Inputs random_inputs(const Spec& spec, const Case& c) {
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(c.seed);
   const auto exact = at::TensorOptions(at::kDouble);
-  // Weights that change sign or vanish keep away from a sum near 0, where dividing magnifies rounding.
+  // Weights that change sign or vanish keep away from a sum near 0, where dividing magnifies
+  // rounding.
   const bool fragile =
       (may_be_negative(spec) || (is<Power>(spec.weight) && is<Identity>(spec.features))) &&
       is<Sum>(spec.denominator);
@@ -76,7 +77,8 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
   Inputs in;
   for (const Input& i : input_table()) {
     if (i.role == Role::mask) {
-      if (i.at == &Inputs::keep ? c.padded : c.packed) in.*i.at = random_mask(i, c, random).to(c.device);
+      if (i.at == &Inputs::keep ? c.padded : c.packed)
+        in.*i.at = random_mask(i, c, random).to(c.device);
       continue;
     }
     if (!i.wanted(spec)) continue;
@@ -90,7 +92,8 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
       x = x + at::arange(c.E, exact).remainder(2) * 3 - 1.5;
     if (i.role == Role::gate) x = 0.1 + 0.8 * x.sigmoid();
     if (i.role == Role::log_gate) x = (x + 2).sigmoid().log();
-    if (i.role == Role::parameter) x = x.dim() == 3 ? x / std::sqrt(double(c.D)) : x.sigmoid() + 0.5;
+    if (i.role == Role::parameter)
+      x = x.dim() == 3 ? x / std::sqrt(double(c.D)) : x.sigmoid() + 0.5;
     in.*i.at = x.to(c.dtype).to(c.device);
   }
   return in;
@@ -105,7 +108,8 @@ struct Outcome {
 static Inputs leaves(Inputs in, at::ScalarType dtype, bool gradients) {
   for (const Input& i : input_table()) {
     at::Tensor& x = in.*i.at;
-    if (x.defined() && i.role != Role::mask) x = x.detach().to(dtype, false, true).requires_grad_(gradients);
+    if (x.defined() && i.role != Role::mask)
+      x = x.detach().to(dtype, false, true).requires_grad_(gradients);
   }
   return in;
 }
@@ -133,7 +137,7 @@ static double distance(const at::Tensor& a, const at::Tensor& b) {
 
 static double ulp(at::ScalarType dtype) {
   switch (dtype) {
-    // clang-format off
+      // clang-format off
     case at::kDouble: return std::ldexp(1.0, -52);
     case at::kFloat: return std::ldexp(1.0, -23);
     case at::kHalf: return std::ldexp(1.0, -10);
@@ -180,10 +184,11 @@ Verdict verify(const Spec& spec, const Execution& e, const Case& c) {
 
   at::Tensor direction;
   if (c.gradients)
-    direction = at::randn({c.B, c.H, c.T, c.E}, at::make_generator<at::CPUGeneratorImpl>(c.seed + 1),
-                          at::TensorOptions(at::kDouble))
-                    .to(c.dtype)
-                    .to(c.device);
+    direction =
+        at::randn({c.B, c.H, c.T, c.E}, at::make_generator<at::CPUGeneratorImpl>(c.seed + 1),
+                  at::TensorOptions(at::kDouble))
+            .to(c.dtype)
+            .to(c.device);
   const Outcome found = outcome(spec, e, in, c.dtype, direction);
   const Outcome truth = outcome(spec, reference, in, at::kDouble, direction);
   const bool of_itself = &e == &reference;

@@ -31,10 +31,10 @@ std::vector<Case> standard_cases(at::ScalarType, at::Device = at::kCPU, uint64_t
 Inputs random_inputs(const Spec&, const Case&);
 
 struct Difference {
-  std::string of;            // "output", "d q", ...
-  double error;              // the largest distance from the truth
-  double allowed;            // error may be at most this
-  double ratio;              // of the reference's own error in that dtype
+  std::string of;                               // "output", "d q", ...
+  double error;                                 // the largest distance from the truth
+  double allowed;                               // error may be at most this
+  double ratio;                                 // of the reference's own error in that dtype
   bool ok() const { return error <= allowed; }  // false for a NaN
 };
 

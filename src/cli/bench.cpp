@@ -176,7 +176,8 @@ static std::string error_text(const BenchRow& r) {
 }
 
 static void print_machine(const BenchOptions& o, const Peaks& peaks) {
-  std::cout << cpuinfo("model name") << ", " << at::get_num_threads() << " threads, " << attn::cpu_kernels();
+  std::cout << cpuinfo("model name") << ", " << at::get_num_threads() << " threads, "
+            << attn::cpu_kernels();
   if (o.device != "cpu") std::cout << "; on " << o.device;
   const char* before = " · matrix-multiply peak ";
   for (const auto& [dtype, gflops] : peaks)
@@ -283,7 +284,8 @@ static Outcome run(const BenchOptions& o) {
   const BenchPlan p = plan(o);
   catch_interrupt();
   std::vector<BenchGroup> groups;
-  Progress progress{.command = "bench", .all = p.cases.size() * (1 + p.variants.size() * p.executions.size())};
+  Progress progress{.command = "bench",
+                    .all = p.cases.size() * (1 + p.variants.size() * p.executions.size())};
   Peaks peaks;
   for (const attn::Case& c : p.cases)
     if (!peaks.contains(attn::dtype_name(c.dtype))) measure_peak(c, peaks);

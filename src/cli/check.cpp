@@ -1,7 +1,6 @@
 // horner check: every variant × execution × dtype against the reference in double.
 #include "core/check.h"
 
-
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -208,7 +207,7 @@ static Json json(const std::vector<CheckedRow>& rows, const CheckOptions& o, boo
   Json results = Json::array();
   for (const CheckedRow& row : rows)
     for (const Cell& cell : row.cells) results.push_back(json(row, cell, o));
-  return {{"ok", !failed},  {"stopped", stopped()},     {"device", o.device},
+  return {{"ok", !failed},  {"stopped", stopped()},         {"device", o.device},
           {"seed", o.seed}, {"gradients", !o.forward_only}, {"results", results}};
 }
 

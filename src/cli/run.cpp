@@ -36,8 +36,7 @@ static bool live() {
 void Progress::show(const std::string& what) {
   now = what;
   ++done;
-  if (live())
-    std::cerr << "\r\033[K" << done << "/" << all << " " << what << " …" << std::flush;
+  if (live()) std::cerr << "\r\033[K" << done << "/" << all << " " << what << " …" << std::flush;
 }
 
 void Progress::clear() const {

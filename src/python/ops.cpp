@@ -1,7 +1,7 @@
 // The whole Python binding: torch.ops.load_library("libhorner_python.so"), then torch.ops.horner.*
 //
-// The arguments of `attend` are the rows of attn::input_table(), then the variant and the execution.
-// Its kernels are boxed and loop over that table, so a new input is a new row there.
+// The arguments of `attend` are the rows of attn::input_table(), then the variant and the
+// execution. Its kernels are boxed and loop over that table, so a new input is a new row there.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -44,7 +44,8 @@ struct Call {
   Stack write(bool backward) const {
     Stack stack;
     if (backward) stack.emplace_back(grad);
-    for (const at::Tensor& x : inputs) stack.push_back(x.defined() ? c10::IValue(x) : c10::IValue());
+    for (const at::Tensor& x : inputs)
+      stack.push_back(x.defined() ? c10::IValue(x) : c10::IValue());
     stack.emplace_back(variant);
     stack.emplace_back(execution);
     if (backward) stack.emplace_back(wanted);
@@ -93,11 +94,11 @@ static void attend_backward(const c10::OperatorHandle&, Stack* stack) {
     x = x.detach().requires_grad_();
     leaves.push_back(x);
   }
-  const at::Tensor out =
-      attn::attend(attn::find(c.variant).spec, as_inputs(c.inputs), c.execution);
+  const at::Tensor out = attn::attend(attn::find(c.variant).spec, as_inputs(c.inputs), c.execution);
   Tensors gradients = torch::autograd::grad({out}, leaves, {c.grad}, false, false, true);
   for (size_t i = 0; i < leaves.size(); ++i)
-    gradients[i] = gradients[i].defined() ? gradients[i].contiguous() : at::zeros_like(leaves[i], at::MemoryFormat::Contiguous);
+    gradients[i] = gradients[i].defined() ? gradients[i].contiguous()
+                                          : at::zeros_like(leaves[i], at::MemoryFormat::Contiguous);
   stack->emplace_back(gradients);
 }
 
@@ -110,8 +111,7 @@ static at::Tensor unwritten(const at::Tensor& like, std::vector<c10::SymInt> sha
 static void attend_meta(const c10::OperatorHandle&, Stack* stack) {
   const Call c = Call::read(*stack, false);
   const at::Tensor &q = c.inputs[0], &v = c.inputs[2];
-  stack->emplace_back(
-      unwritten(q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), v.sym_size(3)}));
+  stack->emplace_back(unwritten(q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), v.sym_size(3)}));
 }
 
 static void attend_backward_meta(const c10::OperatorHandle&, Stack* stack) {
@@ -138,8 +138,11 @@ struct Attend : torch::autograd::Function<Attend> {
     return call_attend(c);
   }
   static Tensors backward(torch::autograd::AutogradContext* ctx, const Tensors& grads) {
-    Call c{grads.at(0), ctx->get_saved_variables(), ctx->saved_data["variant"].toStringRef(),
-           ctx->saved_data["execution"].toStringRef(), {}};
+    Call c{grads.at(0),
+           ctx->get_saved_variables(),
+           ctx->saved_data["variant"].toStringRef(),
+           ctx->saved_data["execution"].toStringRef(),
+           {}};
     size_t edge = 0;  // the inputs that are there are numbered
     for (size_t i = 0; i < kInputs; ++i)
       if (c.inputs[i].defined() && ctx->needs_input_grad(edge++)) c.wanted.push_back(int64_t(i));
@@ -164,13 +167,16 @@ static at::Tensor apply(const Call& c, std::index_sequence<I...>) {
   return Attend::apply(optional(c.inputs[I])..., c.variant, c.execution);
 }
 
-// Plain tensors go straight to the library, whose executions save what their gradients need; tensors
-// that stand for others (in torch.compile and the like) see one operator and its gradient.
+// Plain tensors go straight to the library, whose executions save what their gradients need;
+// tensors that stand for others (in torch.compile and the like) see one operator and its gradient.
 static void attend_autograd(const c10::OperatorHandle& op, Stack* stack) {
   const Call c = Call::read(*stack, false);
   bool plain = true;
   for (const at::Tensor& x : c.inputs)
-    plain &= !x.defined() || !x.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}) | c10::functorch_transforms_ks);
+    plain &= !x.defined() ||
+             !x.key_set().has_any(
+                 c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}) |
+                 c10::functorch_transforms_ks);
   if (plain && (c.inputs[0].is_cpu() || c.inputs[0].is_cuda())) {
     *stack = c.write(false);
     attend(op, stack);
@@ -183,7 +189,8 @@ static void attend_autograd(const c10::OperatorHandle& op, Stack* stack) {
 template <at::DeviceType device>
 static void attend_autocast(const c10::OperatorHandle&, Stack* stack) {
   Call c = Call::read(*stack, false);
-  const c10::impl::ExcludeDispatchKeyGuard off(at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  const c10::impl::ExcludeDispatchKeyGuard off(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const auto dtype = at::autocast::get_autocast_dtype(device);
   for (size_t i = 0; i < kInputs; ++i)
     if (attn::input_table()[i].role == attn::Role::tensor)
@@ -247,7 +254,8 @@ TORCH_LIBRARY(horner, m) {
   TORCH_CHECK(attn::input_table().size() == kInputs, "kInputs must be ",
               attn::input_table().size());
   m.def(torch::schema(schema("attend", "", "", "Tensor").c_str()));
-  m.def(torch::schema(schema("attend_backward", "Tensor grad, ", ", int[] wanted", "Tensor[]").c_str()));
+  m.def(torch::schema(
+      schema("attend_backward", "Tensor grad, ", ", int[] wanted", "Tensor[]").c_str()));
   m.def(torch::schema(schema("why_not", "", "", "str").c_str()), boxed<&why_not>());
   m.def("variants() -> str[]", &variants);
   m.def("executions() -> str[]", &executions);

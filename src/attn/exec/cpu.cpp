@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "attn/exec/kernels/fused_cpu.h"
+#include "attn/exec/stages.h"
+
 namespace horner::attn::exec {
 
 Intervals::Intervals(const Mask& mask, const Inputs& in) {
@@ -28,6 +31,29 @@ Intervals::Intervals(const Mask& mask, const Inputs& in) {
 at::Tensor Intervals::sums(const at::Tensor& x) const {
   const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
   return running.index_select(-2, hi) - running.index_select(-2, at::minimum(lo, hi));
+}
+
+Prepared::Prepared(const Spec& spec, const Inputs& in)
+    : seen(spec.mask, in), repeats(in.q.size(1) / in.k.size(1)) {
+  ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
+                           : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
+  count = seen.sums(ones).to(at::kFloat);
+  q = mapped(spec.features, in.q, in.query_projection);
+  k = mapped(spec.features, in.k, in.key_projection, repeats);
+  v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  factor = scale(spec, in, count);
+  if (in.decay.defined()) decay = in.decay.to(at::kDouble).cumsum(-1);
+}
+
+at::Tensor Prepared::gates(const Inputs& in) const {
+  const at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1) * ones;
+  return seen.sums(share).to(at::kFloat).repeat_interleave(repeats, 1);
+}
+
+at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {
+  if (!x.defined()) return x;
+  const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
+  return (rest ? at::constant_pad_nd(x, {0, rest}) : x).to(dtype).contiguous();
 }
 
 }  // namespace horner::attn::exec

@@ -1,4 +1,5 @@
-// What the torch side of the CPU kernels shares: tasks for the threads, and masks as intervals.
+// What the torch side of the CPU kernels shares: tasks for the threads, masks as intervals, and the
+// tensor code before a kernel.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -6,18 +7,25 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 
 #include "attn/attend.h"
 
 namespace horner::attn::exec {
 
-// Tasks one by one to whichever thread is free: they differ in length.
+// Tasks one by one to whichever thread is free: they differ in length. Each thread has `scratch`
+// floats of its own.
 template <class F>
-void for_each_task(int64_t n, const F& f) {
+void for_each_task(int64_t n, int64_t scratch, const F& f) {
   std::atomic<int64_t> next = 0;
   at::parallel_for(0, std::min<int64_t>(n, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    for (int64_t i; (i = next++) < n;) f(i);
+    const std::unique_ptr<float[]> own(scratch ? new float[size_t(scratch)] : nullptr);
+    for (int64_t i; (i = next++) < n;) f(i, own.get());
   });
+}
+template <class F>
+void for_each_task(int64_t n, const F& f) {
+  for_each_task(n, 0, [&](int64_t i, float*) { f(i); });
 }
 
 // The keys that each query sees, as intervals that never go back; `keep` is apart.
@@ -25,8 +33,27 @@ struct Intervals {
   at::Tensor lo, hi;  // [T], int32: lo <= s < hi
 
   Intervals(const Mask&, const Inputs&);
-  at::Tensor sums(const at::Tensor& x) const;  // of x [..., S, C] over each query's keys: [..., T, C]
+  at::Tensor sums(
+      const at::Tensor& x) const;  // of x [..., S, C] over each query's keys: [..., T, C]
 };
+
+// The inputs as the kernels take them, differentiable.
+struct Prepared {
+  Intervals seen;
+  int64_t repeats;     // query heads for each key head
+  at::Tensor ones;     // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
+  at::Tensor count;    // [1 or B, 1, T, 1]
+  at::Tensor q, k, v;  // features taken, v gated
+  at::Tensor factor;   // what multiplies q.k: one number, or [1 or B, H, T, 1]
+  at::Tensor decay;    // [B, G, S], running sums in double, or undefined
+
+  Prepared(const Spec&, const Inputs&);
+  at::Tensor gates(
+      const Inputs&) const;  // sums of e^denominator_gate over the keys seen: [B, H, T, 1]
+};
+
+// With channels of zeros up to a multiple of kernels::kPad, contiguous.
+at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);
 
 // The memory of a tensor; null for none.
 template <class T>

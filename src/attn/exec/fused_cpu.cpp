@@ -1,5 +1,5 @@
-// One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Features, the input
-// gate and the centre are tensor code before it.
+// One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Features, the
+// input gate and the centre are tensor code before it.
 #include "attn/exec/kernels/fused_cpu.h"
 
 #include <ATen/ATen.h>
@@ -43,8 +43,8 @@ struct SetNorm {
   void operator()(Layer n) const { p.norm = kernels::Epilogue::layer, p.eps = n.eps; }
 };
 
-// The tensors with gradients, in the order of FusedAttend's arguments; those behind q, k and v may be
-// undefined.
+// The tensors with gradients, in the order of FusedAttend's arguments; those behind q, k and v may
+// be undefined.
 struct Tensors {
   at::Tensor q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
 
@@ -105,7 +105,8 @@ static Fused problem(const Job& job, const Tensors& x) {
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
   f.epilogue = job.epilogue;
   f.epilogue.divisor = pointer<float>(x.divisor);
-  f.epilogue.out_gate = pointer<float>(x.out_gate), f.epilogue.post_gate = pointer<float>(x.post_gate);
+  f.epilogue.out_gate = pointer<float>(x.out_gate),
+  f.epilogue.post_gate = pointer<float>(x.post_gate);
   f.epilogue.norm_weight = pointer<float>(x.norm_weight);
   f.epilogue.norm_bias = pointer<float>(x.norm_bias);
   return f;
@@ -145,7 +146,7 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
   const auto zeros_like = [](const at::Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
   const int64_t tasks = f.B * f.H * kernels::blocks(f.T);
   // By the shape alone, so that the same bits come out whatever the number of threads.
-  f.parts = std::clamp<int64_t>(16 / (f.B * f.G), 1, kernels::blocks(f.S));
+  f.parts = std::clamp<int64_t>(16 / std::max<int64_t>(1, f.B * f.G), 1, kernels::blocks(f.S));
   const at::Tensor v_tiles = transposed(x.v);
   const at::Tensor dN = grad.to(at::kFloat, false, true, at::MemoryFormat::Contiguous);
   const at::Tensor dW = at::empty_like(r.W);
@@ -196,8 +197,8 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
 }
 
 struct FusedAttend : torch::autograd::Function<FusedAttend> {
-  // q, k, v in float32 or all in bfloat16, decay in double, the rest in float32; contiguous, channels
-  // padded.
+  // q, k, v in float32 or all in bfloat16, decay in double, the rest in float32; contiguous,
+  // channels padded.
   template <class... Optional>
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<Job> job,
                             const Optional&... given) {
@@ -225,68 +226,60 @@ static at::Tensor differentiable(const c10::intrusive_ptr<Job>& job, const Tenso
   for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
   if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
   auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
-  return FusedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.centre), maybe(x.decay),
-                            maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
+  return FusedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.centre),
+                            maybe(x.decay), maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
                             maybe(x.norm_weight), maybe(x.norm_bias));
 }
 
 static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
-static at::Tensor padded(const at::Tensor& x, at::ScalarType dtype = at::kFloat) {
-  if (!x.defined()) return x;
-  const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
-  return (rest ? at::constant_pad_nd(x, {0, rest}) : x).to(dtype).contiguous();
-}
-
 // What divides a row where that is not its sum: [B, H, T], or undefined for 1.
-static at::Tensor divisor(const Spec& spec, const Inputs& in, const Intervals& seen,
-                          const at::Tensor& ones, const at::Tensor& count) {
+static at::Tensor divisor(const Spec& spec, const Inputs& in, const Prepared& p) {
   const std::vector<int64_t> shape = {in.q.size(0), in.q.size(1), in.q.size(2)};
-  const at::Tensor n = count.clamp_min(1).squeeze(-1);  // [1 or B, 1, T]
+  const at::Tensor n = p.count.clamp_min(1).squeeze(-1);  // [1 or B, 1, T]
   if (is<Count>(spec.denominator)) return n.expand(shape);
-  if (is<CountPower>(spec.denominator)) return n.pow(in.count_exponent.sigmoid().view({-1, 1})).expand(shape);
+  if (is<CountPower>(spec.denominator))
+    return n.pow(in.count_exponent.sigmoid().view({-1, 1})).expand(shape);
   const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
   if (!z) return {};
-  const at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1) * ones;
-  const at::Tensor sums = seen.sums(share).squeeze(-1).repeat_interleave(in.q.size(1) / in.k.size(1), 1);
-  const at::Tensor Z = sums.clamp_min(z->least == 0 ? 1e-6 : z->least);
+  const at::Tensor Z = p.gates(in).squeeze(-1).clamp_min(z->least == 0 ? 1e-6 : z->least);
   return (z->times_count ? Z * n : Z).expand(shape);
 }
 
-static at::Tensor run(const Spec& spec, const Inputs& in) {
-  const Intervals seen(spec.mask, in);
-  const at::Tensor ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
-                                            : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
-  const at::Tensor count = seen.sums(ones).to(at::kFloat);  // [1 or B, 1, T, 1]
-  const int64_t repeats = in.q.size(1) / in.k.size(1);
-  at::Tensor q = mapped(spec.features, in.q, in.query_projection);
-  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats);
-  const at::Tensor factor = scale(spec, in, count);
+static bool needs_the_row(const Spec& spec) {
+  return is<Entmax>(spec.weight) || is<TopK>(spec.weight) || is<SelfAdjusted>(spec.weight) ||
+         is<Adaptive>(spec.sharpness);
+}
 
+static at::Tensor run(const Spec& spec, const Inputs& in) {
+  if (needs_the_row(spec)) return attend_by_rows(spec, in);
+  const Prepared p(spec, in);
   auto job = c10::make_intrusive<Job>();
   job->weight = std::visit(Pointwise{}, spec.weight);
   job->clamp = spec.clamp;
-  job->scale = factor.dim() == 0 ? factor.item<float>() : 1;
-  if (factor.dim() > 0) q = q * factor;
-  job->lo = seen.lo, job->hi = seen.hi;
+  job->scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
+  job->lo = p.seen.lo, job->hi = p.seen.hi;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
-  kernels::Epilogue& p = job->epilogue;
-  p.channels = in.v.size(-1);
-  if (const auto* z = std::get_if<Sum>(&spec.denominator))
-    p.by_sum = true, p.plus = z->plus, p.least = z->least, p.detach = z->detach;
-  std::visit(SetNorm{p}, spec.norm);
+  kernels::Epilogue& epilogue = job->epilogue;
+  epilogue.channels = in.v.size(-1);
+  if (const auto* z = std::get_if<Sum>(&spec.denominator)) {
+    epilogue.by_sum = true;
+    epilogue.plus = z->plus, epilogue.least = z->least, epilogue.detach = z->detach;
+  }
+  std::visit(SetNorm{epilogue}, spec.norm);
 
+  const at::Tensor q = p.factor.dim() == 0 ? p.q : p.q * p.factor;
   const bool paired = isa().fused_bf16 && is_paired(in.q);
   const auto dtype = paired ? at::kBFloat16 : at::kFloat;
-  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-  Tensors x{padded(q, dtype), padded(k, dtype), padded(v, dtype)};
+  Tensors x{padded(q, dtype), padded(p.k, dtype), padded(p.v, dtype)};
   if (spec.centred) {  // the query times the mean key
-    const at::Tensor mean = seen.sums(k * ones) / count.clamp_min(1);
-    x.centre = plain((q * mean.to(at::kFloat).repeat_interleave(repeats, 1)).sum(-1) * job->scale);
+    const at::Tensor mean = p.seen.sums(p.k * p.ones) / p.count.clamp_min(1);
+    const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(p.repeats, 1);
+    x.centre = plain((q * per_head).sum(-1) * job->scale);
   }
-  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
-  x.divisor = plain(divisor(spec, in, seen, ones, count));
+  x.decay = p.decay;
+  x.divisor = plain(divisor(spec, in, p));
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
   return differentiable(job, x).narrow(-1, 0, in.v.size(-1)).to(in.q.scalar_type());
@@ -296,10 +289,8 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
   if (dtype != at::kFloat && dtype != at::kBFloat16) return "float32 and bfloat16 only";
-  if (is<Entmax>(spec.weight) || is<TopK>(spec.weight) || is<SelfAdjusted>(spec.weight))
-    return "its weight needs the whole row";
-  if (is<Adaptive>(spec.sharpness)) return "its temperature needs the whole row";
-  if (in.q.size(-1) > kernels::kMostChannels || in.v.size(-1) > kernels::kMostChannels)
+  const int64_t widest = std::max(in.q.size(-1), in.v.size(-1));
+  if (widest > kernels::kMostChannels && !needs_the_row(spec))
     return "head dimensions up to 256 only";
   return "";
 }

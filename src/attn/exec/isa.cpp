@@ -21,7 +21,8 @@ static const Isa kSets[] = {
     {"avx512", &kernels::avx512::fused_kernels, nullptr, &kernels::avx512::row_kernels, has_avx512},
     {"avx2", &kernels::avx2::fused_kernels, nullptr, &kernels::avx2::row_kernels,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
-    {"portable", &kernels::portable::fused_kernels, nullptr, &kernels::portable::row_kernels, [] { return true; }},
+    {"portable", &kernels::portable::fused_kernels, nullptr, &kernels::portable::row_kernels,
+     [] { return true; }},
 };
 
 std::span<const Isa> instruction_sets() {

@@ -19,8 +19,8 @@ struct Isa {
 
 std::span<const Isa> instruction_sets();  // best first
 
-// The best that this CPU has, or the one that the environment variable HORNER_CPU names; throws, with
-// the possible ones, when that is not one of them.
+// The best that this CPU has, or the one that the environment variable HORNER_CPU names; throws,
+// with the possible ones, when that is not one of them.
 const Isa& isa();
 
 }  // namespace horner::attn::exec

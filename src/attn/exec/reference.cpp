@@ -47,7 +47,8 @@ struct Weighed {
   at::Tensor operator()(Entmax w) const {
     const double a = w.alpha - 1.0;
     const at::Tensor top = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach();
-    const at::Tensor y = ((x - top.masked_fill(hidden.all(-1, true), 0)) * a).masked_fill(hidden, -INFINITY);
+    const at::Tensor y =
+        ((x - top.masked_fill(hidden.all(-1, true), 0)) * a).masked_fill(hidden, -INFINITY);
     auto p = [&](const at::Tensor& y, const at::Tensor& tau) {
       return (y - tau).clamp_min(0).pow(1 / a);
     };
@@ -59,11 +60,12 @@ struct Weighed {
       low = at::where(over, mid, low);
       high = at::where(over, high, mid);
     }
-    // The row sums to 1 whatever x is: that gives the gradient of tau, here as its value less itself.
+    // The row sums to 1 whatever x is: that gives the gradient of tau, here as its value less
+    // itself.
     const at::Tensor once = p(exact, low);
     const at::Tensor slope = once.pow(1 - a).masked_fill(once == 0, 0).to(y.scalar_type());
-    const at::Tensor tau = (slope * y.masked_fill(hidden, 0)).sum(-1, true) /
-                           slope.sum(-1, true).clamp_min(1e-30);
+    const at::Tensor tau =
+        (slope * y.masked_fill(hidden, 0)).sum(-1, true) / slope.sum(-1, true).clamp_min(1e-30);
     return p(y, low.to(y.scalar_type()) + tau - tau.detach());
   }
 
@@ -86,7 +88,8 @@ static at::Tensor adaptive(const at::Tensor& x, const at::Tensor& hidden) {
 static at::Tensor faded(const Inputs& in, const at::Tensor& hidden) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const at::Tensor g = in.decay.to(at::kDouble).cumsum(-1);  // [B, H, S]
-  const at::Tensor at_query = g.index_select(2, at::arange(S - T, S, hidden.options().dtype(at::kLong)).clamp_min(0));
+  const at::Tensor at_query =
+      g.index_select(2, at::arange(S - T, S, hidden.options().dtype(at::kLong)).clamp_min(0));
   return (at_query.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(hidden, 0).exp();
 }
 

@@ -1,13 +1,12 @@
-// The sums of every row on the CPU, where its weights or its sharpness need the whole row: one
-// strip of scores per block of queries, no T x S matrix, forward or backward.
+// The part of fused_cpu for rows whose sums need more than a pass: where its weights or its
+// sharpness need the whole row. One strip of scores per block of queries, no T x S matrix, forward
+// or backward.
 #include "attn/exec/kernels/rows_cpu.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <atomic>
-
+#include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/exec/stages.h"
@@ -16,46 +15,6 @@ namespace horner::attn::exec {
 
 using kernels::kStrip;
 using kernels::Rows;
-
-// Tasks one by one to whichever thread is free; each thread has `scratch` floats.
-template <class F>
-static void for_each_task(int64_t n, int64_t scratch, const F& f) {
-  std::atomic<int64_t> next = 0;
-  at::parallel_for(0, std::min<int64_t>(n, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    const at::Tensor own = at::empty({scratch}, at::kFloat);
-    for (int64_t i; (i = next++) < n;) f(i, own.data_ptr<float>());
-  });
-}
-
-// The keys that each query sees, as intervals.
-struct Intervals {
-  at::Tensor lo, hi;  // [T], int32
-
-  Intervals(const Mask& mask, const Inputs& in) {
-    const int64_t T = in.q.size(2), S = in.k.size(2);
-    lo = at::empty({T}, at::kInt), hi = at::empty({T}, at::kInt);
-    int32_t *l = lo.data_ptr<int32_t>(), *h = hi.data_ptr<int32_t>();
-    for (int64_t t = 0; t < T; ++t) {
-      const int64_t position = t + S - T;
-      const auto* window = std::get_if<Window>(&mask);
-      l[t] = window ? int32_t(std::max<int64_t>(0, position + 1 - window->size)) : 0;
-      h[t] = int32_t(is<Full>(mask) ? S : std::max<int64_t>(0, position + 1));
-    }
-    if (!in.cu_seqlens.defined()) return;
-    const at::Tensor cuts = in.cu_seqlens.to(at::kLong).contiguous();
-    const int64_t* c = cuts.data_ptr<int64_t>();
-    for (int64_t i = 0; i + 1 < cuts.numel(); ++i)
-      for (int64_t t = c[i]; t < c[i + 1]; ++t) {
-        l[t] = std::max<int32_t>(l[t], int32_t(c[i]));
-        h[t] = std::min<int32_t>(h[t], int32_t(c[i + 1]));
-      }
-  }
-  // Sums of x [..., S, C] over each query's keys, from running sums: [..., T, C].
-  at::Tensor sums(const at::Tensor& x) const {
-    const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
-    return running.index_select(-2, hi) - running.index_select(-2, at::minimum(lo, hi));
-  }
-};
 
 // What the kernel needs beside the tensors that have gradients.
 struct RowJob : torch::CustomClassHolder {
@@ -80,11 +39,6 @@ static at::Tensor transposed(const at::Tensor& x) {  // [B, G, S, C] -> [B, G, b
   const at::Tensor whole = at::constant_pad_nd(x, {0, 0, 0, n * kernels::kTile - S});
   const at::Tensor tiles = whole.view({x.size(0), x.size(1), n, kernels::kTile, x.size(3)});
   return tiles.transpose(-1, -2).contiguous();
-}
-
-template <class T>
-static T* pointer(const at::Tensor& x) {
-  return x.defined() ? x.data_ptr<T>() : nullptr;
 }
 
 // The widest strip, in whole tiles, and a tile more: where it is a power of two, the rows of a
@@ -181,61 +135,23 @@ struct RowSums : torch::autograd::Function<RowSums> {
   }
 };
 
-static at::Tensor padded(const at::Tensor& x) {
-  const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
-  const at::Tensor y = x.to(at::kFloat);
-  return (rest ? at::constant_pad_nd(y, {0, rest}) : y).contiguous();
-}
-
-static at::Tensor run(const Spec& spec, const Inputs& in) {
-  const Intervals seen(spec.mask, in);
-  Sums sums;
-  const at::Tensor ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
-                                            : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
-  sums.count = seen.sums(ones).to(at::kFloat);
-  const int64_t repeats = in.q.size(1) / in.k.size(1);
-  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats).to(at::kFloat);
-  const at::Tensor plain = mapped(spec.features, in.q, in.query_projection).to(at::kFloat);
-  const at::Tensor factor = scale(spec, in, sums.count).to(at::kFloat), q = plain * factor;
-  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-
-  std::optional<at::Tensor> decay;
-  if (in.decay.defined()) decay = in.decay.to(at::kDouble).cumsum(-1);
+at::Tensor attend_by_rows(const Spec& spec, const Inputs& in) {
+  const Prepared p(spec, in);
+  const at::Tensor plain = p.q.to(at::kFloat), factor = p.factor.to(at::kFloat), q = plain * factor;
   auto job = c10::make_intrusive<RowJob>();
   job->weight = std::visit(OfTheRow{}, spec.weight);
   job->adaptive = is<Adaptive>(spec.sharpness), job->centred = spec.centred;
   job->clamp = spec.clamp;
   job->q = padded(plain.detach());
   job->scale = factor.detach().expand({q.size(0), q.size(1), q.size(2), 1}).contiguous();
-  job->lo = seen.lo, job->hi = seen.hi;
+  job->lo = p.seen.lo, job->hi = p.seen.hi;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
-  const auto out = RowSums::apply(padded(q), padded(k), padded(v), decay, job);
-  sums.N = out[0].narrow(-1, 0, v.size(-1));
-  sums.W = out[1];
-  sums.shift = is<Exp>(spec.weight) ? out[2].narrow(-1, 1, 1) : at::zeros({1}, at::kFloat);
-  if (is<CumulativeGate>(spec.denominator)) {
-    const at::Tensor share = in.denominator_gate.exp().unsqueeze(-1) * ones;
-    sums.gates = seen.sums(share).to(at::kFloat).repeat_interleave(repeats, 1);
-  }
+  const auto decay = p.decay.defined() ? std::optional(p.decay) : std::nullopt;
+  const auto out = RowSums::apply(padded(q), padded(p.k), padded(p.v), decay, job);
+  Sums sums{out[0].narrow(-1, 0, p.v.size(-1)), out[1], at::zeros({1}, at::kFloat), p.count, {}};
+  if (is<Exp>(spec.weight)) sums.shift = out[2].narrow(-1, 1, 1);
+  if (is<CumulativeGate>(spec.denominator)) sums.gates = p.gates(in);
   return finish(spec, in, sums);
 }
-
-static std::string why_not(const Spec& spec, const Inputs& in) {
-  if (!in.q.is_cpu()) return "the inputs are not on the CPU";
-  const auto dtype = in.q.scalar_type();
-  if (dtype != at::kFloat && dtype != at::kBFloat16) return "float32 and bfloat16 only";
-  const bool of_the_row =
-      is<Entmax>(spec.weight) || is<TopK>(spec.weight) || is<SelfAdjusted>(spec.weight);
-  if (!of_the_row && !is<Adaptive>(spec.sharpness))
-    return "its weight is of one score: fused_cpu runs it";
-  return "";
-}
-
-const Execution rows_cpu{
-    .name = "rows_cpu",
-    .about = "one strip of scores per block of queries, on the CPU",
-    .why_not = why_not,
-    .run = run,
-};
 
 }  // namespace horner::attn::exec

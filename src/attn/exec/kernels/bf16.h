@@ -1,5 +1,5 @@
-// Products of bfloat16 pairs, where the instruction set has them: two numbers that are multiplied and
-// added together lie side by side in one 32-bit word.
+// Products of bfloat16 pairs, where the instruction set has them: two numbers that are multiplied
+// and added together lie side by side in one 32-bit word.
 //   C[m, n] (+)= sum_p A(m, p) . B[p, n],  A(m, p) and B[p, n] pairs, C in float32
 #pragma once
 
@@ -32,7 +32,8 @@ inline void micro(const PairProduct& p) {
     for (int j = 0; j < Columns; ++j) row[j] = _mm512_loadu_si512(b + j * kWidth);
     for (int i = 0; i < Rows; ++i) {
       const __m512i x = _mm512_set1_epi32(int(a[i * p.a_row]));
-      for (int j = 0; j < Columns; ++j) c[i][j] = _mm512_dpbf16_ps(c[i][j], (__m512bh)x, (__m512bh)row[j]);
+      for (int j = 0; j < Columns; ++j)
+        c[i][j] = _mm512_dpbf16_ps(c[i][j], (__m512bh)x, (__m512bh)row[j]);
     }
   }
   for (int i = 0; i < Rows; ++i)

@@ -28,17 +28,28 @@ struct Row {
   const float* N;
   float W, shift;
 
-  float Z, to_y;  // the divisor; y = N * to_y
-  float mean, r;  // of y: o = (y - mean) * r before weight, bias and post
-  float eps;      // of the norm, at the scale of y
+  float Z, to_y;               // the divisor; y = N * to_y
+  float mean, r;               // of y: o = (y - mean) * r before weight, bias and post
+  float eps;                   // of the norm, at the scale of y
   bool z_follows_w, at_bound;  // at_bound: L2 of a row without length
 
   Row(const Epilogue& p, int64_t row, int64_t E, const float* N, float W, float shift)
-      : p(p), row(row), E(E), N(N), W(W), shift(shift), mean(0), r(1), eps(0), z_follows_w(false), at_bound(false) {
+      : p(p),
+        row(row),
+        E(E),
+        N(N),
+        W(W),
+        shift(shift),
+        mean(0),
+        r(1),
+        eps(0),
+        z_follows_w(false),
+        at_bound(false) {
     divide();
     to_y = (p.out_gate ? p.out_gate[row] : 1) / Z;
     const float n = float(p.channels);
-    if (p.norm == Epilogue::layer) mean = over_channels(E, [&](int64_t e) { return load(N + e); }) * to_y / n;
+    if (p.norm == Epilogue::layer)
+      mean = over_channels(E, [&](int64_t e) { return load(N + e); }) * to_y / n;
     if (p.norm == Epilogue::none) {
       r = p.by_sum ? 1 : expf(shift);
     } else if (p.norm == Epilogue::l2) {
@@ -68,7 +79,8 @@ struct Row {
       const Vec y = load(N + e) * to_y - centre;
       return y * y;
     });
-    for (int64_t e = whole; e < p.channels; ++e) s += (N[e] * to_y - centre) * (N[e] * to_y - centre);
+    for (int64_t e = whole; e < p.channels; ++e)
+      s += (N[e] * to_y - centre) * (N[e] * to_y - centre);
     return s;
   }
   // A row without weights gives 0.
@@ -121,8 +133,8 @@ struct Row {
     if (p.d_post_gate) p.d_post_gate[row] = sum(d_post);
     const float dot = sum(d_dot);
     through_norm(d, sum(d_sum), dot);
-    // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y through
-    // its eps alone, so there dy.y is what the eps leaves of it.
+    // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y
+    // through its eps alone, so there dy.y is what the eps leaves of it.
     float dy_y = dot * eps * r * r;
     if (p.norm == Epilogue::none || at_bound)
       dy_y = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * to_y;
@@ -143,7 +155,8 @@ struct Row {
     }
     if (p.norm == Epilogue::rms || p.norm == Epilogue::layer) by_u = d_dot / n;
     if (p.norm == Epilogue::layer) less = d_sum / n;
-    for (int64_t e = 0; e < E; e += kWidth) store(d + e, (load(d + e) - less - normed(e) * by_u) * r);
+    for (int64_t e = 0; e < E; e += kWidth)
+      store(d + e, (load(d + e) - less - normed(e) * by_u) * r);
   }
 };
 

@@ -1,5 +1,6 @@
 // The tiled forward and backward. Compiled once per instruction set, each in a namespace of its own
-// (HORNER_ISA). Nothing of the standard library here: its inline functions would be shared by the sets.
+// (HORNER_ISA). Nothing of the standard library here: its inline functions would be shared by the
+// sets.
 #include <cmath>
 
 #include "attn/exec/kernels/bf16.h"
@@ -19,13 +20,15 @@ struct Single {
   const float* dN() const { return f.dN + t.row(0) * E; }
 
   void scores(float* x) const {
-    multiply<false>(Product{q(), D, 1, f.k_tiles + t.key_block() * D * kTile, kTile, x, kTile, t.rows, kTile, D});
+    multiply<false>(Product{q(), D, 1, f.k_tiles + t.key_block() * D * kTile, kTile, x, kTile,
+                            t.rows, kTile, D});
   }
   void add_values(const float* w, float* N) const {
     multiply<true>(Product{w, kTile, 1, f.v + t.key(0) * E, E, N, E, t.rows, E, t.columns});
   }
   void d_weights(float* dp) const {
-    multiply<false>(Product{dN(), E, 1, f.v_tiles + t.key_block() * E * kTile, kTile, dp, kTile, t.rows, kTile, E});
+    multiply<false>(Product{dN(), E, 1, f.v_tiles + t.key_block() * E * kTile, kTile, dp, kTile,
+                            t.rows, kTile, E});
   }
   void add_d_values(const float* w, float* dv) const {
     multiply<true>(Product{w, 1, kTile, dN(), E, dv, E, t.columns, E, t.rows});
@@ -49,48 +52,60 @@ struct Paired {
 
   void scores(float* x) const {
     const uint32_t* k = f.pairs.k_tiles + t.key_block() * (D / 2) * kTile;
-    multiply<false>(PairProduct{f.pairs.q + t.row(0) * (D / 2), D / 2, 1, k, kTile, x, kTile, t.rows, kTile, D / 2});
+    multiply<false>(PairProduct{f.pairs.q + t.row(0) * (D / 2), D / 2, 1, k, kTile, x, kTile,
+                                t.rows, kTile, D / 2});
   }
   void add_values(const float* w, float* N) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_columns(w, kTile, a, kHalf, t.rows, kTile);
-    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.v_columns + t.key_block() * kHalf * E, E, N, E, t.rows, E, kHalf});
+    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.v_columns + t.key_block() * kHalf * E, E, N, E,
+                               t.rows, E, kHalf});
   }
   void d_weights(float* dp) const {
     const uint32_t* v = f.pairs.v_tiles + t.key_block() * (E / 2) * kTile;
-    multiply<false>(PairProduct{f.pairs.dN + t.row(0) * (E / 2), E / 2, 1, v, kTile, dp, kTile, t.rows, kTile, E / 2});
+    multiply<false>(PairProduct{f.pairs.dN + t.row(0) * (E / 2), E / 2, 1, v, kTile, dp, kTile,
+                                t.rows, kTile, E / 2});
   }
   // C[keys, channels] += x^T B, B the pairs of a block of queries.
   void add_transposed(const float* x, const uint32_t* b, float* c, int channels) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_rows(x, kTile, a, kTile, t.rows, kTile);
-    multiply<true>(PairProduct{a, 1, kTile, b + t.query_block() * kHalf * channels, channels, c, channels,
-                               t.columns, channels, (t.rows + 1) / 2});
+    multiply<true>(PairProduct{a, 1, kTile, b + t.query_block() * kHalf * channels, channels, c,
+                               channels, t.columns, channels, (t.rows + 1) / 2});
   }
-  void add_d_values(const float* w, float* dv) const { add_transposed(w, f.pairs.dN_columns, dv, E); }
-  void add_d_keys(const float* dx, float* dk) const { add_transposed(dx, f.pairs.q_columns, dk, D); }
+  void add_d_values(const float* w, float* dv) const {
+    add_transposed(w, f.pairs.dN_columns, dv, E);
+  }
+  void add_d_keys(const float* dx, float* dk) const {
+    add_transposed(dx, f.pairs.q_columns, dk, D);
+  }
   void add_d_queries(const float* dx, float* dq) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_columns(dx, kTile, a, kHalf, t.rows, kTile);
-    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.k_columns + t.key_block() * kHalf * D, D, dq, D, t.rows, D, kHalf});
+    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.k_columns + t.key_block() * kHalf * D, D, dq, D,
+                               t.rows, D, kHalf});
   }
   static void keep_dN(const Fused& f, int64_t task, int64_t row, int rows) {
     const float* dN = f.dN + row * f.E;
-    kernels::HORNER_ISA::pair_columns(dN, f.E, f.pairs.dN + row * (f.E / 2), f.E / 2, rows, int(f.E));
+    kernels::HORNER_ISA::pair_columns(dN, f.E, f.pairs.dN + row * (f.E / 2), f.E / 2, rows,
+                                      int(f.E));
     pair_rows(dN, f.E, f.pairs.dN_columns + task * kHalf * f.E, f.E, rows, int(f.E));
   }
 };
 
 static void pair_columns(const PairColumns& p, int64_t block) {
   const int64_t s0 = block * kTile;
-  pair_rows(p.x + s0 * p.C, p.C, p.pairs + block * (kTile / 2) * p.C, p.C, least(kTile, p.rows - s0), int(p.C));
+  pair_rows(p.x + s0 * p.C, p.C, p.pairs + block * (kTile / 2) * p.C, p.C,
+            least(kTile, p.rows - s0), int(p.C));
 }
 #endif
 
 template <class Products>
 static void forward(const Fused& f, int64_t task) {
-  const int64_t n = blocks(f.T), head = task / n, t0 = (n - 1 - task % n) * kTile;  // longest rows first
-  Tile tile{f, head / f.H, head % f.H, head % f.H / (f.H / f.G), t0, 0, least(kTile, f.T - t0), kTile};
+  const int64_t n = blocks(f.T), head = task / n,
+                t0 = (n - 1 - task % n) * kTile;  // longest rows first
+  Tile tile{f,    head / f.H, head % f.H, head % f.H / (f.H / f.G), t0, 0, least(kTile, f.T - t0),
+            kTile};
   const Products products{tile};
   alignas(64) float x[kTile * kTile];
   alignas(64) Sums sums;
@@ -142,7 +157,8 @@ static void backward(const Fused& f, int64_t task) {
   const int64_t part = task % f.parts, head = task / f.parts, n = blocks(f.S);
   const int64_t shared = f.H / f.G;
   alignas(64) float x[kTile * kTile], dp[kTile * kTile];
-  // Every parts-th block of keys: the blocks of a causal mask differ in length, so each part gets some of each.
+  // Every parts-th block of keys: the blocks of a causal mask differ in length, so each part gets
+  // some of each.
   for (int64_t block = part; block < n; block += f.parts) {
     const int64_t s0 = block * kTile;
     const int columns = least(kTile, f.S - s0);
@@ -158,7 +174,8 @@ static void backward(const Fused& f, int64_t task) {
         products.d_weights(dp);
         std::visit(
             [&](const auto& w) {
-              tile.partial() ? slopes<true>(w, tile, x, dp, part) : slopes<false>(w, tile, x, dp, part);
+              tile.partial() ? slopes<true>(w, tile, x, dp, part)
+                             : slopes<false>(w, tile, x, dp, part);
             },
             f.weight);
         products.add_d_values(x, dv);
@@ -177,10 +194,11 @@ static void transpose(const Transpose& t, int64_t block) {
       tile[c * kTile + j] = s0 + j < t.rows ? t.x[(s0 + j) * t.C + c] : 0;
 }
 
-
-const FusedKernels fused_kernels{transpose, nullptr, forward<Single>, rows<Single>, backward<Single>};
+const FusedKernels fused_kernels{transpose, nullptr, forward<Single>, rows<Single>,
+                                 backward<Single>};
 #ifdef __AVX512BF16__
-const FusedKernels fused_bf16_kernels{transpose, pair_columns, forward<Paired>, rows<Paired>, backward<Paired>};
+const FusedKernels fused_bf16_kernels{transpose, pair_columns, forward<Paired>, rows<Paired>,
+                                      backward<Paired>};
 #endif
 
 }  // namespace HORNER_ISA

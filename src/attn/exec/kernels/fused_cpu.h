@@ -1,6 +1,7 @@
-// A variant on the CPU, in tiles: forward gives the result, and for backward the sums (N, W) of every
-// row; backward first takes the gradient of the result to (dN, dW), row by row, then those to q, k, v.
-// Raw pointers: no torch header in this folder. One source, compiled once per instruction set.
+// A variant on the CPU, in tiles: forward gives the result, and for backward the sums (N, W) of
+// every row; backward first takes the gradient of the result to (dN, dW), row by row, then those to
+// q, k, v. Raw pointers: no torch header in this folder. One source, compiled once per instruction
+// set.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace horner::attn::kernels {
 
-inline constexpr int kTile = 64;       // queries and keys of a tile
-inline constexpr int kPad = 16;        // channels are padded with zeros to a multiple of this
+inline constexpr int kTile = 64;  // queries and keys of a tile
+inline constexpr int kPad = 16;   // channels are padded with zeros to a multiple of this
 inline constexpr int kMostChannels = 256;
 
 // Weights of one score.
@@ -26,12 +27,13 @@ struct Epilogue {
   enum { none, l2, rms, layer } norm;
   bool times_dim;
   float eps;
-  const float *norm_weight, *norm_bias;          // [E]
-  float *d_divisor, *d_out_gate, *d_post_gate;   // [B, H, T]
-  float *d_norm_weight, *d_norm_bias;            // [B * H * blocks(T), E]: one row for each task
+  const float *norm_weight, *norm_bias;         // [E]
+  float *d_divisor, *d_out_gate, *d_post_gate;  // [B, H, T]
+  float *d_norm_weight, *d_norm_bias;           // [B * H * blocks(T), E]: one row for each task
 };
 
-// Tensors are float32 and contiguous; D and E are padded. Head h of batch b reads key head h / (H / G).
+// Tensors are float32 and contiguous; D and E are padded. Head h of batch b reads key head h / (H /
+// G).
 struct Fused {
   int64_t B, H, G, T, S, D, E;
   Pointwise weight;
@@ -41,15 +43,15 @@ struct Fused {
   const float* v;        // [B, G, S, E]
   const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed, zeros beyond S
   const float* v_tiles;  // [B, G, blocks, E, kTile]; backward alone
-  // The same for bfloat16, as pairs in 32-bit words: of neighbours in a row (q and the tiles), or of
-  // neighbours in a column, kTile / 2 of them for each block (the rest). kernels/bf16.h
+  // The same for bfloat16, as pairs in 32-bit words: of neighbours in a row (q and the tiles), or
+  // of neighbours in a column, kTile / 2 of them for each block (the rest). kernels/bf16.h
   struct {
     const uint32_t *q, *k_tiles, *v_tiles;  // [B, H, T, D / 2], [B, G, blocks, D / 2, kTile], ...
     const uint32_t *q_columns, *k_columns, *v_columns;  // [B, H, blocks, kTile / 2, D], ...
-    uint32_t *dN, *dN_columns;              // [B, H, T, E / 2], [B, H, blocks, kTile / 2, E]
+    uint32_t *dN, *dN_columns;  // [B, H, T, E / 2], [B, H, blocks, kTile / 2, E]
   } pairs;
-  const float* centre;   // [B, H, T], or null
-  const double* decay;   // [B, G, S], running sums of the log gates, or null
+  const float* centre;     // [B, H, T], or null
+  const double* decay;     // [B, G, S], running sums of the log gates, or null
   const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; neither decreases with t
   const uint8_t* keep;     // [B, S], or null
 
@@ -61,10 +63,10 @@ struct Fused {
 
   // Backward. Each part of the keys adds to its own dq; the caller adds those up.
   int64_t parts;
-  float* dN;                          // [B, H, T, E]: comes as the gradient of the result
-  float* dW;                          // [B, H, T]
-  float *dq, *dk, *dv;                // [parts, B, H, T, D], [B, G, S, D], [B, G, S, E]
-  float *d_centre;                    // [parts, B, H, T], or null
+  float* dN;                            // [B, H, T, E]: comes as the gradient of the result
+  float* dW;                            // [B, H, T]
+  float *dq, *dk, *dv;                  // [parts, B, H, T, D], [B, G, S, D], [B, G, S, E]
+  float* d_centre;                      // [parts, B, H, T], or null
   double *d_decay_query, *d_decay_key;  // [parts, B, H, T], [B, G, S], or null
 };
 
@@ -89,15 +91,23 @@ struct PairColumns {
 struct FusedKernels {
   void (*transpose)(const Transpose&, int64_t block);
   void (*pair_columns)(const PairColumns&, int64_t block);  // of bfloat16 kernels alone
-  void (*forward)(const Fused&, int64_t task);   // tasks: B * H * blocks(T)
+  void (*forward)(const Fused&, int64_t task);              // tasks: B * H * blocks(T)
   void (*rows)(const Fused&, int64_t task);      // tasks: B * H * blocks(T); comes before backward
   void (*backward)(const Fused&, int64_t task);  // tasks: B * G * parts
 };
 
 // One for each instruction set; bfloat16 inputs take the second where there is one, else float32.
-namespace portable { extern const FusedKernels fused_kernels; }
-namespace avx2 { extern const FusedKernels fused_kernels; }
-namespace avx512 { extern const FusedKernels fused_kernels; }
-namespace avx512_bf16 { extern const FusedKernels fused_kernels, fused_bf16_kernels; }
+namespace portable {
+extern const FusedKernels fused_kernels;
+}
+namespace avx2 {
+extern const FusedKernels fused_kernels;
+}
+namespace avx512 {
+extern const FusedKernels fused_kernels;
+}
+namespace avx512_bf16 {
+extern const FusedKernels fused_kernels, fused_bf16_kernels;
+}
 
 }  // namespace horner::attn::kernels

@@ -44,11 +44,13 @@ inline void micro(const Product& p) {
 // As many rows as fill the registers beside Columns vectors of B.
 inline constexpr int kRegisters = kWidth == 16 ? 32 : 16;
 template <int Columns>
-inline constexpr int kRows = (kRegisters - Columns - 2) / Columns < 12 ? (kRegisters - Columns - 2) / Columns : 12;
+inline constexpr int kRows =
+    (kRegisters - Columns - 2) / Columns < 12 ? (kRegisters - Columns - 2) / Columns : 12;
 
 template <int Rows, int Columns, bool Add, class P>
 inline void rows(P p) {
-  for (; p.m >= Rows; p.m -= Rows, p.a += Rows * p.a_row, p.c += Rows * p.ldc) micro<Rows, Columns, Add>(p);
+  for (; p.m >= Rows; p.m -= Rows, p.a += Rows * p.a_row, p.c += Rows * p.ldc)
+    micro<Rows, Columns, Add>(p);
   if constexpr (Rows > 1)
     if (p.m > 0) rows<Rows / 2, Columns, Add>(p);
 }

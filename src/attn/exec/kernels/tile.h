@@ -1,4 +1,5 @@
-// What the kernels of all dtypes share: from the products of a tile to its weights, forward and backward.
+// What the kernels of all dtypes share: from the products of a tile to its weights, forward and
+// backward.
 #pragma once
 
 #include "attn/exec/kernels/epilogue.h"
@@ -37,7 +38,8 @@ struct Tile {
     VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
     if (f.keep) {
       VecInt kept{};
-      for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l) kept[l] = -(f.keep[b * f.S + s0 + j + l] != 0);
+      for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l)
+        kept[l] = -(f.keep[b * f.S + s0 + j + l] != 0);
       yes &= kept;
     }
     return yes;
@@ -46,7 +48,7 @@ struct Tile {
   Vec score(const float* x, int i, int j) const {
     Vec y = load(x + i * kTile + j) * f.scale;
     if (f.centre) y -= f.centre[row(i)];
-    return min(y, splat(f.clamp));
+    return min(splat(f.clamp), y);
   }
   // The product of the gates in (s, t], for kWidth keys from j on.
   Vec fade(int i, int j) const {
@@ -75,7 +77,8 @@ static void raise(float new_max, const Fused& f, int i, Sums& sums) {
   const float keep = exp(splat(sums.shift[i] - new_max))[0];
   sums.shift[i] = new_max;
   sums.W[i] *= keep;
-  for (int64_t e = 0; e < f.E; e += kWidth) store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
+  for (int64_t e = 0; e < f.E; e += kWidth)
+    store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
 }
 
 // The same as weigh() below for the plainest of tiles: exp of a scaled product, all of it seen.
@@ -166,7 +169,8 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t pa
     if (f.decay) f.d_decay_query[at] += sum(d_decay);
   }
   if (!f.decay) return;
-  for (int j = 0; j < tile.columns; ++j) f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
+  for (int j = 0; j < tile.columns; ++j)
+    f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
 }
 
 // The blocks of queries that see some key of [s0, s1).

@@ -40,25 +40,24 @@ inline VecInt lanes(int from) {  // from, from + 1, ...
 inline Vec choose(VecInt mask, Vec yes, Vec no) {
   return mask ? yes : no;
 }
+// Of a NaN and a number, the second.
 inline Vec min(Vec a, Vec b) {
   return a < b ? a : b;
 }
 inline Vec max(Vec a, Vec b) {
   return a > b ? a : b;
 }
+// f over all lanes, by halves.
+template <class F>
+inline float fold(Vec x, const F& f) {
+  for (int n = kWidth / 2; n > 0; n /= 2) x = f(x, __builtin_shuffle(x, lanes(0) ^ n));
+  return x[0];
+}
 inline float sum(Vec x) {
-  float s[kWidth];
-  store(s, x);
-  for (int n = kWidth / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) s[i] += s[i + n];
-  return s[0];
+  return fold(x, [](Vec a, Vec b) { return a + b; });
 }
 inline float largest(Vec x) {
-  float s[kWidth];
-  store(s, x);
-  for (int n = kWidth / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) s[i] = s[i] > s[i + n] ? s[i] : s[i + n];
-  return s[0];
+  return fold(x, [](Vec a, Vec b) { return max(a, b); });
 }
 
 // e^x within 1 ulp, for -87.3 <= x <= 88.7: x = n log 2 + r with |r| <= log 2 / 2, and e^r by a
@@ -74,16 +73,17 @@ inline Vec exp_inside(Vec x) {
   p = p * r + 1.6666520623e-1f;
   p = p * r + 4.9999993447e-1f;
   p = p * (r * r) + r + 1.f;
-  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(p) + (reinterpret_cast<VecInt>(shifted) << 23));
+  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(p) +
+                               (reinterpret_cast<VecInt>(shifted) << 23));
 }
 // For x <= 0, of which less than e^-87.3 may be left of nothing.
 inline Vec exp_down(Vec x) {
-  return exp_inside(max(x, splat(-87.33654f)));
+  return exp_inside(max(splat(-87.33654f), x));
 }
 // For any x: 0 below -87.3 (so for -inf), the largest of floats above 88.7.
 inline Vec exp(Vec x) {
   const Vec bottom = splat(-87.33654f);
-  return choose(x < bottom, Vec{}, exp_inside(min(max(x, bottom), splat(88.72283f))));
+  return choose(x < bottom, Vec{}, exp_inside(min(splat(88.72283f), max(bottom, x))));
 }
 
 }  // namespace HORNER_ISA

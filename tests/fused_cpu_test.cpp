@@ -1,0 +1,127 @@
+// What the CPU kernels promise beyond being right: every instruction set, the same bits whatever
+// the number of threads, memory that does not grow with T squared, NaN that stays visible.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "attn/bench.h"
+#include "attn/catalog.h"
+#include "attn/exec/cpu.h"
+#include "attn/exec/isa.h"
+#include "attn/inputs.h"
+#include "core/check.h"
+
+namespace horner::attn {
+namespace {
+
+const char* const kVariants[] = {"softmax",  "taylor3", "gated_decay", "centred_taylor4", "rms",
+                                 "softmax1", "sigmoid", "entmax15",    "sa_softmax"};
+
+struct Forced {
+  explicit Forced(std::string_view isa) { setenv("HORNER_CPU", std::string(isa).c_str(), 1); }
+  ~Forced() { unsetenv("HORNER_CPU"); }
+};
+
+TEST(InstructionSets, EachRunsWhenForcedAndIsRight) {
+  int ran = 0;
+  for (const exec::Isa& set : exec::instruction_sets()) {
+    if (!set.here()) continue;
+    ++ran;
+    const Forced forced(set.name);
+    EXPECT_EQ(cpu_kernels(), set.name);
+    for (const char* name : kVariants)
+      for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+        for (const Case& c : standard_cases(dtype)) {
+          if (c.T > 200) continue;
+          const Verdict v = verify(find(name).spec, execution("fused_cpu"), c);
+          EXPECT_TRUE(v.why_not.empty()) << v.why_not;
+          EXPECT_TRUE(v.ok()) << set.name << " " << name << " " << v.worst()->of << " " << text(c);
+        }
+  }
+  EXPECT_GE(ran, 1);
+}
+
+TEST(InstructionSets, AnUnknownOneIsAnError) {
+  const Forced forced("mmx");
+  try {
+    exec::isa();
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("HORNER_CPU is 'mmx'; this CPU has '"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("'portable'"), std::string::npos);
+  }
+}
+
+TEST(Threads, TwoRunAtOnce) {
+  at::set_num_threads(2);
+  std::atomic<int> here = 0, together = 0;
+  exec::for_each_task(2, [&](int64_t) {
+    ++here;
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (here < 2 && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+    if (here == 2) ++together;
+  });
+  EXPECT_EQ(together, 2);
+}
+
+TEST(Threads, TheirNumberDoesNotChangeABit) {
+  for (const char* name : kVariants)
+    for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const Case c{.T = 300, .S = 300, .D = 24, .E = 40, .dtype = dtype, .seed = 5};
+      const Spec spec = find(name).spec;
+      std::vector<at::Tensor> first;
+      for (int threads : {1, 2, 3}) {
+        at::set_num_threads(threads);
+        Inputs in = random_inputs(spec, c);
+        for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
+        const at::Tensor o = attend(spec, in);
+        o.backward(at::ones_like(o));
+        const std::vector<at::Tensor> now = {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()};
+        if (first.empty()) first = now;
+        for (size_t i = 0; i < now.size(); ++i)
+          EXPECT_TRUE(at::equal(now[i], first[i])) << name << " " << i << " " << threads;
+      }
+    }
+  at::set_num_threads(2);
+}
+
+// Twice the tokens take twice the memory, far from four times.
+TEST(Memory, IsLinearInTheTokens) {
+  auto bytes = [](int64_t T) {
+    const Case c{.B = 1, .H = 2, .G = 2, .T = T, .S = T, .D = 32, .E = 32};
+    return double(bench(Spec{}, execution("fused_cpu"), c, {.repeats = 1}, false).extra_bytes);
+  };
+  const double at_1k = bytes(1024), at_4k = bytes(4096);
+  EXPECT_GT(at_1k, 0);
+  EXPECT_LT(at_4k, 4.5 * at_1k);
+  EXPECT_LT(at_4k, 0.2 * 2 * 4096 * 4096 * sizeof(float));
+}
+
+TEST(Values, NanStaysVisible) {
+  for (const char* name : {"softmax", "l2", "taylor2", "by_count", "entmax15"}) {
+    const Spec spec = find(name).spec;
+    Inputs in = random_inputs(spec, {});
+    in.q.select(2, 20).fill_(NAN);
+    const at::Tensor o = attend(spec, in);
+    EXPECT_TRUE(o.select(2, 20).isnan().all().item<bool>()) << name;
+    EXPECT_FALSE(o.select(2, 19).isnan().any().item<bool>()) << name;
+  }
+}
+
+TEST(Sizes, MayBeZero) {
+  for (Case c : {Case{.B = 0}, Case{.T = 0, .S = 5}}) {
+    Inputs in = random_inputs(Spec{}, c);
+    in.q.requires_grad_();
+    const at::Tensor o = attend(Spec{}, in);
+    EXPECT_EQ(o.sizes(), (std::vector<int64_t>{c.B, c.H, c.T, c.E}));
+    o.sum().backward();
+    EXPECT_EQ(in.q.grad().sizes(), in.q.sizes());
+  }
+}
+
+}  // namespace
+}  // namespace horner::attn
