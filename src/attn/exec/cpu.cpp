@@ -4,6 +4,7 @@
 
 #include "attn/exec/kernels/fused_cpu.h"
 #include "attn/exec/stages.h"
+#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -48,6 +49,11 @@ Prepared::Prepared(const Spec& spec, const Inputs& in)
 at::Tensor Prepared::gates(const Inputs& in) const {
   const at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1) * ones;
   return seen.sums(share).to(at::kFloat).repeat_interleave(repeats, 1);
+}
+
+void check_first_order() {
+  check(!at::GradMode::is_enabled(),
+        "gradients of gradients: only 'reference' has them, not 'fused_cpu'");
 }
 
 at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {

@@ -52,6 +52,9 @@ struct Prepared {
       const Inputs&) const;  // sums of e^denominator_gate over the keys seen: [B, H, T, 1]
 };
 
+// Throws where a graph of the gradients is wanted: the kernels have no gradients of gradients.
+void check_first_order();
+
 // With channels of zeros up to a multiple of kernels::kPad, contiguous.
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);
 
