@@ -1,6 +1,7 @@
 #include "attn/exec/cpu.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include "attn/exec/kernels/fused_cpu.h"
 #include "attn/exec/stages.h"
@@ -52,7 +53,7 @@ at::Tensor Prepared::gates(const Inputs& in) const {
 }
 
 void check_first_order() {
-  check(!at::GradMode::is_enabled(),
+  check(!c10::GradMode::is_enabled(),
         "gradients of gradients: only 'reference' has them, not 'fused_cpu'");
 }
 
