@@ -1,5 +1,8 @@
 #include "attn/exec/isa.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -14,10 +17,22 @@ static bool has_avx512() {
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
 }
 
+static bool has_avx512_bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+// The kernel gives a process the tile registers when it asks for them.
+static bool has_amx() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return has_avx512_bf16() && __builtin_cpu_supports("amx-tile") &&
+         __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 static const Isa kSets[] = {
+    {"amx", &kernels::amx::fused_kernels, &kernels::amx::fused_bf16_kernels,
+     &kernels::amx::row_kernels, has_amx},
     {"avx512_bf16", &kernels::avx512_bf16::fused_kernels, &kernels::avx512_bf16::fused_bf16_kernels,
-     &kernels::avx512_bf16::row_kernels,
-     [] { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }},
+     &kernels::avx512_bf16::row_kernels, has_avx512_bf16},
     {"avx512", &kernels::avx512::fused_kernels, nullptr, &kernels::avx512::row_kernels, has_avx512},
     {"avx2", &kernels::avx2::fused_kernels, nullptr, &kernels::avx2::row_kernels,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},

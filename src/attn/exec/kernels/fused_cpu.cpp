@@ -3,7 +3,7 @@
 // sets.
 #include <cmath>
 
-#include "attn/exec/kernels/bf16.h"
+#include "attn/exec/kernels/amx.h"
 #include "attn/exec/kernels/gemm.h"
 #include "attn/exec/kernels/tile.h"
 
@@ -15,6 +15,7 @@ struct Single {
   const Tile& t;
   const Fused& f = t.f;
   const int D = int(f.D), E = int(f.E);
+  struct Registers {};
 
   const float* q() const { return f.q + t.row(0) * D; }
   const float* dN() const { return f.dN + t.row(0) * E; }
@@ -49,29 +50,40 @@ struct Paired {
   const Fused& f = t.f;
   const int D = int(f.D), E = int(f.E);
   static constexpr int kHalf = kTile / 2;
+  using Registers = TileShapes;
 
   void scores(float* x) const {
     const uint32_t* k = f.pairs.k_tiles + t.key_block() * (D / 2) * kTile;
-    multiply<false>(PairProduct{f.pairs.q + t.row(0) * (D / 2), D / 2, 1, k, kTile, x, kTile,
-                                t.rows, kTile, D / 2});
+    multiply_tiles<false>(PairProduct{f.pairs.q + t.row(0) * (D / 2), D / 2, 1, k, kTile, x, kTile,
+                                      t.rows, kTile, D / 2});
   }
   void add_values(const float* w, float* N) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_columns(w, kTile, a, kHalf, t.rows, kTile);
-    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.v_columns + t.key_block() * kHalf * E, E, N, E,
-                               t.rows, E, kHalf});
+    multiply_tiles<true>(PairProduct{a, kHalf, 1, f.pairs.v_columns + t.key_block() * kHalf * E, E,
+                                     N, E, t.rows, E, kHalf});
   }
   void d_weights(float* dp) const {
     const uint32_t* v = f.pairs.v_tiles + t.key_block() * (E / 2) * kTile;
-    multiply<false>(PairProduct{f.pairs.dN + t.row(0) * (E / 2), E / 2, 1, v, kTile, dp, kTile,
-                                t.rows, kTile, E / 2});
+    multiply_tiles<false>(PairProduct{f.pairs.dN + t.row(0) * (E / 2), E / 2, 1, v, kTile, dp,
+                                      kTile, t.rows, kTile, E / 2});
   }
   // C[keys, channels] += x^T B, B the pairs of a block of queries.
   void add_transposed(const float* x, const uint32_t* b, float* c, int channels) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_rows(x, kTile, a, kTile, t.rows, kTile);
-    multiply<true>(PairProduct{a, 1, kTile, b + t.query_block() * kHalf * channels, channels, c,
-                               channels, t.columns, channels, (t.rows + 1) / 2});
+    b += t.query_block() * kHalf * channels;
+    const int pairs = (t.rows + 1) / 2;
+    if constexpr (kTileRegisters) {  // they want the pairs of a row side by side
+      alignas(64) uint32_t turned[kTile * kHalf];
+      for (int i = 0; i < pairs; ++i)
+        for (int j = 0; j < kTile; ++j) turned[j * kHalf + i] = a[i * kTile + j];
+      multiply_tiles<true>(
+          {turned, kHalf, 1, b, channels, c, channels, t.columns, channels, pairs});
+    } else {
+      multiply<true>(
+          PairProduct{a, 1, kTile, b, channels, c, channels, t.columns, channels, pairs});
+    }
   }
   void add_d_values(const float* w, float* dv) const {
     add_transposed(w, f.pairs.dN_columns, dv, E);
@@ -82,8 +94,8 @@ struct Paired {
   void add_d_queries(const float* dx, float* dq) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_columns(dx, kTile, a, kHalf, t.rows, kTile);
-    multiply<true>(PairProduct{a, kHalf, 1, f.pairs.k_columns + t.key_block() * kHalf * D, D, dq, D,
-                               t.rows, D, kHalf});
+    multiply_tiles<true>(PairProduct{a, kHalf, 1, f.pairs.k_columns + t.key_block() * kHalf * D, D,
+                                     dq, D, t.rows, D, kHalf});
   }
   static void keep_dN(const Fused& f, int64_t task, int64_t row, int rows) {
     const float* dN = f.dN + row * f.E;
@@ -107,6 +119,7 @@ static void forward(const Fused& f, int64_t task) {
   Tile tile{f,    head / f.H, head % f.H, head % f.H / (f.H / f.G), t0, 0, least(kTile, f.T - t0),
             kTile};
   const Products products{tile};
+  [[maybe_unused]] const typename Products::Registers registers;
   alignas(64) float x[kTile * kTile];
   alignas(64) Sums sums;
   for (int i = 0; i < kTile; ++i) sums.W[i] = 0, sums.shift[i] = -INFINITY;
@@ -157,6 +170,7 @@ static void backward(const Fused& f, int64_t task) {
   const int64_t part = task % f.parts, head = task / f.parts, n = blocks(f.S);
   const int64_t shared = f.H / f.G;
   alignas(64) float x[kTile * kTile], dp[kTile * kTile];
+  [[maybe_unused]] const typename Products::Registers registers;
   // Every parts-th block of keys: the blocks of a causal mask differ in length, so each part gets
   // some of each.
   for (int64_t block = part; block < n; block += f.parts) {

@@ -106,6 +106,9 @@ extern const FusedKernels fused_kernels;
 namespace avx512 {
 extern const FusedKernels fused_kernels;
 }
+namespace amx {
+extern const FusedKernels fused_kernels, fused_bf16_kernels;
+}
 namespace avx512_bf16 {
 extern const FusedKernels fused_kernels, fused_bf16_kernels;
 }

@@ -67,6 +67,9 @@ extern const RowKernels row_kernels;
 namespace avx512 {
 extern const RowKernels row_kernels;
 }
+namespace amx {
+extern const RowKernels row_kernels;
+}
 namespace avx512_bf16 {
 extern const RowKernels row_kernels;
 }
