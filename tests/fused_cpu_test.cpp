@@ -101,6 +101,39 @@ TEST(Memory, IsLinearInTheTokens) {
   EXPECT_LT(at_4k, 0.2 * 2 * 4096 * 4096 * sizeof(float));
 }
 
+TEST(Statistics, AreThoseOfTheReferenceInDouble) {
+  for (const Variant& v : variants())
+    for (const Case& c : standard_cases(at::kFloat)) {
+      if (c.T > 200 || c.hot) continue;
+      const Inputs in = random_inputs(v.spec, c);
+      Inputs exact = in;
+      for (const Input& i : input_table())
+        if ((in.*i.at).defined() && i.role != Role::mask) exact.*i.at = (in.*i.at).to(at::kDouble);
+      Statistics found, truth;
+      attend(v.spec, in, "fused_cpu", &found);
+      attend(v.spec, exact, "reference", &truth);
+      const std::pair<at::Tensor, at::Tensor> pairs[] = {{found.entropy, truth.entropy},
+                                                         {found.largest, truth.largest},
+                                                         {found.first, truth.first},
+                                                         {found.negative, truth.negative}};
+      for (const auto& [x, y] : pairs)
+        EXPECT_LT((x - y).abs().max().item<double>(), 2e-5)
+            << v.name << " " << &x - &pairs[0].first << " " << text(c);
+    }
+}
+
+TEST(Statistics, OfKnownRows) {
+  Inputs in = random_inputs(Spec{}, {.D = 8, .E = 8});
+  in.q.zero_();  // equal weights: row t has t + 1 keys
+  Statistics s;
+  attend(Spec{}, in, "auto", &s);
+  const at::Tensor n = at::arange(1, 38, at::kFloat);
+  EXPECT_TRUE(at::allclose(s.entropy.select(0, 0).select(0, 0), n.log(), 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(s.largest.select(0, 1).select(0, 2), 1 / n));
+  EXPECT_TRUE(at::allclose(s.first.select(0, 1).select(0, 2), 1 / n));
+  EXPECT_EQ(s.negative.abs().max().item<float>(), 0);
+}
+
 TEST(Values, NanStaysVisible) {
   for (const char* name : {"softmax", "l2", "taylor2", "by_count", "entmax15"}) {
     const Spec spec = find(name).spec;

@@ -103,6 +103,18 @@ def test_padding_and_packing():
     torch.testing.assert_close(packed, torch.cat(parts, 2))
 
 
+def test_statistics():
+    q, k, v, _ = inputs("softmax", torch.float, T=9, S=9)
+    out, rows = horner.statistics(q, k, v)
+    torch.testing.assert_close(out, horner.attend(q, k, v))
+    weights = (q @ k.repeat_interleave(2, 1).mT / 3**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
+    p = weights.softmax(-1).detach()
+    torch.testing.assert_close(rows["entropy"], -torch.xlogy(p, p).sum(-1))
+    torch.testing.assert_close(rows["largest"], p.amax(-1))
+    torch.testing.assert_close(rows["first"], p[..., 0])
+    assert not rows["negative"].any()
+
+
 def test_errors_say_what_is_possible():
     q, k, v, _ = inputs("softmax")
     with pytest.raises(RuntimeError, match="no attention variant 'sofmax'; did you mean 'softmax'"):

@@ -19,7 +19,7 @@ if not _library.exists():
 torch.ops.load_library(_library)
 _ops = torch.ops.horner
 
-__all__ = ["attend", "describe", "executions", "variants", "why_not"]
+__all__ = ["attend", "describe", "executions", "statistics", "variants", "why_not"]
 
 _STAGE_INPUTS = (
     "decay", "input_gate", "denominator_gate", "output_gate", "post_gate", "length_scale", "log_power",
@@ -88,6 +88,17 @@ def attend(
                  cu_seqlens [n + 1] (int: where packed sequences begin, and the end).
     """
     return _ops.attend(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
+
+
+def statistics(q, k, v, *, variant="softmax", execution="auto", mask=None, scale=None, temperature=None, clamp=None,
+               **stages) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+    """What `attend` gives, and what each row says of its weights, from the same pass: [B, H, T] each.
+
+    With a_s = |weight of key s| and A their sum over the keys that the row sees:
+    entropy -sum a/A log(a/A), largest a/A, first: a/A of the first key, negative: the share of negative weights.
+    """
+    out, *rows = _ops.statistics(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
+    return out, dict(zip(("entropy", "largest", "first", "negative"), rows))
 
 
 def why_not(q, k, v, *, variant="softmax", execution, mask=None, scale=None, temperature=None, clamp=None, **stages):

@@ -53,9 +53,10 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
   fail("cannot run on q ", in.q.sizes(), " ", dtype_name(in.q.scalar_type()), ":", reasons);
 }
 
-at::Tensor attend(const Spec& spec, const Inputs& in, std::string_view wanted) {
+at::Tensor attend(const Spec& spec, const Inputs& in, std::string_view wanted,
+                  Statistics* statistics) {
   check_inputs(spec, in);
-  return choose(spec, in, wanted).run(spec, in);
+  return choose(spec, in, wanted).run(spec, in, statistics);
 }
 
 }  // namespace horner::attn

@@ -34,11 +34,20 @@ struct Inputs {
   at::Tensor cu_seqlens;        // [n + 1], int: where packed sequences begin, and T at the end
 };
 
+// What each row says of its weights, from a = |w decay| over the keys that it sees, A = sum a.
+struct Statistics {
+  at::Tensor entropy;   // -sum a/A log(a/A)
+  at::Tensor largest;   // the largest a/A
+  at::Tensor first;     // a/A of the first key of its interval: the mass of an attention sink
+  at::Tensor negative;  // the sum of a/A over negative weights
+};  // [B, H, T] each, float32 or wider, without gradients; 0 for a row without weights
+
 // One way to run a Spec.
 struct Execution {
   std::string_view name, about;
   std::string (*why_not)(const Spec&, const Inputs&);  // "" when it can run
-  at::Tensor (*run)(const Spec&, const Inputs&);       // [B, H, T, E], differentiable
+  // [B, H, T, E], differentiable; the statistics of the same pass, unless that is null.
+  at::Tensor (*run)(const Spec&, const Inputs&, Statistics*);
 };
 
 std::span<const Execution* const> executions();     // best first
@@ -48,6 +57,7 @@ const Execution& execution(std::string_view name);  // throws with the possible 
 const Execution& choose(const Spec&, const Inputs&, std::string_view execution = "auto");
 
 // [B, H, T, E], in the dtype of q.
-at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto");
+at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto",
+                  Statistics* = nullptr);
 
 }  // namespace horner::attn

@@ -22,7 +22,7 @@ const Execution torch_sdpa{
     .about = "at::scaled_dot_product_attention, causal",
     .why_not = [](const Spec&, const Inputs&) { return std::string(); },
     .run =
-        [](const Spec&, const Inputs& in) {
+        [](const Spec&, const Inputs& in, Statistics*) {
           return at::scaled_dot_product_attention(in.q, in.k, in.v, {}, 0, /*is_causal=*/true);
         },
 };
@@ -47,7 +47,7 @@ struct Runner {
   }
   void run() const {
     const c10::AutoGradMode with_gradients(direction.defined());
-    const at::Tensor out = execution.run(spec, in);
+    const at::Tensor out = execution.run(spec, in, nullptr);
     if (direction.defined()) out.backward(direction);
   }
   void reset() const {

@@ -208,6 +208,14 @@ static void why_not(const c10::OperatorHandle&, Stack* stack) {
   stack->emplace_back(attn::execution(c.execution).why_not(spec, in));
 }
 
+static void statistics(const c10::OperatorHandle&, Stack* stack) {
+  const Call c = Call::read(*stack, false);
+  attn::Statistics s;
+  stack->emplace_back(
+      attn::attend(attn::find(c.variant).spec, as_inputs(c.inputs), c.execution, &s));
+  for (const at::Tensor& x : {s.entropy, s.largest, s.first, s.negative}) stack->emplace_back(x);
+}
+
 static std::vector<std::string> variants() {
   std::vector<std::string> names;
   for (const attn::Variant& v : attn::variants()) names.push_back(v.name);
@@ -257,6 +265,9 @@ TORCH_LIBRARY(horner, m) {
   m.def(torch::schema(
       schema("attend_backward", "Tensor grad, ", ", int[] wanted", "Tensor[]").c_str()));
   m.def(torch::schema(schema("why_not", "", "", "str").c_str()), boxed<&why_not>());
+  m.def(torch::schema(
+            schema("statistics", "", "", "(Tensor, Tensor, Tensor, Tensor, Tensor)").c_str()),
+        boxed<&statistics>());
   m.def("variants() -> str[]", &variants);
   m.def("executions() -> str[]", &executions);
   m.def("describe(str variant) -> Dict(str, str)", &describe);

@@ -52,6 +52,13 @@ at::Tensor Prepared::gates(const Inputs& in) const {
   return seen.sums(share).to(at::kFloat).repeat_interleave(repeats, 1);
 }
 
+at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
+  if (!to) return {};
+  const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, at::kFloat);
+  *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
+  return all;
+}
+
 void check_first_order() {
   check(!c10::GradMode::is_enabled(),
         "gradients of gradients: only 'reference' has them, not 'fused_cpu'");

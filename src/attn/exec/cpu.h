@@ -52,6 +52,10 @@ struct Prepared {
       const Inputs&) const;  // sums of e^denominator_gate over the keys seen: [B, H, T, 1]
 };
 
+// Where a kernel writes the statistics [4, B, H, T], of which `to` gets its parts; undefined for
+// null.
+at::Tensor statistics_memory(const Inputs&, Statistics* to);
+
 // Throws where a graph of the gradients is wanted: the kernels have no gradients of gradients.
 void check_first_order();
 

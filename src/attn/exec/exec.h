@@ -8,6 +8,6 @@ namespace horner::attn::exec {
 extern const Execution reference, fused_cpu;
 
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
-at::Tensor attend_by_rows(const Spec&, const Inputs&);
+at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);
 
 }  // namespace horner::attn::exec

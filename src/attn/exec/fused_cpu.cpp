@@ -20,6 +20,7 @@ struct Job : torch::CustomClassHolder {
   kernels::Pointwise weight;
   float clamp, scale;
   at::Tensor lo, hi, keep;
+  at::Tensor statistics;         // [4, B, H, T] to write to, or undefined
   kernels::Epilogue epilogue{};  // without its pointers
 };
 
@@ -122,6 +123,7 @@ static const kernels::FusedKernels& kernels_for(const Tensors& x) {
 
 static Result forward(const Job& job, const Tensors& x, bool keep_sums) {
   Fused f = problem(job, x);
+  f.statistics = pointer<float>(job.statistics);
   Result r;
   r.k_tiles = transposed(x.k);
   r.o = at::empty({f.B, f.H, f.T, f.E}, at::kFloat);
@@ -253,8 +255,8 @@ static bool needs_the_row(const Spec& spec) {
          is<Adaptive>(spec.sharpness);
 }
 
-static at::Tensor run(const Spec& spec, const Inputs& in) {
-  if (needs_the_row(spec)) return attend_by_rows(spec, in);
+static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
+  if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
   const Prepared p(spec, in);
   auto job = c10::make_intrusive<Job>();
   job->weight = std::visit(Pointwise{}, spec.weight);
@@ -262,6 +264,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in) {
   job->scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
   job->lo = p.seen.lo, job->hi = p.seen.hi;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
+  job->statistics = statistics_memory(in, statistics);
   kernels::Epilogue& epilogue = job->epilogue;
   epilogue.channels = in.v.size(-1);
   if (const auto* z = std::get_if<Sum>(&spec.denominator)) {

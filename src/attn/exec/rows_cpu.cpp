@@ -23,6 +23,7 @@ struct RowJob : torch::CustomClassHolder {
   float clamp;
   at::Tensor q, scale;  // [B, H, T, D], [B, H, T, 1]
   at::Tensor lo, hi, keep;
+  at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
 };
 
 struct OfTheRow {
@@ -77,6 +78,7 @@ struct RowSums : torch::autograd::Function<RowSums> {
                                          c10::intrusive_ptr<RowJob> job) {
     const at::Tensor g = decay.value_or(at::Tensor());
     Rows f = problem(*job, q, k, v, g);
+    f.statistics = pointer<float>(job->statistics);
     const at::Tensor k_tiles = transposed(k);
     const at::Tensor N = at::empty({f.B, f.H, f.T, f.E}, q.options());
     const at::Tensor W = at::empty({f.B, f.H, f.T, 1}, q.options());
@@ -136,7 +138,7 @@ struct RowSums : torch::autograd::Function<RowSums> {
   }
 };
 
-at::Tensor attend_by_rows(const Spec& spec, const Inputs& in) {
+at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statistics) {
   const Prepared p(spec, in);
   const at::Tensor plain = p.q.to(at::kFloat), factor = p.factor.to(at::kFloat), q = plain * factor;
   auto job = c10::make_intrusive<RowJob>();
@@ -145,6 +147,7 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in) {
   job->clamp = spec.clamp;
   job->q = padded(plain.detach());
   job->scale = factor.detach().expand({q.size(0), q.size(1), q.size(2), 1}).contiguous();
+  job->statistics = statistics_memory(in, statistics);
   job->lo = p.seen.lo, job->hi = p.seen.hi;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
   const auto decay = p.decay.defined() ? std::optional(p.decay) : std::nullopt;

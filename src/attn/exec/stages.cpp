@@ -65,6 +65,13 @@ Seen seen(const Mask& mask, const Inputs& in) {
   return {hidden, hidden.logical_not().sum(-1, true).to(wide(in.q.scalar_type()))};
 }
 
+at::Tensor first_keys(const Mask& mask, const Inputs& in) {
+  Inputs whole = in;
+  whole.keep = at::Tensor();
+  const at::Tensor sees = seen(mask, whole).hidden.logical_not().to(at::kInt);
+  return sees.view({in.q.size(2), in.k.size(2)}).argmax(-1);  // the first of the largest
+}
+
 struct Sharpened {
   const Inputs& in;
   at::Tensor log_count;  // [..., T, 1]

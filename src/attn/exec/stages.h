@@ -18,6 +18,7 @@ struct Seen {
   at::Tensor count;   // [1 or B, 1, T, 1]
 };
 Seen seen(const Mask&, const Inputs&);
+at::Tensor first_keys(const Mask&, const Inputs&);  // [T]: where each query's interval begins
 
 // Scale, temperature and those kinds of sharpness that depend on the count alone; broadcasts to
 // [B, H, T, 1].

@@ -128,11 +128,7 @@ static void forward(const Fused& f, int64_t task) {
   for (tile.s0 = first; tile.s0 < last; tile.s0 += kTile) {
     tile.columns = least(kTile, f.S - tile.s0);
     products.scores(x);
-    std::visit(
-        [&](const auto& w) {
-          tile.partial() ? weigh<true>(w, tile, x, sums) : weigh<false>(w, tile, x, sums);
-        },
-        f.weight);
+    std::visit([&](const auto& w) { weigh_tile(w, tile, x, sums); }, f.weight);
     products.add_values(x, sums.N);
   }
   const bool is_exp = std::holds_alternative<Exp>(f.weight);
@@ -141,6 +137,7 @@ static void forward(const Fused& f, int64_t task) {
     const float shift = is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0;
     const float* N = sums.N + i * f.E;
     Row(f.epilogue, row, f.E, N, sums.W[i], shift).forward(f.o + row * f.E);
+    if (f.statistics) sums.tally[i].write(f.statistics + row, f.B * f.H * f.T);
     if (!f.N) continue;
     f.W[row] = sums.W[i];
     f.shift[row] = shift;

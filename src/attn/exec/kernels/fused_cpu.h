@@ -59,6 +59,7 @@ struct Fused {
 
   // Forward writes the result, and unless they are null the sums, which backward reads.
   float* o;              // [B, H, T, E]
+  float* statistics;     // [4, B, H, T] (tally.h), or null
   float *N, *W, *shift;  // [B, H, T, E], [B, H, T], [B, H, T]
 
   // Backward. Each part of the keys adds to its own dq; the caller adds those up.

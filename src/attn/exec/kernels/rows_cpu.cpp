@@ -5,6 +5,7 @@
 
 #include "attn/exec/kernels/gemm.h"
 #include "attn/exec/kernels/row_weights.h"
+#include "attn/exec/kernels/tally.h"
 
 namespace horner::attn::kernels {
 namespace HORNER_ISA {
@@ -41,6 +42,10 @@ struct Block {
   }
   bool all_seen(int i, int64_t j) const {
     return !f.keep && s0 + j >= f.lo[t0 + i] && s0 + j + kWidth <= f.hi[t0 + i];
+  }
+  float first_weight(int i, const float* row) const {  // of the first key of query i
+    const int64_t j = f.lo[t0 + i] - s0;
+    return j >= 0 && j < width ? fabsf(row[j]) : 0;
   }
   // The product of the gates in (s, t], for kWidth keys from j on.
   Vec fade(int i, int64_t j) const {
@@ -105,12 +110,20 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
     else if (r.top == r.top)
       find(w, scores, r);
     Vec total{};
+    Tally::Sums tally;
     for (int64_t j = 0; j < k.width; j += kWidth) {
       Vec y = parts(w, load(row + j), r).w;
       if (f.decay) y *= k.fade(i, j);
       if (r.top != r.top) y = splat(NAN);
       store(row + j, y);
       total += y;
+      if (f.statistics) tally.add(y);
+    }
+    if (f.statistics) {
+      Tally whole;
+      whole.add(tally);
+      whole.first = k.first_weight(i, row);
+      whole.write(f.statistics + k.row(i), f.B * f.H * f.T);
     }
     f.found[k.row(i)] = r;
     f.W[k.row(i)] = sum(total);

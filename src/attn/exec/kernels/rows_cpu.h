@@ -41,8 +41,9 @@ struct Rows {
   int64_t stride;          // floats between the rows of a strip: the widest, and kTile more
 
   // Forward.
-  float *N, *W;  // [B, H, T, E], [B, H, T]
-  Found* found;  // [B, H, T]; backward reads it
+  float *N, *W;       // [B, H, T, E], [B, H, T]
+  Found* found;       // [B, H, T]; backward reads it
+  float* statistics;  // [4, B, H, T] (tally.h), or null
 
   // Backward. Each part of the queries has its own dk and dv; the caller adds those up.
   int64_t parts;

@@ -4,6 +4,7 @@
 
 #include "attn/exec/kernels/epilogue.h"
 #include "attn/exec/kernels/fused_cpu.h"
+#include "attn/exec/kernels/tally.h"
 #include "attn/exec/kernels/vec.h"
 
 namespace horner::attn::kernels {
@@ -69,12 +70,14 @@ struct Tile {
 struct Sums {
   float N[kTile * kMostChannels];  // [rows, E]
   float W[kTile], shift[kTile];
+  Tally tally[kTile];
 };
 
 // Makes `max` the row's maximum so far; what has been summed is brought to the new scale.
 static void raise(float new_max, const Fused& f, int i, Sums& sums) {
   if (!(new_max > sums.shift[i])) return;
   const float keep = exp(splat(sums.shift[i] - new_max))[0];
+  if (f.statistics) sums.tally[i].shrink(new_max - sums.shift[i], keep);
   sums.shift[i] = new_max;
   sums.W[i] *= keep;
   for (int64_t e = 0; e < f.E; e += kWidth)
@@ -82,27 +85,35 @@ static void raise(float new_max, const Fused& f, int i, Sums& sums) {
 }
 
 // The same as weigh() below for the plainest of tiles: exp of a scaled product, all of it seen.
+template <bool Statistics>
 static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
   for (int i = 0; i < tile.rows; ++i) {
     float* row = x + i * kTile;
     Vec top = load(row);
     for (int j = kWidth; j < kTile; j += kWidth) top = max(top, load(row + j));
     raise(largest(top) * tile.f.scale, tile.f, i, sums);
-    Vec total{};
+    Vec total{}, moment{};
     for (int j = 0; j < kTile; j += kWidth) {
-      const Vec y = exp_down(load(row + j) * tile.f.scale - sums.shift[i]);
+      const Vec log_y = load(row + j) * tile.f.scale - sums.shift[i], y = exp_down(log_y);
       store(row + j, y);
       total += y;
+      if constexpr (Statistics) moment += y * log_y;
     }
-    sums.W[i] += sum(total);
+    const float added = sum(total);
+    sums.W[i] += added;
+    if constexpr (Statistics) {
+      sums.tally[i].total += added;
+      sums.tally[i].moment += sum(moment);
+      sums.tally[i].most = 1;  // the shift is the largest score
+    }
   }
 }
 
 // From scores to weights, in place; adds the weights to W.
-template <bool Partial, class W>
+template <bool Partial, bool Statistics, class W>
 static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
   constexpr bool is_exp = __is_same(W, Exp);
-  if (is_exp && !Partial && tile.plain()) return weigh_plain(tile, x, sums);
+  if (is_exp && !Partial && tile.plain()) return weigh_plain<Statistics>(tile, x, sums);
   for (int i = 0; i < tile.rows; ++i) {
     if constexpr (is_exp) {
       Vec top = splat(-INFINITY);
@@ -116,6 +127,7 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
     }
     const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
     Vec total{};
+    Tally::Sums tally;
     for (int j = 0; j < kTile; j += kWidth) {
       Vec y;
       if constexpr (is_exp) {
@@ -127,8 +139,22 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
       if (tile.f.decay) y *= tile.fade(i, j);
       store(x + i * kTile + j, y);
       total += y;
+      if constexpr (Statistics) tally.add(y);
     }
+    if constexpr (Statistics) sums.tally[i].add(tally);
     sums.W[i] += sum(total);
+  }
+}
+
+template <class W>
+static void weigh_tile(const W& w, const Tile& tile, float* x, Sums& sums) {
+  const bool partial = tile.partial();
+  if (!tile.f.statistics)
+    return partial ? weigh<true, false>(w, tile, x, sums) : weigh<false, false>(w, tile, x, sums);
+  partial ? weigh<true, true>(w, tile, x, sums) : weigh<false, true>(w, tile, x, sums);
+  for (int i = 0; i < tile.rows; ++i) {  // the first key of each row, where this tile has it
+    const int64_t j = tile.f.lo[tile.t0 + i] - tile.s0;
+    if (j >= 0 && j < tile.columns) sums.tally[i].first = fabsf(x[i * kTile + j]);
   }
 }
 

@@ -86,6 +86,19 @@ inline Vec exp(Vec x) {
   return choose(x < bottom, Vec{}, exp_inside(min(splat(88.72283f), max(bottom, x))));
 }
 
+// log x of normal x > 0 (-88 of 0): x = 2^e m, 1/2 <= m^2 < 2, log m by its series, fitted.
+inline Vec log(Vec x) {
+  const VecInt bits = reinterpret_cast<VecInt>(x);
+  const VecInt e = (bits - 0x3f3504f3) >> 23;
+  const Vec f = reinterpret_cast<Vec>(bits - (e << 23)) - 1.f, n = __builtin_convertvector(e, Vec);
+  constexpr float kSeries[] = {-1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f,
+                               1.4249322787e-1f,  -1.6668057665e-1f, 2.0000714765e-1f,
+                               -2.4999993993e-1f, 3.3333331174e-1f};
+  Vec p = splat(7.0376836292e-2f);
+  for (float c : kSeries) p = p * f + c;
+  return n * 0.693359375f + (f + (p * f * f * f - n * 2.12194440e-4f - f * f * 0.5f));
+}
+
 }  // namespace HORNER_ISA
 }  // namespace horner::attn::kernels
 
