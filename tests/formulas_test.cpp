@@ -164,6 +164,7 @@ Vec gated(R r) { return layer(r, r.out() * r.V(E(r) * r.in()) / r.n); }
 
 const std::map<std::string, Formula> kFormulas = {
     {"softmax",           [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"cosine_softmax",    [](R r) -> Vec { return r.V(softmax(10 * r.scores(cosine))); }},
     {"softmax_window",    [](R r) -> Vec { return normalised(r, exp(r.A) * r.inside(128)); }},
     {"softmax_out_gate",  [](R r) -> Vec { return r.out() * r.V(softmax(r.A)); }},
     {"clamped_sum",       [](R r) -> Vec { return r.V(E(r)) / std::max(E(r).sum(), 1.0); }},

@@ -129,9 +129,10 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
     Vec total{};
     Tally::Sums tally;
     for (int j = 0; j < kTile; j += kWidth) {
-      Vec y;
+      Vec y, log_y{};
       if constexpr (is_exp) {
-        y = exp(load(x + i * kTile + j) - shift);
+        log_y = load(x + i * kTile + j) - shift;
+        y = exp(log_y);
       } else {
         y = weight(w, tile.score(x, i, j)).w;
         if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
@@ -139,7 +140,7 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
       if (tile.f.decay) y *= tile.fade(i, j);
       store(x + i * kTile + j, y);
       total += y;
-      if constexpr (Statistics) tally.add(y);
+      if constexpr (Statistics) is_exp && !tile.f.decay ? tally.add(y, log_y) : tally.add(y);
     }
     if constexpr (Statistics) sums.tally[i].add(tally);
     sums.W[i] += sum(total);
