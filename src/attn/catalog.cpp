@@ -19,6 +19,7 @@ static const Variant kCatalog[] = {
     // Softmax, and what stands in for its denominator.
     {"softmax",             {},                                                                                        "exp, divided by its sum",                                        "Vaswani et al. 2017"},
     {"softmax_window",      {.mask = Window{128}},                                                                     "softmax of the last 128 keys",                                   "Beltagy et al. 2020"},
+    {"cosine_softmax",      {.features = Cosine{}, .scale = Fixed{10}},                                                "softmax of cosine similarities, times 10",                       "arXiv 1702.05870"},
     {"softmax_out_gate",    {.output_gate = true},                                                                     "softmax, then one gate per head",                                "arXiv 2505.06708, headwise"},
     {"clamped_sum",         {.clamp = 5, .denominator = Sum{.least = 1}},                                              "the sum, at least 1",                                            kPaper1, "softmax_clamp_denom"},
     {"detached_sum",        {.clamp = 5, .denominator = Sum{.least = 1, .detach = true}},                              "no gradient through the sum",                                    kPaper1, "softmax_detach_denom"},
