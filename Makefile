@@ -13,7 +13,7 @@ SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'tests/*.cpp')
 .PHONY: build demo test test-asan format format-check clean clean-all
 
 build: build/build.ninja
-	@ninja -C build --quiet
+	@ninja -C build
 	@$(VENV)/bin/python scripts/link-package.py build/python
 
 # Made once: ninja itself sees to every later change of the CMake files.
@@ -39,7 +39,7 @@ test: build format-check test-asan
 
 # The tests of the library under the address and undefined-behaviour sanitizers, on the smaller sizes.
 test-asan: build-asan/build.ninja
-	@ninja -C build-asan --quiet
+	@ninja -C build-asan
 	ctest --test-dir build-asan --output-on-failure -j 2
 
 format: $(VENV)/horner-ready
