@@ -348,7 +348,8 @@ TEST(EveryVariant, DividesItsScoresByTheTemperature) {
   for_every_variant([](Spec spec) {
     const Inputs in = random_inputs(spec, small(18));
     Spec halved = spec;
-    halved.scale = Fixed{is<Fixed>(spec.scale)        ? 0.5f
+    const auto* fixed = std::get_if<Fixed>(&spec.scale);
+    halved.scale = Fixed{fixed                        ? fixed->factor / 2
                          : is<Project>(spec.features) ? 0.125f   // 1 / (2 sqrt 16)
                                                       : 0.25f};  // 1 / (2 sqrt 4)
     spec.temperature = 2;
