@@ -130,15 +130,9 @@ static BenchGroup measure(const BenchPlan& p, const attn::Case& c, Progress& pro
   return group;
 }
 
-static std::string short_number(const char* format, double x) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, x);
-  return buffer;
-}
-
 // Three digits: 0.512, 5.12, 51.2, 512.
 static std::string digits(double x) {
-  return short_number(x < 1 ? "%.3f" : x < 10 ? "%.2f" : x < 100 ? "%.1f" : "%.0f", x);
+  return formatted(x < 1 ? "%.3f" : x < 10 ? "%.2f" : x < 100 ? "%.1f" : "%.0f", x);
 }
 
 static std::string bytes_text(int64_t bytes) {
@@ -152,9 +146,9 @@ static void add(Row& row, const std::optional<attn::Timing>& t, double peak) {
   if (!t) return;
   row.push_back(digits(t->ms));
   row.push_back(digits(t->gflops()));
-  row.push_back(short_number("%.0f%%", 100 * t->gflops() / peak));
+  row.push_back(formatted("%.0f%%", 100 * t->gflops() / peak));
   const double ratio = t->torch_ms ? *t->torch_ms / t->ms : 0;
-  const std::string shown = t->torch_ms ? short_number("%.2f", ratio) : "–";
+  const std::string shown = t->torch_ms ? formatted("%.2f", ratio) : "–";
   row.push_back(ratio > 1 ? green(shown) : shown);
 }
 
@@ -171,8 +165,8 @@ static std::string no_speed(Standing standing) {
 
 static std::string error_text(const BenchRow& r) {
   const attn::Difference& d = *r.result.worst;
-  return r.execution + " is wrong, " + d.of + " with error " + short_number("%.2e", d.error) +
-         ", allowed " + short_number("%.2e", d.allowed);
+  return r.execution + " is wrong, " + d.of + " with error " + formatted("%.2e", d.error) +
+         ", allowed " + formatted("%.2e", d.allowed);
 }
 
 static void print_machine(const BenchOptions& o, const Peaks& peaks) {

@@ -106,23 +106,16 @@ static std::string reproduce(const CheckedRow& row, const Cell& cell, const Chec
          (o.forward_only ? " --forward-only" : "") + " --seed " + std::to_string(o.seed);
 }
 
-static std::string short_number(const char* format, double x) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, x);
-  return buffer;
-}
-
 static std::string cell_text(const Cell& cell) {
-  if (!cell.failures.empty())
-    return red("FAIL " + short_number("%.1f", cell.worst->difference.ratio));
+  if (!cell.failures.empty()) return red("FAIL " + formatted("%.1f", cell.worst->difference.ratio));
   if (!cell.whole) return faint("stopped");
   if (!cell.worst) return faint("–");
-  return green("ok") + " " + short_number("%.1f", cell.worst->difference.ratio);
+  return green("ok") + " " + formatted("%.1f", cell.worst->difference.ratio);
 }
 
 static std::string finding_text(const Finding& f) {
-  return f.difference.of + ": error " + short_number("%.2e", f.difference.error) + ", allowed " +
-         short_number("%.2e", f.difference.allowed) + ", on " + text(f.on);
+  return f.difference.of + ": error " + formatted("%.2e", f.difference.error) + ", allowed " +
+         formatted("%.2e", f.difference.allowed) + ", on " + text(f.on);
 }
 
 static std::string title(const CheckedRow& row, const Cell& cell) {

@@ -42,12 +42,6 @@ static std::vector<State> states(const attn::Spec& spec, const ShowOptions& o) {
   return out;
 }
 
-static std::string formatted(const char* format, double x) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, x);
-  return buffer;
-}
-
 // "47,905", "3.1e+24"
 static std::string count_text(double n) {
   if (n >= 1e12) return formatted("%.1e", n);

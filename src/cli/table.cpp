@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 
 namespace horner::cli {
@@ -90,6 +91,12 @@ std::string red(const std::string& s) {
 }
 std::string green(const std::string& s) {
   return coloured("32", s);
+}
+
+std::string formatted(const char* format, double x) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, x);
+  return buffer;
 }
 
 }  // namespace horner::cli

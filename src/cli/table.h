@@ -23,6 +23,8 @@ std::string text(const Table&, size_t most = 0);
 // Columns that UTF-8 text takes on a terminal; colours take none.
 size_t width(std::string_view);
 
+std::string formatted(const char* format, double x);  // by printf's rules
+
 size_t terminal_width();  // of stdout; 0 when that is no terminal
 
 // Coloured only when stdout is a terminal and NO_COLOR is unset.

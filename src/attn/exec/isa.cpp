@@ -20,12 +20,13 @@ static bool has_avx512() {
 static bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
-// The kernel gives a process the tile registers when it asks for them.
+// The kernel gives a process the tile registers when it asks for them: once is enough.
 static bool has_amx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  return has_avx512_bf16() && __builtin_cpu_supports("amx-tile") &&
-         __builtin_cpu_supports("amx-bf16") &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  static const bool granted = has_avx512_bf16() && __builtin_cpu_supports("amx-tile") &&
+                              __builtin_cpu_supports("amx-bf16") &&
+                              syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
 }
 
 static const Isa kSets[] = {

@@ -93,10 +93,13 @@ static at::Tensor faded(const Inputs& in, const at::Tensor& hidden) {
   return (at_query.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(hidden, 0).exp();
 }
 
-static Statistics statistics_of(const at::Tensor& weights) {
-  const at::Tensor w = weights.detach(), a = w.abs(), A = a.sum(-1, true).clamp_min(1e-30);
-  const at::Tensor p = a / A;
-  return {-at::xlogy(p, p).sum(-1), p.amax(-1), {}, p.masked_fill(w >= 0, 0).sum(-1)};
+// Of the weights [B, H, T, S]; `first` [T] are the keys at which the rows begin.
+static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& first) {
+  const at::Tensor w = weights.detach(), a = w.abs(), p = a / a.sum(-1, true).clamp_min(1e-30);
+  const at::Tensor at_first =
+      p.gather(-1, first.view({1, 1, -1, 1}).expand({p.size(0), p.size(1), p.size(2), 1}));
+  return {-at::xlogy(p, p).sum(-1), p.amax(-1), at_first.squeeze(-1),
+          p.masked_fill(w >= 0, 0).sum(-1)};
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
@@ -116,13 +119,7 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   at::Tensor shift = at::zeros({1}, x.options());
   at::Tensor w = std::visit(Weighed{x, hidden, shift}, spec.weight);
   if (is<TokenGate>(spec.decay)) w = w * faded(in, hidden).to(w.scalar_type());
-  if (statistics) {
-    *statistics = statistics_of(w);
-    const at::Tensor a = w.detach().abs(), first = first_keys(spec.mask, given);  // [T]
-    const at::Tensor at_first =
-        a.gather(-1, first.view({1, 1, -1, 1}).expand({a.size(0), a.size(1), a.size(2), 1}));
-    statistics->first = (at_first / a.sum(-1, true).clamp_min(1e-30)).squeeze(-1);
-  }
+  if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   // float16 has no range for weights that nothing has divided yet
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
