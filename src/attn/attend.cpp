@@ -12,6 +12,7 @@ namespace horner::attn {
 // To add an execution, define it in exec/<name>.cpp and add it here.
 static const Execution* const kExecutions[] = {
     &exec::fused_cpu,
+    &exec::chunked,
     &exec::reference,
 };
 
@@ -37,7 +38,8 @@ const Execution& execution(std::string_view name) {
   return *e;
 }
 
-const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted) {
+const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted,
+                        bool statistics) {
   if (wanted != "auto" && !look_up(wanted)) {
     std::vector<std::string> possible = names();
     possible.insert(possible.begin(), "auto");
@@ -46,7 +48,8 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
   std::string reasons;
   for (const Execution* e : kExecutions) {
     if (wanted != "auto" && wanted != e->name) continue;
-    const std::string reason = e->why_not(spec, in);
+    const std::string reason =
+        statistics && !e->statistics ? "it keeps no statistics of rows" : e->why_not(spec, in);
     if (reason.empty()) return *e;
     reasons += "\n  " + std::string(e->name) + ": " + reason;
   }
@@ -56,7 +59,7 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
 at::Tensor attend(const Spec& spec, const Inputs& in, std::string_view wanted,
                   Statistics* statistics) {
   check_inputs(spec, in);
-  return choose(spec, in, wanted).run(spec, in, statistics);
+  return choose(spec, in, wanted, statistics != nullptr).run(spec, in, statistics);
 }
 
 }  // namespace horner::attn

@@ -48,13 +48,16 @@ struct Execution {
   std::string (*why_not)(const Spec&, const Inputs&);  // "" when it can run
   // [B, H, T, E], differentiable; the statistics of the same pass, unless that is null.
   at::Tensor (*run)(const Spec&, const Inputs&, Statistics*);
+  bool statistics = true;  // whether it gives them
 };
 
 std::span<const Execution* const> executions();     // best first
 const Execution& execution(std::string_view name);  // throws with the possible names
 
-// The first execution that can run; throws with every reason when there is none.
-const Execution& choose(const Spec&, const Inputs&, std::string_view execution = "auto");
+// The execution to take, with statistics if they are wanted; throws with every reason when there is
+// none.
+const Execution& choose(const Spec&, const Inputs&, std::string_view execution = "auto",
+                        bool statistics = false);
 
 // [B, H, T, E], in the dtype of q.
 at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto",

@@ -40,17 +40,20 @@ HORNER_HD Slope<F> weight(const Sigmoid&, F x) {
 
 // Taylor and Power, with their coefficients made once: sum_n c[n] (x / unit)^n. The unit, a power
 // of two, keeps the coefficients of a long series inside the range of a float.
-struct Polynomial {
+template <class R>
+struct PolynomialOf {
   int degree;
-  float per_unit;
-  float c[171];
+  R per_unit;
+  R c[171];
 };
-inline Polynomial polynomial(int first, int degree) {
-  Polynomial p{degree, 1, {}};
+using Polynomial = PolynomialOf<float>;
+template <class R = float>
+PolynomialOf<R> polynomial(int first, int degree) {
+  PolynomialOf<R> p{degree, 1, {}};
   const double unit = degree <= 20 ? 1 : degree <= 80 ? 16 : 32;
-  p.per_unit = float(1 / unit);
+  p.per_unit = R(1 / unit);
   double c = 1;
-  for (int n = 0; n <= degree; c *= unit / ++n) p.c[n] = n < first ? 0 : float(c);
+  for (int n = 0; n <= degree; c *= unit / ++n) p.c[n] = n < first ? 0 : R(c);
   return p;
 }
 inline Polynomial polynomial(Taylor w) {
@@ -60,8 +63,8 @@ inline Polynomial polynomial(Power w) {
   return polynomial(w.degree, w.degree);
 }
 
-template <class F>
-HORNER_HD Slope<F> weight(const Polynomial& p, F x) {  // Horner
+template <class R, class F>
+HORNER_HD Slope<F> weight(const PolynomialOf<R>& p, F x) {  // Horner
   const F u = x * p.per_unit;
   Slope<F> y{0 * x + p.c[p.degree], 0 * x};
   for (int n = p.degree; n > 0; --n) y = {y.w * u + p.c[n - 1], y.dw * u + y.w};

@@ -1,6 +1,8 @@
 #include "attn/plan.h"
 
+#include <algorithm>
 #include <cmath>
+#include <sstream>
 
 namespace horner::attn {
 
@@ -27,8 +29,54 @@ double feature_count(const Spec& spec, int64_t D) {
   return std::visit(FeatureCount{double(projected ? projected->dim : D)}, spec.weight);
 }
 
+struct HighestOrder {
+  int operator()(Power w) const { return w.degree; }
+  int operator()(Taylor w) const { return w.order; }
+  template <class W>
+  int operator()(W) const {
+    return 0;
+  }
+};
+
+bool sums_in_double(const Spec& spec) {
+  constexpr int kHighestInFloat = 3;
+  return std::visit(HighestOrder{}, spec.weight) > kHighestInFloat;
+}
+
 double state_bytes(const Spec& spec, int64_t D, int64_t E) {
-  return feature_count(spec, D) * double(E + 1) * sizeof(float);
+  return feature_count(spec, D) * double(E + 1) * (sums_in_double(spec) ? 8 : 4);
+}
+
+std::string why_too_large(const Spec& spec, const StateShape& s) {
+  constexpr int64_t kPadded = 16;  // channels, as the kernels have them
+  const int64_t E = (s.E + kPadded - 1) / kPadded * kPadded;
+  const double bytes = state_bytes(spec, s.D, E) * double(s.B * s.G);
+  if (bytes <= kMostStateBytes) return "";
+  std::ostringstream out;
+  out.precision(3);
+  out << "its state would take " << bytes / 1e9 << " GB (" << feature_count(spec, s.D)
+      << " features for each of " << s.B * s.G << " heads); at most " << kMostStateBytes / 1e9
+      << " GB are given to one";
+  return out.str();
+}
+
+// The same with one order less.
+static Spec lowered(Spec spec) {
+  const int order = std::visit(HighestOrder{}, spec.weight);
+  spec.weight = Taylor{std::max(0, order - 1)};
+  return spec;
+}
+
+// Per token: (C + 16) / 2 keys of D + E channels inside a chunk, and F * E numbers twice through
+// the state, for which a pass costs as much as kPass more tokens would.
+int chunk_length(const Spec& spec, int64_t D, int64_t E) {
+  constexpr double kPass = 16;
+  const double state = 4 * feature_count(spec, D) * double(E), inside = double(D + E);
+  const double best = std::sqrt(state * kPass / inside);
+  // All but the highest order of a chunk's features are held at once: in the cache.
+  constexpr double kCached = 1 << 17;
+  const double lower = feature_count(lowered(spec), D);
+  return int(std::clamp(std::round(std::min(best, kCached / lower) / 16) * 16, 16.0, 256.0));
 }
 
 std::string why_no_state(const Spec& spec) {

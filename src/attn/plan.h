@@ -13,8 +13,22 @@ namespace horner::attn {
 // weight has no finite state.
 double feature_count(const Spec&, int64_t D);
 
-// Bytes of one head's state in float32.
+// Whether the sums of its state are kept in double: above order 3 they cancel more than the weights
+// themselves do, and in float32 would be further from the truth than `reference` is.
+bool sums_in_double(const Spec&);
+
+// Bytes of one head's state.
 double state_bytes(const Spec&, int64_t D, int64_t E);
+
+struct StateShape {
+  int64_t B, G, D, E;
+};
+inline constexpr double kMostStateBytes = 1 << 30;
+// "" when the state of all heads is no larger than that, else its size.
+std::string why_too_large(const Spec&, const StateShape&);
+
+// Tokens of a chunk: the cheapest sum of the work inside chunks and of the passes over the state.
+int chunk_length(const Spec&, int64_t D, int64_t E);
 
 // "" when there is a finite state, else the reason.
 std::string why_no_state(const Spec&);

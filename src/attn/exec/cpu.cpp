@@ -35,11 +35,13 @@ at::Tensor Intervals::sums(const at::Tensor& x) const {
   return running.index_select(-2, hi) - running.index_select(-2, at::minimum(lo, hi));
 }
 
-Prepared::Prepared(const Spec& spec, const Inputs& in)
+Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before)
     : seen(spec.mask, in), repeats(in.q.size(1) / in.k.size(1)) {
   ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
                            : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
-  count = seen.sums(ones).to(at::kFloat);
+  count = seen.sums(ones);
+  if (before.defined()) count = count + before.view({-1, 1, 1, 1});
+  count = count.to(wide(in.q.scalar_type()));
   q = mapped(spec.features, in.q, in.query_projection);
   k = mapped(spec.features, in.k, in.key_projection, repeats);
   v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
@@ -49,7 +51,7 @@ Prepared::Prepared(const Spec& spec, const Inputs& in)
 
 at::Tensor Prepared::gates(const Inputs& in) const {
   const at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1) * ones;
-  return seen.sums(share).to(at::kFloat).repeat_interleave(repeats, 1);
+  return seen.sums(share).to(wide(in.q.scalar_type())).repeat_interleave(repeats, 1);
 }
 
 at::Tensor statistics_memory(const Inputs& in, Statistics* to) {

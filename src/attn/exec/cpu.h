@@ -47,7 +47,8 @@ struct Prepared {
   at::Tensor factor;   // what multiplies q.k: one number, or [1 or B, H, T, 1]
   at::Tensor decay;    // [B, G, S], running sums in double, or undefined
 
-  Prepared(const Spec&, const Inputs&);
+  // After `before` [B] keys, unless that is undefined.
+  Prepared(const Spec&, const Inputs&, const at::Tensor& before = {});
   at::Tensor gates(
       const Inputs&) const;  // sums of e^denominator_gate over the keys seen: [B, H, T, 1]
 };

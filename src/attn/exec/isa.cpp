@@ -12,6 +12,9 @@
 
 namespace horner::attn::exec {
 
+static bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
 static bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
@@ -29,17 +32,17 @@ static bool has_amx() {
   return granted;
 }
 
+namespace k = kernels;
+// The chunked kernels gain nothing above avx512.
+// clang-format off
 static const Isa kSets[] = {
-    {"amx", &kernels::amx::fused_kernels, &kernels::amx::fused_bf16_kernels,
-     &kernels::amx::row_kernels, has_amx},
-    {"avx512_bf16", &kernels::avx512_bf16::fused_kernels, &kernels::avx512_bf16::fused_bf16_kernels,
-     &kernels::avx512_bf16::row_kernels, has_avx512_bf16},
-    {"avx512", &kernels::avx512::fused_kernels, nullptr, &kernels::avx512::row_kernels, has_avx512},
-    {"avx2", &kernels::avx2::fused_kernels, nullptr, &kernels::avx2::row_kernels,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
-    {"portable", &kernels::portable::fused_kernels, nullptr, &kernels::portable::row_kernels,
-     [] { return true; }},
+    {"amx",         &k::amx::fused_kernels,         &k::amx::fused_bf16_kernels,         &k::amx::row_kernels,         &k::avx512::chunked_float,   &k::avx512::chunked_double,   has_amx},
+    {"avx512_bf16", &k::avx512_bf16::fused_kernels, &k::avx512_bf16::fused_bf16_kernels, &k::avx512_bf16::row_kernels, &k::avx512::chunked_float,   &k::avx512::chunked_double,   has_avx512_bf16},
+    {"avx512",      &k::avx512::fused_kernels,      nullptr,                             &k::avx512::row_kernels,      &k::avx512::chunked_float,   &k::avx512::chunked_double,   has_avx512},
+    {"avx2",        &k::avx2::fused_kernels,        nullptr,                             &k::avx2::row_kernels,        &k::avx2::chunked_float,     &k::avx2::chunked_double,     has_avx2},
+    {"portable",    &k::portable::fused_kernels,    nullptr,                             &k::portable::row_kernels,    &k::portable::chunked_float, &k::portable::chunked_double, [] { return true; }},
 };
+// clang-format on
 
 std::span<const Isa> instruction_sets() {
   return kSets;

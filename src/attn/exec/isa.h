@@ -4,6 +4,7 @@
 #include <span>
 #include <string_view>
 
+#include "attn/exec/kernels/chunked_cpu.h"
 #include "attn/exec/kernels/fused_cpu.h"
 #include "attn/exec/kernels/rows_cpu.h"
 
@@ -14,6 +15,8 @@ struct Isa {
   const kernels::FusedKernels* fused;
   const kernels::FusedKernels* fused_bf16;  // null: bfloat16 inputs become float32
   const kernels::RowKernels* rows;
+  const kernels::ChunkedKernels<float>* chunked_float;
+  const kernels::ChunkedKernels<double>* chunked_double;
   bool (*here)();  // whether this CPU has it
 };
 

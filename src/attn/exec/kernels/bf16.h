@@ -12,6 +12,7 @@ namespace horner::attn::kernels {
 namespace HORNER_ISA {
 
 struct PairProduct {
+  static constexpr int kLanes = kWidth;
   const uint32_t* a;
   int64_t a_row, a_col;  // A(m, p) = a[m * a_row + p * a_col]
   const uint32_t* b;

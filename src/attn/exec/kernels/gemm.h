@@ -1,6 +1,6 @@
 // C[m, n] (+)= sum_k A(m, k) B[k, n]: small products on tiles that lie in the caches.
 // A is read one number at a time at any strides, B and C are rows of whole vectors (n is a multiple
-// of kWidth, padded with zeros by the packing).
+// of the lanes, padded with zeros by the packing).
 #pragma once
 
 #include "attn/exec/kernels/vec.h"
@@ -8,35 +8,38 @@
 namespace horner::attn::kernels {
 namespace HORNER_ISA {
 
-struct Product {
-  const float* a;
+template <class R>
+struct ProductOf {
+  static constexpr int kLanes = attn::kernels::HORNER_ISA::kLanes<R>;
+  const R* a;
   int64_t a_row, a_col;  // A(m, k) = a[m * a_row + k * a_col]
-  const float* b;
+  const R* b;
   int64_t ldb;
-  float* c;
+  R* c;
   int64_t ldc;
   int m, n, k;
 };
+using Product = ProductOf<float>;
 
 // Rows x Columns vectors of C in registers.
-template <int Rows, int Columns, bool Add>
-inline void micro(const Product& p) {
-  Vec c[Rows][Columns];
+template <int Rows, int Columns, bool Add, class R>
+inline void micro(const ProductOf<R>& p) {
+  VecOf<R> c[Rows][Columns];
   for (int i = 0; i < Rows; ++i)
-    for (int j = 0; j < Columns; ++j) c[i][j] = Vec{};
-  const float *a = p.a, *b = p.b;
+    for (int j = 0; j < Columns; ++j) c[i][j] = VecOf<R>{};
+  const R *a = p.a, *b = p.b;
   for (int k = 0; k < p.k; ++k, a += p.a_col, b += p.ldb) {
-    Vec row[Columns];
-    for (int j = 0; j < Columns; ++j) row[j] = load(b + j * kWidth);
+    VecOf<R> row[Columns];
+    for (int j = 0; j < Columns; ++j) row[j] = load(b + j * p.kLanes);
     for (int i = 0; i < Rows; ++i) {
-      const Vec x = splat(a[i * p.a_row]);
+      const VecOf<R> x = splat(a[i * p.a_row]);
       for (int j = 0; j < Columns; ++j) c[i][j] += x * row[j];
     }
   }
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < Columns; ++j) {
       // C is added last: sums of short sums round less than one long sum does.
-      float* to = p.c + i * p.ldc + j * kWidth;
+      R* to = p.c + i * p.ldc + j * p.kLanes;
       store(to, Add ? load(to) + c[i][j] : c[i][j]);
     }
 }
@@ -57,7 +60,7 @@ inline void rows(P p) {
 
 template <int Columns, bool Add, class P>
 inline void columns(P p) {
-  constexpr int n = Columns * kWidth;
+  constexpr int n = Columns * P::kLanes;
   for (; p.n >= n; p.n -= n, p.b += n, p.c += n) rows<kRows<Columns>, Columns, Add>(p);
   if constexpr (Columns > 1)
     if (p.n > 0) columns<Columns - 1, Add>(p);

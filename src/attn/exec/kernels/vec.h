@@ -32,6 +32,24 @@ inline void store(float* p, Vec x) {
 inline Vec splat(float x) {
   return x - Vec{};
 }
+
+// The same of double, for sums that cancel.
+typedef double VecDouble __attribute__((vector_size(kWidth * 4)));
+typedef VecDouble VecDoubleLoose __attribute__((aligned(8), may_alias));
+inline VecDouble load(const double* p) {
+  return *reinterpret_cast<const VecDoubleLoose*>(p);
+}
+inline void store(double* p, VecDouble x) {
+  *reinterpret_cast<VecDoubleLoose*>(p) = x;
+}
+inline VecDouble splat(double x) {
+  return x - VecDouble{};
+}
+template <class R>
+inline constexpr int kLanes = kWidth * 4 / int(sizeof(R));
+template <class R>
+using VecOf = decltype(load(static_cast<const R*>(nullptr)));
+
 inline VecInt lanes(int from) {  // from, from + 1, ...
   VecInt v;
   for (int i = 0; i < kWidth; ++i) v[i] = from + i;

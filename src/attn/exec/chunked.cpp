@@ -1,0 +1,313 @@
+// Linear time: quadratic inside a chunk of tokens, a state between chunks. Features of the stages
+// before the weight, the centre and the epilogue are tensor code around the kernel.
+#include "attn/exec/chunked.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+
+#include "attn/exec/cpu.h"
+#include "attn/exec/exec.h"
+#include "attn/exec/isa.h"
+#include "attn/exec/kernels/chunked_cpu.h"
+#include "attn/exec/stages.h"
+#include "attn/plan.h"
+#include "core/check.h"
+
+namespace horner::attn::exec {
+
+using kernels::Chunked;
+
+// What the kernel needs beside the tensors that have gradients.
+struct ChunkJob : torch::CustomClassHolder {
+  Orders orders;
+  int64_t D;
+  Cut cut;
+  at::Tensor keep, begins;
+  bool wanted;
+};
+
+struct OrdersOf {
+  Orders operator()(Taylor w) const { return {0, w.order}; }
+  Orders operator()(Power w) const { return {w.degree, w.degree}; }
+  template <class W>
+  Orders operator()(W) const {
+    fail("its weight has no orders");
+  }
+};
+Orders orders(const Weight& w) {
+  return std::visit(OrdersOf{}, w);
+}
+
+at::ScalarType sums_dtype(const Spec& spec, at::ScalarType of_inputs) {
+  return of_inputs == at::kDouble || sums_in_double(spec) ? at::kDouble : at::kFloat;
+}
+
+template <class R>
+static const kernels::ChunkedKernels<R>& kernels_for() {
+  if constexpr (std::is_same_v<R, float>)
+    return *isa().chunked_float;
+  else
+    return *isa().chunked_double;
+}
+
+// The tensors with gradients; those behind v may be undefined.
+struct ChunkTensors {
+  at::Tensor q, k, v, decay, centre, S, z;
+
+  static ChunkTensors from(const std::vector<at::Tensor>& x) {
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6]};
+  }
+  std::vector<at::Tensor> list() const { return {q, k, v, decay, centre, S, z}; }
+};
+
+template <class R>
+static Chunked<R> problem(const ChunkJob& job, const ChunkTensors& x) {
+  Chunked<R> c{};
+  c.B = x.q.size(0), c.H = x.q.size(1), c.G = x.k.size(1), c.T = x.q.size(2);
+  c.D = job.D, c.width = x.q.size(3), c.E = x.v.size(3);
+  c.first = job.orders.first, c.last = job.orders.last;
+  c.weight = polynomial<R>(c.first, c.last);
+  for (int p = c.first; p <= c.last; ++p) c.F += kernels::monomials(c.D, p);
+  c.C = job.cut.C, c.segments = job.cut.segments, c.length = job.cut.length;
+  c.q = pointer<R>(x.q), c.k = pointer<R>(x.k), c.v = pointer<R>(x.v);
+  c.decay = pointer<double>(x.decay), c.centre = pointer<R>(x.centre);
+  c.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
+  c.begins = reinterpret_cast<const uint8_t*>(pointer<bool>(job.begins));
+  c.filled = x.S.defined();
+  c.wanted = job.wanted;
+  return c;
+}
+
+template <class R, class F>
+static void for_each_segment(const Chunked<R>& c, const F& task) {
+  const int64_t size = kernels_for<R>().scratch(c), n = c.B * c.G * c.segments;
+  // scratch is counted in floats
+  for_each_task(n, size * int64_t(sizeof(R) / sizeof(float)) + 16, [&](int64_t i, float* own) {
+    const auto aligned = (reinterpret_cast<uintptr_t>(own) + 63) / 64 * 64;
+    task(c, i, reinterpret_cast<R*>(aligned));
+  });
+}
+
+struct ChunkResult {
+  at::Tensor N, W, S, z;  // S and z: [B, G, segments + 1, F, E], [.., F]
+};
+
+template <class R>
+static ChunkResult forward(const ChunkJob& job, const ChunkTensors& x) {
+  Chunked<R> c = problem<R>(job, x);
+  const auto options = x.q.options();
+  const bool stateless = c.T <= c.C && !c.filled && !c.wanted && !job.begins.defined();
+  if (stateless) c.F = 0;  // one chunk, and nothing to remember
+  ChunkResult r;
+  r.N = at::empty({c.B, c.H, c.T, c.E}, options), r.W = at::empty({c.B, c.H, c.T}, options);
+  r.S = at::empty({c.B, c.G, c.segments + 1, c.F, c.E}, options);
+  r.z = at::empty({c.B, c.G, c.segments + 1, c.F}, options);
+  c.filled ? r.S.select(2, 0).copy_(x.S) : r.S.select(2, 0).zero_();
+  c.filled ? r.z.select(2, 0).copy_(x.z) : r.z.select(2, 0).zero_();
+  c.N = pointer<R>(r.N), c.W = pointer<R>(r.W), c.S = pointer<R>(r.S), c.z = pointer<R>(r.z);
+  const kernels::ChunkedKernels<R>& kernel = kernels_for<R>();
+  if (c.segments > 1) {
+    for_each_segment(c, kernel.sums);
+    for_each_task(c.B * c.G, [&](int64_t i) { kernel.scan(c, i); });
+  }
+  for_each_segment(c, kernel.forward);
+  return r;
+}
+
+template <class R>
+static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const at::Tensor& S,
+                             const at::Tensor& z, const std::vector<at::Tensor>& grads) {
+  Chunked<R> c = problem<R>(job, x);
+  c.F = S.size(3);
+  const auto contiguous = [](const at::Tensor& g, const at::Tensor& like_or_shape) {
+    return g.defined() ? g.contiguous() : at::zeros_like(like_or_shape);
+  };
+  const at::Tensor N_like = at::empty({0}, x.q.options());
+  const at::Tensor dN = grads[0].defined() ? grads[0].contiguous()
+                                           : at::zeros({c.B, c.H, c.T, c.E}, N_like.options());
+  const at::Tensor dW =
+      grads[1].defined() ? grads[1].contiguous() : at::zeros({c.B, c.H, c.T}, N_like.options());
+  const at::Tensor dS = at::empty_like(S), dz = at::empty_like(z);
+  dS.select(2, c.segments).copy_(contiguous(grads[2], S.select(2, 0)));
+  dz.select(2, c.segments).copy_(contiguous(grads[3], z.select(2, 0)));
+  c.wanted = job.wanted && (grads[2].defined() || grads[3].defined());
+  ChunkTensors d{at::empty_like(x.q), at::zeros_like(x.k), at::zeros_like(x.v)};
+  if (x.decay.defined()) d.decay = at::zeros_like(x.decay);
+  if (x.centre.defined()) d.centre = at::empty_like(x.centre);
+  c.S = pointer<R>(S), c.z = pointer<R>(z), c.dS = pointer<R>(dS), c.dz = pointer<R>(dz);
+  c.dN = pointer<R>(dN), c.dW = pointer<R>(dW);
+  c.dq = pointer<R>(d.q), c.dk = pointer<R>(d.k), c.dv = pointer<R>(d.v);
+  c.d_centre = pointer<R>(d.centre), c.d_decay = pointer<double>(d.decay);
+  if (x.decay.defined() && c.wanted) {  // the last state fades with the last running sum
+    const at::Tensor flow = (S.select(2, c.segments) * dS.select(2, c.segments)).sum({-1, -2}) +
+                            (z.select(2, c.segments) * dz.select(2, c.segments)).sum(-1);
+    d.decay.select(2, c.T - 1).add_(flow);
+  }
+  const kernels::ChunkedKernels<R>& kernel = kernels_for<R>();
+  if (c.segments > 1) {
+    for_each_segment(c, kernel.backward_sums);
+    for_each_task(c.B * c.G, [&](int64_t i) { kernel.backward_scan(c, i); });
+  }
+  for_each_segment(c, kernel.backward);
+  if (c.filled) d.S = dS.select(2, 1).clone(), d.z = dz.select(2, 1).clone();
+  return d;
+}
+
+static ChunkResult forward_of(const ChunkJob& job, const ChunkTensors& x) {
+  return x.q.scalar_type() == at::kDouble ? forward<double>(job, x) : forward<float>(job, x);
+}
+
+struct ChunkedAttend : torch::autograd::Function<ChunkedAttend> {
+  template <class... Optional>
+  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* ctx,
+                                         c10::intrusive_ptr<ChunkJob> job,
+                                         const Optional&... given) {
+    const ChunkTensors x = ChunkTensors::from({given.value_or(at::Tensor())...});
+    const ChunkResult r = forward_of(*job, x);
+    std::vector<at::Tensor> saved = x.list();
+    saved.push_back(r.S), saved.push_back(r.z);
+    ctx->save_for_backward(saved);
+    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
+    const int64_t last = job->cut.segments;
+    return {r.N, r.W, r.S.select(2, last).clone(), r.z.select(2, last).clone()};
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
+                                          const std::vector<at::Tensor>& grads) {
+    check_first_order();
+    const auto saved = ctx->get_saved_variables();
+    const auto job =
+        c10::static_intrusive_pointer_cast<ChunkJob>(ctx->saved_data["job"].toCapsule());
+    const ChunkTensors x = ChunkTensors::from(saved);
+    const bool exact = x.q.scalar_type() == at::kDouble;
+    std::vector<at::Tensor> out =
+        (exact ? exec::backward<double>(*job, x, saved[7], saved[8], grads)
+               : exec::backward<float>(*job, x, saved[7], saved[8], grads))
+            .list();
+    out.insert(out.begin(), at::Tensor());  // the job
+    return out;
+  }
+};
+
+static ChunkResult differentiable(const c10::intrusive_ptr<ChunkJob>& job, const ChunkTensors& x) {
+  bool gradients = false;
+  for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
+  if (!gradients || !at::GradMode::is_enabled()) {
+    ChunkResult r = forward_of(*job, x);
+    r.S = r.S.select(2, job->cut.segments), r.z = r.z.select(2, job->cut.segments);
+    return r;
+  }
+  auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
+  const auto out = ChunkedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.decay),
+                                        maybe(x.centre), maybe(x.S), maybe(x.z));
+  return {out[0], out[1], out[2], out[3]};
+}
+
+// Where packed sequences begin: [T], bool.
+static at::Tensor beginnings(const Inputs& in) {
+  if (!in.cu_seqlens.defined()) return {};
+  const at::Tensor cuts = in.cu_seqlens.to(at::kLong);
+  const at::Tensor begins = at::zeros({in.q.size(2) + 1}, at::kBool);
+  begins.index_fill_(0, cuts, true);
+  return begins.narrow(0, 0, in.q.size(2)).contiguous();
+}
+
+Cut cut(const Spec& spec, const Inputs& in) {
+  const int64_t T = in.k.size(2), heads = in.k.size(0) * in.k.size(1);
+  const int C = chunk_length(spec, in.q.size(-1), in.v.size(-1));
+  constexpr int64_t kTasks = 8, kLeast = 1024;  // tokens of a segment
+  const int64_t wanted = std::max<int64_t>(1, kTasks / std::max<int64_t>(1, heads));
+  const int64_t each = std::max(kLeast, (T + wanted - 1) / wanted);
+  const int64_t length = (each + C - 1) / C * C;
+  return {C, (T + length - 1) / length, length};
+}
+
+// e_N needs q^N: a power of two between the two sides keeps that inside the range of a float.
+static double unit(int order) {
+  return order <= 20 ? 1 : order <= 80 ? 4 : 8;
+}
+
+at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, const Carry* before,
+                            Carry* after) {
+  const Prepared p(spec, in, before ? before->count : at::Tensor());
+  const int64_t T = in.q.size(2), S = in.k.size(2), E = in.v.size(-1);
+  const auto dtype = sums_dtype(spec, in.q.scalar_type());
+  auto job = c10::make_intrusive<ChunkJob>();
+  job->orders = orders(spec.weight);
+  job->D = p.q.size(-1);
+  job->cut = cut;
+  job->begins = beginnings(in);
+  job->wanted = after != nullptr;
+  if (in.keep.defined()) job->keep = in.keep.contiguous();
+
+  const double u = unit(job->orders.last);
+  const auto front = [&](const at::Tensor& x) {  // queries for the first keys, which nobody asks
+    return S == T ? x : at::constant_pad_nd(x, {0, 0, S - T, 0});
+  };
+  const at::Tensor q = p.q.to(dtype) * (p.factor / u), k = u == 1 ? p.k : p.k * u;
+  ChunkTensors x{padded(front(q), dtype), padded(k, dtype), padded(p.v, dtype)};
+  x.decay = p.decay;
+  at::Tensor keys;
+  if (spec.centred) {
+    keys = p.seen.sums(k * p.ones);  // [B, G, T, D], double
+    if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2) * u;
+    const at::Tensor mean = (keys / p.count.clamp_min(1)).repeat_interleave(p.repeats, 1);
+    x.centre = front((q * mean).sum(-1, true)).squeeze(-1).to(dtype).contiguous();
+  }
+  if (before && before->S.defined()) {
+    x.S = padded(before->S, dtype), x.z = before->z.to(dtype).contiguous();
+  }
+  const ChunkResult r = differentiable(job, x);
+
+  const at::Tensor N = r.N.narrow(2, S - T, T).narrow(-1, 0, E);
+  const at::Tensor W = r.W.narrow(2, S - T, T).unsqueeze(-1);
+  Sums sums{N, W, at::zeros({1}, N.options()), p.count, {}};
+  if (is<CumulativeGate>(spec.denominator)) {
+    sums.gates = p.gates(in);
+    if (before && before->gates.defined())
+      sums.gates =
+          sums.gates + before->gates.repeat_interleave(p.repeats, 1).view({-1, in.q.size(1), 1, 1});
+  }
+  if (after) {
+    const int64_t B = in.q.size(0);
+    Carry next{r.S.narrow(-1, 0, E), r.z, {}, {}, {}, {}};
+    next.count = p.count.select(2, T - 1).reshape({-1}).to(at::kDouble).expand({B}).contiguous();
+    if (spec.centred) next.keys = keys.select(2, T - 1) / u;
+    if (sums.gates.defined())
+      next.gates = sums.gates.to(at::kDouble)
+                       .view({B, in.k.size(1), p.repeats, T})
+                       .select(2, 0)
+                       .select(-1, T - 1);
+    if (p.decay.defined()) {
+      next.decay = p.decay.select(2, S - 1);
+      if (before && before->decay.defined()) next.decay = next.decay + before->decay;
+    }
+    *after = next;
+  }
+  return finish(spec, in, sums);
+}
+
+std::string why_no_stream(const Spec& spec, const Inputs& in) {
+  if (!in.q.is_cpu()) return "the inputs are not on the CPU";
+  const std::string reason = why_no_state(spec);
+  if (!reason.empty()) return reason;
+  if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
+  if (in.k.size(2) <= cut(spec, in).C && !in.cu_seqlens.defined()) return "";  // one chunk: no state
+  const StateShape shape{in.q.size(0), in.k.size(1), in.q.size(-1), in.v.size(-1)};
+  return why_too_large(spec, shape);
+}
+
+static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
+  return attend_in_chunks(spec, in, cut(spec, in));
+}
+
+const Execution chunked{
+    .name = "chunked",
+    .about = "chunks of tokens with a state between them: linear time",
+    .why_not = why_no_stream,
+    .run = run,
+    .statistics = false,
+};
+
+}  // namespace horner::attn::exec

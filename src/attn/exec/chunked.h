@@ -1,0 +1,46 @@
+// Attention through a state: what the executions `chunked` and `recurrent` and attn/state share.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include "attn/attend.h"
+
+namespace horner::attn::exec {
+
+// What a stream has left behind; undefined tensors at its beginning. R is what sums_dtype says.
+struct Carry {
+  at::Tensor S;      // [B, G, F, E], R: the sum of phi(k) v^T
+  at::Tensor z;      // [B, G, F], R: the sum of phi(k)
+  at::Tensor count;  // [B], double: the keys seen
+  at::Tensor keys;   // [B, G, D], double: their sum; of centred rows
+  at::Tensor gates;  // [B, G], double: the sum of e^denominator_gate; of CumulativeGate
+  at::Tensor decay;  // [B, G], double: the sum of the log gates
+};
+
+// How the tokens are cut: chunks of C tokens, in segments of `length` tokens that threads share.
+struct Cut {
+  int C;
+  int64_t segments, length;
+};
+
+// float32 up to the order where its sums hold what `reference` does, double above and for double.
+at::ScalarType sums_dtype(const Spec&, at::ScalarType of_inputs);
+
+// The highest order of a polynomial weight, and the lowest.
+struct Orders {
+  int first, last;
+};
+Orders orders(const Weight&);
+
+// By the shape alone: the same bits whatever the number of threads.
+Cut cut(const Spec&, const Inputs&);
+
+// [B, H, T, E]; from `before` on, unless that is null; what is left behind in `after`, unless that
+// is null. Gradients flow through all of them.
+at::Tensor attend_in_chunks(const Spec&, const Inputs&, const Cut&, const Carry* before = nullptr,
+                            Carry* after = nullptr);
+
+// "" when there is a state for these inputs, and it fits in memory.
+std::string why_no_stream(const Spec&, const Inputs&);
+
+}  // namespace horner::attn::exec
