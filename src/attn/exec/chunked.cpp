@@ -24,6 +24,7 @@ struct ChunkJob : torch::CustomClassHolder {
   Orders orders;
   int64_t D;
   Cut cut;
+  double scale;
   at::Tensor keep, begins;
   bool wanted;
 };
@@ -68,7 +69,7 @@ static Chunked<R> problem(const ChunkJob& job, const ChunkTensors& x) {
   c.B = x.q.size(0), c.H = x.q.size(1), c.G = x.k.size(1), c.T = x.q.size(2);
   c.D = job.D, c.width = x.q.size(3), c.E = x.v.size(3);
   c.first = job.orders.first, c.last = job.orders.last;
-  c.weight = polynomial<R>(c.first, c.last);
+  c.weight = polynomial<R>(c.first, c.last), c.scale = R(job.scale);
   for (int p = c.first; p <= c.last; ++p) c.F += kernels::monomials(c.D, p);
   c.C = job.cut.C, c.segments = job.cut.segments, c.length = job.cut.length;
   c.q = pointer<R>(x.q), c.k = pointer<R>(x.k), c.v = pointer<R>(x.v);
@@ -133,7 +134,7 @@ static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const a
   dS.select(2, c.segments).copy_(contiguous(grads[2], S.select(2, 0)));
   dz.select(2, c.segments).copy_(contiguous(grads[3], z.select(2, 0)));
   c.wanted = job.wanted && (grads[2].defined() || grads[3].defined());
-  ChunkTensors d{at::empty_like(x.q), at::zeros_like(x.k), at::zeros_like(x.v)};
+  ChunkTensors d{at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v)};
   if (x.decay.defined()) d.decay = at::zeros_like(x.decay);
   if (x.centre.defined()) d.centre = at::empty_like(x.centre);
   c.S = pointer<R>(S), c.z = pointer<R>(z), c.dS = pointer<R>(dS), c.dz = pointer<R>(dz);
@@ -245,7 +246,10 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   const auto front = [&](const at::Tensor& x) {  // queries for the first keys, which nobody asks
     return S == T ? x : at::constant_pad_nd(x, {0, 0, S - T, 0});
   };
-  const at::Tensor q = p.q.to(dtype) * (p.factor / u), k = u == 1 ? p.k : p.k * u;
+  const bool one_scale = p.factor.dim() == 0;  // for all queries: the kernel multiplies
+  job->scale = (one_scale ? p.factor.item<double>() : 1) / u;
+  const at::Tensor q = one_scale ? p.q : p.q.to(dtype) * p.factor;
+  const at::Tensor k = u == 1 ? p.k : p.k * u;
   ChunkTensors x{padded(front(q), dtype), padded(k, dtype), padded(p.v, dtype)};
   x.decay = p.decay;
   at::Tensor keys;
@@ -253,15 +257,18 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
     keys = p.seen.sums(k * p.ones);  // [B, G, T, D], double
     if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2) * u;
     const at::Tensor mean = (keys / p.count.clamp_min(1)).repeat_interleave(p.repeats, 1);
-    x.centre = front((q * mean).sum(-1, true)).squeeze(-1).to(dtype).contiguous();
+    x.centre = front((q * mean).sum(-1, true) * job->scale).squeeze(-1).to(dtype).contiguous();
   }
   if (before && before->S.defined()) {
     x.S = padded(before->S, dtype), x.z = before->z.to(dtype).contiguous();
   }
   const ChunkResult r = differentiable(job, x);
 
-  const at::Tensor N = r.N.narrow(2, S - T, T).narrow(-1, 0, E);
-  const at::Tensor W = r.W.narrow(2, S - T, T).unsqueeze(-1);
+  const auto part = [](const at::Tensor& x, int64_t axis, int64_t n) {  // the last, or all of it
+    return n == x.size(axis) ? x : x.narrow(axis, x.size(axis) - n, n);
+  };
+  at::Tensor N = part(r.N, 2, T), W = part(r.W, 2, T).unsqueeze(-1);
+  if (E < N.size(-1)) N = N.narrow(-1, 0, E);
   Sums sums{N, W, at::zeros({1}, N.options()), p.count, {}};
   if (is<CumulativeGate>(spec.denominator)) {
     sums.gates = p.gates(in);

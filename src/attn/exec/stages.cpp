@@ -121,7 +121,9 @@ struct Divided {
     if (z.least != 0) Z = at::maximum(Z, z.least * (-sums.shift).exp());
     if (z.detach) Z = Z.detach();
     const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
-    return {sums.N / at::where(Z.detach().abs() < kTiny, tiny, Z), at::zeros_like(sums.shift)};
+    // times 1 / Z: a pass less in backward than dividing
+    const at::Tensor per_Z = at::where(Z.detach().abs() < kTiny, tiny, Z).reciprocal();
+    return {sums.N * per_Z, at::zeros_like(sums.shift)};
   }
 
   static constexpr double kTiny = 1e-6;
@@ -133,7 +135,9 @@ struct Normed {
   const Inputs& in;
   const Scaled& y;
 
-  at::Tensor operator()(NoNorm) const { return y.o * y.shift.exp(); }
+  at::Tensor operator()(NoNorm) const {
+    return y.shift.numel() == 1 && y.shift.item<double>() == 0 ? y.o : y.o * y.shift.exp();
+  }
   at::Tensor operator()(L2 n) const {
     return y.o / y.o.norm(2, -1, true).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
   }
@@ -151,8 +155,12 @@ at::Tensor finish(const Spec& spec, const Inputs& in, const Sums& sums) {
   if (spec.output_gate) y.o = y.o * in.output_gate.unsqueeze(-1);
   at::Tensor o = std::visit(Normed{in, y}, spec.norm);
   if (spec.post_gate) o = o * in.post_gate.unsqueeze(-1);
-  const at::Tensor nothing = (sums.W == 0).logical_and((sums.N == 0).all(-1, true));
-  return o.masked_fill(nothing, 0).to(in.q.scalar_type());
+  at::Tensor nothing = sums.W == 0;
+  if (!nothing.is_cpu() || nothing.any().item<bool>()) {
+    nothing = nothing.logical_and((sums.N == 0).all(-1, true));
+    o = o.masked_fill(nothing, 0);
+  }
+  return o.to(in.q.scalar_type());
 }
 
 }  // namespace horner::attn::exec

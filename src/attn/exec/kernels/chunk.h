@@ -69,10 +69,10 @@ struct Chunk {
   bool kept(int i) const { return !c.keep || c.keep[b * c.T + t0 + i]; }
   double gate(int64_t t) const { return t < 0 ? 0 : c.decay[gh * c.T + t]; }
 
-  // [n, ld] -> [channels, C]; zeros from n on.
-  void transpose(const R* from, int64_t ld, int64_t channels, R* to) const {
+  // [n, ld] -> [channels, C], times a factor; zeros from n on.
+  void transpose(const R* from, int64_t ld, int64_t channels, R* to, R factor = 1) const {
     for (int64_t d = 0; d < channels; ++d) {
-      for (int i = 0; i < n; ++i) to[d * C + i] = from[i * ld + d];
+      for (int i = 0; i < n; ++i) to[d * C + i] = from[i * ld + d] * factor;
       for (int i = n; i < C; ++i) to[d * C + i] = 0;
     }
   }
@@ -109,7 +109,7 @@ struct Chunk {
   }
   // e_N(x - b) = sum_n e_{N-n}(-b) x^n / n!, times what is left of the state: per order.
   Monomials<R> of_queries(int r) const {
-    transpose(c.q + row(r) * wide, wide, c.D, qT);
+    transpose(c.q + row(r) * wide, wide, c.D, qT, c.scale);
     const bool plain = !c.centre && !c.decay;
     if (!plain)
       for (int i = 0; i < C; ++i) {
@@ -143,7 +143,7 @@ struct Chunk {
     for (int i = i0; i < i0 + rows; ++i) {
       const R centre = c.centre ? c.centre[row(r) + i] : R(0);
       for (int s = 0; s < cols; s += kL) {
-        const Slope<V> y = attn::weight(c.weight, V(load(w + i * C + s) - centre));
+        const Slope<V> y = attn::weight(c.weight, V(load(w + i * C + s) * c.scale - centre));
         store(w + i * C + s, y.w);
         if (slopes) store(slope + i * C + s, y.dw);
       }
@@ -192,7 +192,8 @@ struct Chunk {
       multiply<true>(ProductOf<R>{wi, 1, C, dN + i0 * E, E, dv, E, seen, E, rows});
     }
   }
-  void row_backward(int r, int i, int cols) const {  // of dw, the gradient of the scores
+  // In place of dw, the gradient of the products q.k.
+  void row_backward(int r, int i, int cols) const {
     const R dW = c.dW[row(r) + i];
     R* d = dw + i * C;
     if (c.d_decay)
@@ -203,7 +204,7 @@ struct Chunk {
     V sum{};
     for (int s = 0; s < cols; s += kL) {
       const V x = (load(d + s) + dW) * load(slope + i * C + s);
-      store(d + s, x), sum += x;
+      store(d + s, x * c.scale), sum += x;
     }
     if (c.d_centre) c.d_centre[row(r) + i] = -sum_lanes<R>(sum);
   }

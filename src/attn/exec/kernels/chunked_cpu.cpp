@@ -94,10 +94,10 @@ struct Task {
     }
   }
 
-  // Into rows [n, ld] what stands in columns [channels, C].
-  void add_transposed(const R* from, int64_t channels, R* to, int64_t ld) const {
+  // To rows [n, width] what stands in columns [D, C].
+  void add_transposed(const R* from, R* to, R factor = 1) const {
     for (int i = 0; i < chunk.n; ++i)
-      for (int64_t d = 0; d < channels; ++d) to[i * ld + d] += from[d * c.C + i];
+      for (int64_t d = 0; d < c.D; ++d) to[i * c.width + d] += from[d * c.C + i] * factor;
   }
   void clear_gradients() const {
     std::memset(chunk.dots, 0, sizeof(R) * size_t((c.last + 1) * c.C));
@@ -111,7 +111,7 @@ struct Task {
     for (int i = 0; i < c.C; ++i) dW[i] = i < chunk.n ? c.dW[chunk.row(r) + i] : R(0);
     ask_backward(
         m, AskBackward<R>{S, z, chunk.dNT, dW, c.E, chunk.dx, chunk.dots, chunk.dlevels, chunk.g});
-    add_transposed(chunk.dx, c.D, c.dq + chunk.row(r) * c.width, c.width);
+    add_transposed(chunk.dx, c.dq + chunk.row(r) * c.width, c.scale);
     for (int order = c.first; order <= c.last; ++order)
       for (int i = 0; i < chunk.n; ++i) {
         const int at = order * c.C + i;
@@ -128,7 +128,7 @@ struct Task {
     ask_backward(m, AskBackward<R>{dS, dz, chunk.vT, chunk.share, c.E, chunk.dx, chunk.dots,
                                    chunk.dlevels, chunk.g});
     const int64_t first = head * c.T + chunk.t0;
-    add_transposed(chunk.dx, c.D, c.dk + first * c.width, c.width);
+    add_transposed(chunk.dx, c.dk + first * c.width);
     if (c.d_decay)
       for (int order = c.first; order <= c.last; ++order)
         for (int i = 0; i < chunk.n; ++i) c.d_decay[first + i] -= chunk.dots[order * c.C + i];
@@ -144,6 +144,9 @@ struct Task {
       if (begins(i)) clear(S, z), empty = true;
       move(i);
       chunk.transpose(chunk.values(), c.E, c.E, chunk.vT);
+      const int64_t first = head * c.T + chunk.t0;
+      std::memset(c.dk + first * c.width, 0, sizeof(R) * size_t(chunk.n * c.width));
+      std::memset(c.dv + first * c.E, 0, sizeof(R) * size_t(chunk.n * c.E));
       for (int r = 0; r < heads(); ++r) {
         chunk.transpose(c.dN + chunk.row(r) * c.E, c.E, c.E, chunk.dNT);
         chunk.inside_backward(r);

@@ -29,6 +29,7 @@ struct Chunked {
   int64_t B, H, G, T, D, width, E;
   int first, last;  // orders
   PolynomialOf<R> weight;
+  R scale;                   // what multiplies q.k
   int64_t F;                 // features
   int C;                     // tokens of a chunk, whole vectors
   int64_t segments, length;  // of a segment: whole chunks
