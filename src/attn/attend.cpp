@@ -13,6 +13,7 @@ namespace horner::attn {
 static const Execution* const kExecutions[] = {
     &exec::fused_cpu,
     &exec::chunked,
+    &exec::recurrent,
     &exec::reference,
 };
 
@@ -46,13 +47,17 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
     fail("no execution '", wanted, "'; possible: ", quoted(possible));
   }
   std::string reasons;
+  const Execution* best = nullptr;
   for (const Execution* e : kExecutions) {
     if (wanted != "auto" && wanted != e->name) continue;
     const std::string reason =
         statistics && !e->statistics ? "it keeps no statistics of rows" : e->why_not(spec, in);
-    if (reason.empty()) return *e;
-    reasons += "\n  " + std::string(e->name) + ": " + reason;
+    if (!reason.empty())
+      reasons += "\n  " + std::string(e->name) + ": " + reason;
+    else if (!best || (best->work && e->work && e->work(spec, in) < best->work(spec, in)))
+      best = e;
   }
+  if (best) return *best;
   fail("cannot run on q ", in.q.sizes(), " ", dtype_name(in.q.scalar_type()), ":", reasons);
 }
 

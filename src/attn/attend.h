@@ -49,13 +49,15 @@ struct Execution {
   // [B, H, T, E], differentiable; the statistics of the same pass, unless that is null.
   at::Tensor (*run)(const Spec&, const Inputs&, Statistics*);
   bool statistics = true;  // whether it gives them
+  // About how many multiplications a forward pass takes, or null.
+  double (*work)(const Spec&, const Inputs&) = nullptr;
 };
 
 std::span<const Execution* const> executions();     // best first
 const Execution& execution(std::string_view name);  // throws with the possible names
 
-// The execution to take, with statistics if they are wanted; throws with every reason when there is
-// none.
+// The execution to take, with statistics if they are wanted: the first that can run, or one behind
+// it that takes less work. Throws with every reason when there is none.
 const Execution& choose(const Spec&, const Inputs&, std::string_view execution = "auto",
                         bool statistics = false);
 

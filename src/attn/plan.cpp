@@ -87,4 +87,27 @@ std::string why_no_state(const Spec& spec) {
   return "";
 }
 
+static int64_t channels(const Spec& spec, int64_t D) {
+  const auto* projected = std::get_if<Project>(&spec.features);
+  return projected ? projected->dim : D;
+}
+
+double work_in_tiles(const Spec& spec, int64_t T, int64_t S, int64_t D, int64_t E) {
+  double keys = double(S);  // that a query sees, on average
+  if (is<Causal>(spec.mask)) keys = double(S) - double(T - 1) / 2;
+  if (const auto* w = std::get_if<Window>(&spec.mask)) keys = std::min<double>(keys, w->size);
+  return double(T) * std::max(keys, 1.0) * double(channels(spec, D) + E);
+}
+
+double work_in_chunks(const Spec& spec, int64_t S, int64_t D, int64_t E) {
+  const int C = chunk_length(spec, D, E);
+  const double inside = (std::min<double>(C, double(S)) + 16) / 2 * double(channels(spec, D) + E);
+  const double state = S <= C ? 0 : 2 * feature_count(spec, D) * double(E + 1);
+  return double(S) * (inside + state) * (sums_in_double(spec) ? 2 : 1);
+}
+
+double work_by_token(const Spec& spec, int64_t S, int64_t D, int64_t E) {
+  return double(S) * 2 * feature_count(spec, D) * double(E + 1) * (sums_in_double(spec) ? 2 : 1);
+}
+
 }  // namespace horner::attn

@@ -33,4 +33,10 @@ int chunk_length(const Spec&, int64_t D, int64_t E);
 // "" when there is a finite state, else the reason.
 std::string why_no_state(const Spec&);
 
+// Multiplications of a forward pass over T queries and S keys, for each query head: in tiles over
+// all keys, in chunks, or token by token.
+double work_in_tiles(const Spec&, int64_t T, int64_t S, int64_t D, int64_t E);
+double work_in_chunks(const Spec&, int64_t S, int64_t D, int64_t E);
+double work_by_token(const Spec&, int64_t S, int64_t D, int64_t E);
+
 }  // namespace horner::attn

@@ -48,9 +48,9 @@ at::ScalarType sums_dtype(const Spec& spec, at::ScalarType of_inputs) {
 template <class R>
 static const kernels::ChunkedKernels<R>& kernels_for() {
   if constexpr (std::is_same_v<R, float>)
-    return *isa().chunked_float;
+    return *isa().states.chunked_float;
   else
-    return *isa().chunked_double;
+    return *isa().states.chunked_double;
 }
 
 // The tensors with gradients; those behind v may be undefined.
@@ -278,7 +278,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   }
   if (after) {
     const int64_t B = in.q.size(0);
-    Carry next{r.S.narrow(-1, 0, E), r.z, {}, {}, {}, {}};
+    Carry next{r.S.contiguous(), r.z.contiguous(), {}, {}, {}, {}};
     next.count = p.count.select(2, T - 1).reshape({-1}).to(at::kDouble).expand({B}).contiguous();
     if (spec.centred) next.keys = keys.select(2, T - 1) / u;
     if (sums.gates.defined())
@@ -300,9 +300,15 @@ std::string why_no_stream(const Spec& spec, const Inputs& in) {
   const std::string reason = why_no_state(spec);
   if (!reason.empty()) return reason;
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
-  if (in.k.size(2) <= cut(spec, in).C && !in.cu_seqlens.defined()) return "";  // one chunk: no state
+  if (in.k.size(2) <= cut(spec, in).C && !in.cu_seqlens.defined())
+    return "";  // one chunk: no state
   const StateShape shape{in.q.size(0), in.k.size(1), in.q.size(-1), in.v.size(-1)};
   return why_too_large(spec, shape);
+}
+
+static double work(const Spec& spec, const Inputs& in) {
+  return double(in.q.size(0) * in.q.size(1)) *
+         work_in_chunks(spec, in.k.size(2), in.q.size(-1), in.v.size(-1));
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
@@ -315,6 +321,7 @@ const Execution chunked{
     .why_not = why_no_stream,
     .run = run,
     .statistics = false,
+    .work = work,
 };
 
 }  // namespace horner::attn::exec

@@ -1,21 +1,9 @@
 // Attention through a state: what the executions `chunked` and `recurrent` and attn/state share.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
-#include "attn/attend.h"
+#include "attn/state.h"
 
 namespace horner::attn::exec {
-
-// What a stream has left behind; undefined tensors at its beginning. R is what sums_dtype says.
-struct Carry {
-  at::Tensor S;      // [B, G, F, E], R: the sum of phi(k) v^T
-  at::Tensor z;      // [B, G, F], R: the sum of phi(k)
-  at::Tensor count;  // [B], double: the keys seen
-  at::Tensor keys;   // [B, G, D], double: their sum; of centred rows
-  at::Tensor gates;  // [B, G], double: the sum of e^denominator_gate; of CumulativeGate
-  at::Tensor decay;  // [B, G], double: the sum of the log gates
-};
 
 // How the tokens are cut: chunks of C tokens, in segments of `length` tokens that threads share.
 struct Cut {

@@ -9,6 +9,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/exec/stages.h"
+#include "attn/plan.h"
 #include "core/check.h"
 
 namespace horner::attn::exec {
@@ -289,6 +290,13 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   return differentiable(job, x).narrow(-1, 0, in.v.size(-1)).to(in.q.scalar_type());
 }
 
+// In bfloat16 two products take the time of one.
+static double work(const Spec& spec, const Inputs& in) {
+  const double each = work_in_tiles(spec, in.q.size(2), in.k.size(2), in.q.size(-1), in.v.size(-1));
+  const bool paired = isa().fused_bf16 && is_paired(in.q);
+  return double(in.q.size(0) * in.q.size(1)) * each / (paired ? 2 : 1);
+}
+
 static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
@@ -304,6 +312,7 @@ const Execution fused_cpu{
     .about = "one pass over tiles of keys, on the CPU",
     .why_not = why_not,
     .run = run,
+    .work = work,
 };
 
 }  // namespace horner::attn::exec

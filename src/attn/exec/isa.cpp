@@ -33,14 +33,20 @@ static bool has_amx() {
 }
 
 namespace k = kernels;
-// The chunked kernels gain nothing above avx512.
+static const Isa::States kPortableStates{&k::portable::chunked_float, &k::portable::chunked_double,
+                                         &k::portable::decode_float, &k::portable::decode_double};
+static const Isa::States kAvx2States{&k::avx2::chunked_float, &k::avx2::chunked_double,
+                                     &k::avx2::decode_float, &k::avx2::decode_double};
+// These gain nothing from the sets above it.
+static const Isa::States kAvx512States{&k::avx512::chunked_float, &k::avx512::chunked_double,
+                                       &k::avx512::decode_float, &k::avx512::decode_double};
 // clang-format off
 static const Isa kSets[] = {
-    {"amx",         &k::amx::fused_kernels,         &k::amx::fused_bf16_kernels,         &k::amx::row_kernels,         &k::avx512::chunked_float,   &k::avx512::chunked_double,   has_amx},
-    {"avx512_bf16", &k::avx512_bf16::fused_kernels, &k::avx512_bf16::fused_bf16_kernels, &k::avx512_bf16::row_kernels, &k::avx512::chunked_float,   &k::avx512::chunked_double,   has_avx512_bf16},
-    {"avx512",      &k::avx512::fused_kernels,      nullptr,                             &k::avx512::row_kernels,      &k::avx512::chunked_float,   &k::avx512::chunked_double,   has_avx512},
-    {"avx2",        &k::avx2::fused_kernels,        nullptr,                             &k::avx2::row_kernels,        &k::avx2::chunked_float,     &k::avx2::chunked_double,     has_avx2},
-    {"portable",    &k::portable::fused_kernels,    nullptr,                             &k::portable::row_kernels,    &k::portable::chunked_float, &k::portable::chunked_double, [] { return true; }},
+    {"amx",         &k::amx::fused_kernels,         &k::amx::fused_bf16_kernels,         &k::amx::row_kernels,         kAvx512States,   has_amx},
+    {"avx512_bf16", &k::avx512_bf16::fused_kernels, &k::avx512_bf16::fused_bf16_kernels, &k::avx512_bf16::row_kernels, kAvx512States,   has_avx512_bf16},
+    {"avx512",      &k::avx512::fused_kernels,      nullptr,                             &k::avx512::row_kernels,      kAvx512States,   has_avx512},
+    {"avx2",        &k::avx2::fused_kernels,        nullptr,                             &k::avx2::row_kernels,        kAvx2States,     has_avx2},
+    {"portable",    &k::portable::fused_kernels,    nullptr,                             &k::portable::row_kernels,    kPortableStates, [] { return true; }},
 };
 // clang-format on
 

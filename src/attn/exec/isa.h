@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "attn/exec/kernels/chunked_cpu.h"
+#include "attn/exec/kernels/decode_cpu.h"
 #include "attn/exec/kernels/fused_cpu.h"
 #include "attn/exec/kernels/rows_cpu.h"
 
@@ -15,8 +16,12 @@ struct Isa {
   const kernels::FusedKernels* fused;
   const kernels::FusedKernels* fused_bf16;  // null: bfloat16 inputs become float32
   const kernels::RowKernels* rows;
-  const kernels::ChunkedKernels<float>* chunked_float;
-  const kernels::ChunkedKernels<double>* chunked_double;
+  struct States {
+    const kernels::ChunkedKernels<float>* chunked_float;
+    const kernels::ChunkedKernels<double>* chunked_double;
+    const kernels::DecodeKernels<float>* decode_float;
+    const kernels::DecodeKernels<double>* decode_double;
+  } states;
   bool (*here)();  // whether this CPU has it
 };
 

@@ -7,24 +7,10 @@
 #include <vector>
 
 #include "attn/exec/kernels/monomials.h"
+#include "attn/exec/kernels/scratch.h"
 
 namespace horner::attn::kernels {
 namespace HORNER_ISA {
-
-// Memory of a task, given out piece by piece.
-template <class R>
-struct Scratch {
-  R* next;
-  R* take(int64_t n) {
-    R* p = next;
-    if (p)
-      next += (n + 15) / 16 * 16;
-    else
-      used += (n + 15) / 16 * 16;
-    return p;
-  }
-  int64_t used = 0;  // of none: what would be needed
-};
 
 template <class R>
 struct Chunk {

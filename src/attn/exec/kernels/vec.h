@@ -125,3 +125,11 @@ struct horner::attn::Maths<horner::attn::kernels::HORNER_ISA::Vec> {
   using Vec = horner::attn::kernels::HORNER_ISA::Vec;
   static HORNER_HD Vec exp(Vec x) { return horner::attn::kernels::HORNER_ISA::exp(x); }
 };
+template <>
+struct horner::attn::Maths<horner::attn::kernels::HORNER_ISA::VecDouble> {
+  using Vec = horner::attn::kernels::HORNER_ISA::VecDouble;
+  static HORNER_HD Vec exp(Vec x) {
+    for (int i = 0; i < horner::attn::kernels::HORNER_ISA::kLanes<double>; ++i) x[i] = ::exp(x[i]);
+    return x;
+  }
+};

@@ -1,0 +1,309 @@
+// States: every cut of a stream gives what the reference gives of the whole, with its gradients.
+#include "attn/state.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "attn/catalog.h"
+#include "attn/exec/chunked.h"
+#include "attn/inputs.h"
+#include "attn/verify.h"
+#include "core/check.h"
+
+namespace horner::attn {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<Variant> with_state() {
+  std::vector<Variant> out;
+  for (const Variant& v : variants())
+    if (feature_count(v.spec, 5) < 5000) out.push_back(v);
+  return out;
+}
+
+// Tokens [from, to) of every input.
+Inputs part(Inputs in, int64_t from, int64_t to) {
+  for (const Input& i : input_table()) {
+    at::Tensor& x = in.*i.at;
+    const size_t axis = std::string_view(i.shape).find_first_of("TS");
+    if (x.defined() && axis != std::string_view::npos) x = x.narrow(int64_t(axis), from, to - from);
+  }
+  return in;
+}
+
+Inputs leaves(Inputs in) {
+  for (const Input& i : input_table()) {
+    at::Tensor& x = in.*i.at;
+    if (x.defined() && i.role != Role::mask) x = x.detach().clone().requires_grad_(true);
+  }
+  return in;
+}
+
+double largest(const at::Tensor& x) {
+  return x.numel() ? x.detach().abs().max().item<double>() : 0;
+}
+
+void expect_near(const at::Tensor& found, const at::Tensor& wanted, double tolerance,
+                 const std::string& what) {
+  ASSERT_EQ(found.sizes(), wanted.sizes()) << what;
+  const double error = largest(found.to(at::kDouble) - wanted.to(at::kDouble));
+  EXPECT_LE(error, tolerance * (1 + largest(wanted))) << what;
+}
+
+void expect_same_gradients(const Inputs& found, const Inputs& wanted, const std::string& what) {
+  for (const Input& i : input_table()) {
+    const at::Tensor &a = found.*i.at, &b = wanted.*i.at;
+    if (!b.defined() || !b.requires_grad() || !b.grad().defined()) continue;
+    ASSERT_TRUE(a.grad().defined()) << what << ": d " << i.name;
+    expect_near(a.grad(), b.grad(), 1e-9, what + ": d " + i.name);
+  }
+}
+
+Case small(uint64_t seed) {
+  return {.T = 53, .S = 53, .D = 5, .E = 6, .dtype = at::kDouble, .seed = seed};
+}
+
+TEST(Chunks, OfEverySizeGiveTheReference) {
+  const exec::Cut cuts[] = {{16, 1, 64}, {16, 4, 16}, {32, 2, 32}, {16, 2, 32}};
+  uint64_t seed = 100;
+  for (const Variant& v : with_state())
+    for (int kind = 0; kind < 3; ++kind) {
+      Case c = small(++seed);
+      c.padded = kind == 1, c.packed = kind == 2;
+      const Inputs given = random_inputs(v.spec, c);
+      const Inputs whole = leaves(given);
+      const at::Tensor truth = execution("reference").run(v.spec, whole, nullptr);
+      const at::Tensor direction = at::randn_like(truth);
+      truth.backward(direction);
+      const exec::Cut& cut = cuts[seed % 4];
+      const Inputs in = leaves(given);
+      const at::Tensor o = exec::attend_in_chunks(v.spec, in, cut);
+      o.backward(direction);
+      const std::string what = v.name + " in chunks of " + std::to_string(cut.C) + ", " + text(c);
+      expect_near(o, truth, 1e-9, what);
+      expect_same_gradients(in, whole, what);
+    }
+}
+
+TEST(Chunks, CarryGradientsThroughTheState) {
+  uint64_t seed = 300;
+  for (const Variant& v : with_state()) {
+    Case c = small(++seed);
+    c.padded = seed % 2;
+    const Inputs given = random_inputs(v.spec, c), whole = leaves(given), in = leaves(given);
+    const at::Tensor truth = execution("reference").run(v.spec, whole, nullptr);
+    const at::Tensor direction = at::randn_like(truth);
+    truth.backward(direction);
+    Carry middle, last;
+    const at::Tensor first = attend_from(v.spec, part(in, 0, 20), {}, &middle);
+    const at::Tensor second = attend_from(v.spec, part(in, 20, 53), middle, &last);
+    const at::Tensor o = at::cat({first, second}, 2);
+    o.backward(direction);
+    expect_near(o, truth, 1e-9, v.name);
+    expect_same_gradients(in, whole, v.name);
+  }
+}
+
+// Of the state that is left: against differences.
+TEST(Chunks, GiveTheGradientsOfTheLastState) {
+  uint64_t seed = 500;
+  for (const char* name : {"taylor2", "taylor4", "linear_mamba", "centred_taylor3", "based"}) {
+    const Spec spec = find(name).spec;
+    const Inputs given = random_inputs(spec, small(++seed));
+    const auto loss = [&](const Inputs& in) {
+      Carry last;
+      attend_from(spec, in, {}, &last);
+      const at::Tensor ramp = at::arange(last.S.numel(), last.S.options()).view(last.S.sizes());
+      return (last.S * (ramp * 0.37).sin()).sum() +
+             (last.z * (ramp.select(-1, 0) * 0.7).cos()).sum();
+    };
+    Inputs in = leaves(given);
+    loss(in).backward();
+    for (const Input& i : input_table()) {
+      const at::Tensor& x = in.*i.at;
+      if (!x.defined() || i.role == Role::mask || !x.grad().defined()) continue;
+      const at::Tensor u = at::randn_like(x);
+      const auto at_step = [&](double h) {
+        Inputs moved = given;
+        moved.*i.at = given.*i.at + h * u;
+        return loss(moved).item<double>();
+      };
+      const double numeric = (at_step(1e-5) - at_step(-1e-5)) / 2e-5;
+      const double analytic = (x.grad() * u).sum().item<double>();
+      EXPECT_NEAR(numeric, analytic, 1e-5 * (1 + std::abs(analytic))) << name << ": d " << i.name;
+    }
+  }
+}
+
+TEST(Chunks, GiveTheSameBitsWhateverTheThreads) {
+  const Spec spec = find("taylor3").spec;
+  const Inputs given =
+      random_inputs(spec, {.B = 1, .H = 4, .G = 2, .T = 3000, .S = 3000, .D = 6, .E = 6});
+  std::vector<at::Tensor> first;
+  for (int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    const Inputs in = leaves(given);
+    const at::Tensor o = execution("chunked").run(spec, in, nullptr);
+    o.sum().backward();
+    const std::vector<at::Tensor> now = {o, in.q.grad(), in.k.grad(), in.v.grad()};
+    if (first.empty()) first = now;
+    for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], first[i])) << i;
+  }
+}
+
+// As a decoder goes: a prompt, tokens one by one, a few at once.
+at::Tensor stream(State& state, const Inputs& in, const std::vector<int64_t>& ends) {
+  std::vector<at::Tensor> results;
+  int64_t from = 0;
+  for (int64_t to : ends) results.push_back(step(state, part(in, from, to))), from = to;
+  return at::cat(results, 2);
+}
+
+StateShape shape_of(const Inputs& in) {
+  return {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)};
+}
+
+TEST(States, APromptThenDecodingIsTheWholeSequence) {
+  uint64_t seed = 700;
+  for (const Variant& v : variants()) {
+    if (is<Full>(v.spec.mask)) continue;
+    const bool finite = why_no_state(v.spec).empty();
+    if (finite && feature_count(v.spec, 5) > 5000) continue;
+    for (int64_t buffer : {1, 3, 64}) {
+      const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
+      const Inputs in = random_inputs(v.spec, c);
+      Inputs exact = in;
+      for (const Input& i : input_table())
+        if ((in.*i.at).defined() && i.role != Role::mask) exact.*i.at = (in.*i.at).to(at::kDouble);
+      const at::Tensor truth = execution("reference").run(v.spec, exact, nullptr);
+      const at::Tensor plain = execution("reference").run(v.spec, in, nullptr);
+      State state = make_state(v.spec, shape_of(in), at::kFloat, buffer);
+      EXPECT_EQ(state.finite, finite);
+      const at::Tensor o = stream(state, in, {23, 24, 25, 30, 31, 32, 33, 41});
+      EXPECT_EQ(state.tokens, 41);
+      const double own = largest(plain - truth);
+      EXPECT_LE(largest(o - truth), 2 * own + 2e-6 * (1 + largest(truth)))
+          << v.name << " with a buffer of " << buffer << ", " << text(c);
+    }
+  }
+}
+
+TEST(States, MergeAsIfOneHadFollowedTheOther) {
+  uint64_t seed = 900;
+  for (const char* name : {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax",
+                           "gated_decay", "linear_cosine", "softmax:mask=window(7)"}) {
+    const Spec spec = find(name).spec;
+    const Inputs in = random_inputs(spec, small(++seed));
+    State whole = make_state(spec, shape_of(in), at::kDouble, 5);
+    State first = make_state(spec, shape_of(in), at::kDouble, 5);
+    State second = make_state(spec, shape_of(in), at::kDouble, 7);
+    stream(whole, in, {20, 21, 22, 52});
+    stream(first, in, {20, 21}), stream(second, part(in, 21, 53), {1, 2, 31});
+    merge(first, second);
+    const Inputs next = part(in, 52, 53);
+    expect_near(step(first, next), step(whole, next), 1e-9, name);
+    EXPECT_EQ(first.tokens, whole.tokens);
+  }
+  State a = make_state(find("taylor2").spec, {1, 1, 4, 4});
+  EXPECT_THROW(merge(a, make_state(find("taylor3").spec, {1, 1, 4, 4})), Error);
+  EXPECT_THROW(merge(a, make_state(find("taylor2").spec, {1, 2, 4, 4})), Error);
+}
+
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("horner_state_" + std::to_string(getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+};
+
+TEST(States, AreSavedAndLoaded) {
+  const Folder folder;
+  const fs::path file = folder.path / "state.safetensors";
+  uint64_t seed = 1000;
+  for (const Variant& v : variants()) {
+    if (is<Full>(v.spec.mask) || (why_no_state(v.spec).empty() && feature_count(v.spec, 5) > 5000))
+      continue;
+    const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
+    const Inputs in = random_inputs(v.spec, c);
+    State state = make_state(v.spec, shape_of(in), at::kFloat, 8);
+    stream(state, part(in, 0, 40), {23, 40});
+    save(state, file);
+    State loaded = load_state(file);
+    EXPECT_EQ(bytes(loaded), bytes(state)) << v.name;
+    const Inputs next = part(in, 40, 41);
+    EXPECT_TRUE(at::equal(step(loaded, next), step(state, next))) << v.name;
+  }
+}
+
+TEST(States, OfDamagedFilesAreRefused) {
+  const Folder folder;
+  const fs::path file = folder.path / "state.safetensors";
+  const Spec spec = find("taylor2").spec;
+  const Inputs in = random_inputs(spec, {.T = 41, .S = 41, .D = 5, .E = 6});
+  State state = make_state(spec, shape_of(in));
+  step(state, in);
+  save(state, file);
+  const auto size = fs::file_size(file);
+  fs::resize_file(file, size - 4);
+  EXPECT_THROW(load_state(file), Error);
+  std::ofstream(file) << "not a state";
+  EXPECT_THROW(load_state(file), Error);
+  EXPECT_THROW(load_state(folder.path / "none"), Error);
+}
+
+TEST(States, HaveASizeThatIsKnownBefore) {
+  const Spec spec = find("taylor2").spec;
+  const State state = make_state(spec, {1, 2, 64, 64}, at::kFloat, 1);
+  const double sums = double(state.carry.S.nbytes() + state.carry.z.nbytes());
+  EXPECT_EQ(sums, 2 * state_bytes(spec, 64, 64));
+  EXPECT_EQ(state.carry.z.size(2), 2145);
+  try {
+    make_state(find("taylor10").spec, {1, 1, 64, 64});
+    FAIL() << "a state of petabytes";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("GB"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(make_state(find("softmax:mask=full").spec, {1, 1, 4, 4}), Error);
+}
+
+TEST(States, SayWhatIsWrongWithAStep) {
+  const Spec spec = find("taylor2").spec;
+  State state = make_state(spec, {1, 2, 4, 4});
+  const auto inputs = [](int64_t B, int64_t G, int64_t T, int64_t S) {
+    return Inputs{
+        .q = at::randn({B, G, T, 4}), .k = at::randn({B, G, S, 4}), .v = at::randn({B, G, S, 4})};
+  };
+  EXPECT_NO_THROW(step(state, inputs(1, 2, 1, 1)));
+  EXPECT_THROW(step(state, inputs(2, 2, 1, 1)), Error);
+  EXPECT_THROW(step(state, inputs(1, 1, 1, 1)), Error);
+  EXPECT_THROW(step(state, inputs(1, 2, 1, 2)), Error);
+}
+
+// A million tokens in float32 beside a million in double.
+TEST(States, OfLongStreamsStayRight) {
+  const Spec spec = find("taylor2").spec;
+  constexpr int64_t kTokens = 1'000'000, kPart = 20'000;
+  State single = make_state(spec, {1, 1, 8, 8}),
+        exact = make_state(spec, {1, 1, 8, 8}, at::kDouble);
+  double drift = 0;
+  for (int64_t t = 0; t < kTokens; t += kPart) {
+    const Inputs in = random_inputs(
+        spec,
+        {.B = 1, .H = 1, .G = 1, .T = kPart, .S = kPart, .D = 8, .E = 8, .seed = uint64_t(t)});
+    Inputs wide = in;
+    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kDouble);
+    const at::Tensor a = step(single, in), b = step(exact, wide);
+    drift = largest(a.narrow(2, kPart - 1000, 1000) - b.narrow(2, kPart - 1000, 1000)) /
+            largest(b.narrow(2, kPart - 1000, 1000));
+  }
+  RecordProperty("drift", std::to_string(drift));
+  EXPECT_LT(drift, 1e-4);
+  EXPECT_EQ(single.tokens, kTokens);
+}
+
+}  // namespace
+}  // namespace horner::attn
