@@ -110,4 +110,8 @@ double work_by_token(const Spec& spec, int64_t S, int64_t D, int64_t E) {
   return double(S) * 2 * feature_count(spec, D) * double(E + 1) * (sums_in_double(spec) ? 2 : 1);
 }
 
+double decode_crossover(const Spec& spec, int64_t D, int64_t E) {
+  return state_bytes(spec, D, E) / double(sizeof(float) * size_t(channels(spec, D) + E));
+}
+
 }  // namespace horner::attn

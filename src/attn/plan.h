@@ -39,4 +39,8 @@ double work_in_tiles(const Spec&, int64_t T, int64_t S, int64_t D, int64_t E);
 double work_in_chunks(const Spec&, int64_t S, int64_t D, int64_t E);
 double work_by_token(const Spec&, int64_t S, int64_t D, int64_t E);
 
+// The context from which on a token takes less time with a state than with a float32 cache of keys
+// and values: both read all that they hold.
+double decode_crossover(const Spec&, int64_t D, int64_t E);
+
 }  // namespace horner::attn

@@ -322,7 +322,7 @@ at::Tensor step(State& s, const Inputs& in) {
   if (in.q.size(2) >= kPrompt) {
     flush(s);
     s.tokens += in.q.size(2);
-    return attend_from(s.spec, in, s.carry, &s.carry);
+    return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
   }
   std::vector<at::Tensor> results;
   for (int64_t t = 0; t < in.q.size(2); ++t) results.push_back(step_sums(s, token(in, t)));

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "attn/inputs.h"
+#include "cli/bench.h"
 #include "cli/command.h"
 #include "cli/run.h"
 #include "cli/table.h"
@@ -87,12 +88,13 @@ static std::string case_text(const attn::Case& c) {
 }
 
 static BenchPlan plan(const BenchOptions& o) {
-  horner::check(o.what == "attention", "no benchmark '", o.what, "'; possible: 'attention'");
+  horner::check(o.what == "attention", "no benchmark '", o.what,
+                "'; possible: 'attention' and 'decode'");
   BenchPlan p{.variants = select(o.variants)};
   for (const std::string& name : o.executions) p.executions.push_back(&attn::execution(name));
   if (o.executions.empty())
     for (const attn::Execution* e : attn::executions())
-      if (e->name != "reference") p.executions.push_back(e);
+      if (e->name != "reference" && e->name != "recurrent") p.executions.push_back(e);
   const at::Device device = cli::device(o.device);
   for (const std::string& shape : o.shapes)
     for (const std::string& name : o.dtypes) {
@@ -309,11 +311,15 @@ static Outcome run(const BenchOptions& o) {
 
 Action bench(CLI::App& app) {
   const auto o = std::make_shared<BenchOptions>();
-  app.add_option("WHAT", o->what, "attention")->type_name("")->required();
+  app.add_option("WHAT", o->what,
+                 "attention, or decode: a token after ever longer contexts, up to T")
+      ->type_name("")
+      ->required();
   app.add_option("--variant", o->variants,
                  "names, or globs with * [softmax l2 taylor2 taylor4 taylor10 by_count gated]")
       ->type_name("NAME");
-  app.add_option("--execution", o->executions, "names [all but reference]")->type_name("NAME");
+  app.add_option("--execution", o->executions, "names [all but reference and recurrent]")
+      ->type_name("NAME");
   app.add_option("--shape", o->shapes,
                  "batch, heads, tokens, head dimension [1,8,1024,64 1,8,4096,64 4,16,512,64 "
                  "1,8,2048,128]")
@@ -326,7 +332,14 @@ Action bench(CLI::App& app) {
       ->type_name("N");
   app.add_flag("--forward-only", o->forward_only, "no gradients");
   app.add_flag("--json", o->json, "every number, not rounded, as JSON");
-  return [o] { return run(*o); };
+  return [o, &app] {
+    if (o->what != "decode") return run(*o);
+    if (app.count("--variant") == 0) o->variants = {"softmax", "taylor2"};
+    if (app.count("--shape") == 0) o->shapes = {"1,8,65536,64"};
+    horner::check(o->shapes.size() == 1, "bench decode takes one --shape, not ", o->shapes.size());
+    const attn::Case c = bench_case(o->shapes[0]);
+    return bench_decode(select(o->variants), {c.B, c.H, c.T, c.D}, o->json);
+  };
 }
 
 }  // namespace horner::cli

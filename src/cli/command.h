@@ -29,6 +29,7 @@ Action show(CLI::App&);
 Action check(CLI::App&);
 Action bench(CLI::App&);
 Action info(CLI::App&);
+Action plan(CLI::App&);
 
 // The variants that the patterns name, each once: globs over `variants`, and names that attn::find
 // knows. Without a pattern all of them. A pattern that names none throws, with the nearest.

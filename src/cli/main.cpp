@@ -2,6 +2,7 @@
 //   exit code 0: fine · 1: a check failed · 2: an error, one line on stderr · 130: stopped by
 //   Ctrl-C
 #include <c10/util/Exception.h>
+#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -38,6 +39,11 @@ static const Command kCommands[] = {
       "horner bench attention --variant 'taylor*' --shape 1,8,4096,64",
       "horner bench attention --variant l2 --execution fused_cpu reference --dtype bfloat16"},
      bench},
+    {"plan",
+     "what a variant takes at a size, and which of its forms to use",
+     {"horner plan taylor2 --dim 64 --heads 8 --tokens 65536",
+      "horner plan softmax --layers 12 --json"},
+     plan},
     {"info", "versions, processor, GPUs", {"horner info", "horner info --json"}, info},
 };
 
@@ -118,6 +124,8 @@ static int exit_code(Outcome outcome) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);
+  // Large tensors come and go all the time: keep their pages.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30), mallopt(M_TRIM_THRESHOLD, 1 << 30);
   try {
     return horner::cli::exit_code(horner::cli::run(argc, argv));
   } catch (const c10::Error& e) {

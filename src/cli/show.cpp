@@ -24,7 +24,7 @@ struct ShowOptions {
   bool json = false;
 };
 
-// One head's state in float32, and the tokens whose keys and values take as much in bfloat16.
+// One head's state, and the tokens whose keys and values take as much in bfloat16.
 struct State {
   int64_t D, E;
   double features, bytes, cache_tokens;
@@ -40,23 +40,6 @@ static std::vector<State> states(const attn::Spec& spec, const ShowOptions& o) {
         {D, E, attn::feature_count(spec, D), bytes, std::ceil(bytes / double(2 * (D + E)))});
   }
   return out;
-}
-
-// "47,905", "3.1e+24"
-static std::string count_text(double n) {
-  if (n >= 1e12) return formatted("%.1e", n);
-  std::string s = formatted("%.0f", n);
-  for (int i = int(s.size()) - 3; i > 0; i -= 3) s.insert(size_t(i), ",");
-  return s;
-}
-
-// "17 KB", "12.5 MB"
-static std::string size_text(double bytes) {
-  static constexpr const char* kUnits[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
-  size_t unit = 0;
-  for (; bytes >= 999.5 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1000;
-  const bool whole = unit == 0 || bytes >= 99.95;
-  return formatted(bytes >= 999.5 ? "%.1e" : whole ? "%.0f" : "%.1f", bytes) + " " + kUnits[unit];
 }
 
 // How to write the variant as changes to softmax.
@@ -110,7 +93,10 @@ static Json json(const attn::Variant& v, const ShowOptions& o) {
           {"formula", formula},
           {"inputs", inputs},
           {"notes", attn::notes(v.spec)},
-          {"state", {{"dtype", "float32"}, {"why_not", reason}, {"sizes", sizes}}}};
+          {"state",
+           {{"dtype", attn::sums_in_double(v.spec) ? "float64" : "float32"},
+            {"why_not", reason},
+            {"sizes", sizes}}}};
 }
 
 static void print_state(const attn::Spec& spec, const ShowOptions& o) {
@@ -131,7 +117,8 @@ static void print_state(const attn::Spec& spec, const ShowOptions& o) {
     table.rows.push_back(row);
   }
   std::cout << "\n"
-            << bold("state of its recurrent form") << ", one head in float32\n"
+            << bold("state of its recurrent form") << ", one head in "
+            << (attn::sums_in_double(spec) ? "float64" : "float32") << "\n"
             << text(table);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 namespace horner::cli {
 
@@ -97,6 +98,21 @@ std::string formatted(const char* format, double x) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, format, x);
   return buffer;
+}
+
+std::string count_text(double n) {
+  if (n >= 1e12) return formatted("%.1e", n);
+  std::string s = formatted("%.0f", n);
+  for (int i = int(s.size()) - 3; i > 0; i -= 3) s.insert(s.begin() + i, ',');
+  return s;
+}
+
+std::string size_text(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
+  size_t unit = 0;
+  for (; bytes >= 999.5 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1000;
+  const bool whole = unit == 0 || bytes >= 99.95;
+  return formatted(bytes >= 999.5 ? "%.1e" : whole ? "%.0f" : "%.1f", bytes) + " " + kUnits[unit];
 }
 
 }  // namespace horner::cli

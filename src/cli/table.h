@@ -25,6 +25,9 @@ size_t width(std::string_view);
 
 std::string formatted(const char* format, double x);  // by printf's rules
 
+std::string count_text(double n);     // "47,905", "3.1e+24"
+std::string size_text(double bytes);  // "17 KB", "12.5 MB"
+
 size_t terminal_width();  // of stdout; 0 when that is no terminal
 
 // Coloured only when stdout is a terminal and NO_COLOR is unset.

@@ -26,7 +26,7 @@ struct ChunkJob : torch::CustomClassHolder {
   Cut cut;
   double scale;
   at::Tensor keep, begins;
-  bool wanted;
+  bool wanted, in_place;
 };
 
 struct OrdersOf {
@@ -103,10 +103,16 @@ static ChunkResult forward(const ChunkJob& job, const ChunkTensors& x) {
   if (stateless) c.F = 0;  // one chunk, and nothing to remember
   ChunkResult r;
   r.N = at::empty({c.B, c.H, c.T, c.E}, options), r.W = at::empty({c.B, c.H, c.T}, options);
-  r.S = at::empty({c.B, c.G, c.segments + 1, c.F, c.E}, options);
-  r.z = at::empty({c.B, c.G, c.segments + 1, c.F}, options);
-  c.filled ? r.S.select(2, 0).copy_(x.S) : r.S.select(2, 0).zero_();
-  c.filled ? r.z.select(2, 0).copy_(x.z) : r.z.select(2, 0).zero_();
+  c.slots = c.segments + 1;
+  if (job.in_place && c.filled && c.segments == 1) {
+    c.slots = 1;
+    r.S = x.S.unsqueeze(2), r.z = x.z.unsqueeze(2);
+  } else {
+    r.S = at::empty({c.B, c.G, c.slots, c.F, c.E}, options);
+    r.z = at::empty({c.B, c.G, c.slots, c.F}, options);
+    c.filled ? r.S.select(2, 0).copy_(x.S) : r.S.select(2, 0).zero_();
+    c.filled ? r.z.select(2, 0).copy_(x.z) : r.z.select(2, 0).zero_();
+  }
   c.N = pointer<R>(r.N), c.W = pointer<R>(r.W), c.S = pointer<R>(r.S), c.z = pointer<R>(r.z);
   const kernels::ChunkedKernels<R>& kernel = kernels_for<R>();
   if (c.segments > 1) {
@@ -121,7 +127,7 @@ template <class R>
 static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const at::Tensor& S,
                              const at::Tensor& z, const std::vector<at::Tensor>& grads) {
   Chunked<R> c = problem<R>(job, x);
-  c.F = S.size(3);
+  c.F = S.size(3), c.slots = S.size(2);
   const auto contiguous = [](const at::Tensor& g, const at::Tensor& like_or_shape) {
     return g.defined() ? g.contiguous() : at::zeros_like(like_or_shape);
   };
@@ -196,7 +202,7 @@ static ChunkResult differentiable(const c10::intrusive_ptr<ChunkJob>& job, const
   for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
   if (!gradients || !at::GradMode::is_enabled()) {
     ChunkResult r = forward_of(*job, x);
-    r.S = r.S.select(2, job->cut.segments), r.z = r.z.select(2, job->cut.segments);
+    r.S = r.S.select(2, -1), r.z = r.z.select(2, -1);
     return r;
   }
   auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
@@ -230,7 +236,7 @@ static double unit(int order) {
 }
 
 at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, const Carry* before,
-                            Carry* after) {
+                            Carry* after, bool in_place) {
   const Prepared p(spec, in, before ? before->count : at::Tensor());
   const int64_t T = in.q.size(2), S = in.k.size(2), E = in.v.size(-1);
   const auto dtype = sums_dtype(spec, in.q.scalar_type());
@@ -239,7 +245,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   job->D = p.q.size(-1);
   job->cut = cut;
   job->begins = beginnings(in);
-  job->wanted = after != nullptr;
+  job->wanted = after != nullptr, job->in_place = in_place;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
 
   const double u = unit(job->orders.last);
@@ -306,6 +312,11 @@ std::string why_no_stream(const Spec& spec, const Inputs& in) {
   return why_too_large(spec, shape);
 }
 
+std::string why_no_sums(const Spec& spec, const Inputs& in) {
+  if (in.q.scalar_type() == at::kDouble) return "float32, bfloat16 and float16 only";
+  return why_no_stream(spec, in);
+}
+
 static double work(const Spec& spec, const Inputs& in) {
   return double(in.q.size(0) * in.q.size(1)) *
          work_in_chunks(spec, in.k.size(2), in.q.size(-1), in.v.size(-1));
@@ -318,7 +329,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
 const Execution chunked{
     .name = "chunked",
     .about = "chunks of tokens with a state between them: linear time",
-    .why_not = why_no_stream,
+    .why_not = why_no_sums,
     .run = run,
     .statistics = false,
     .work = work,

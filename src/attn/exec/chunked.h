@@ -24,11 +24,15 @@ Orders orders(const Weight&);
 Cut cut(const Spec&, const Inputs&);
 
 // [B, H, T, E]; from `before` on, unless that is null; what is left behind in `after`, unless that
-// is null. Gradients flow through all of them.
+// is null. Gradients flow through all of them. `in_place`: without gradients, the sums of `before`
+// may become those of `after`.
 at::Tensor attend_in_chunks(const Spec&, const Inputs&, const Cut&, const Carry* before = nullptr,
-                            Carry* after = nullptr);
+                            Carry* after = nullptr, bool in_place = false);
 
 // "" when there is a state for these inputs, and it fits in memory.
 std::string why_no_stream(const Spec&, const Inputs&);
+// The same for an execution, which is held to what `reference` is in the same dtype: double has no
+// wider sums.
+std::string why_no_sums(const Spec&, const Inputs&);
 
 }  // namespace horner::attn::exec

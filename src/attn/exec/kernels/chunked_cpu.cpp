@@ -28,7 +28,9 @@ struct Task {
   void move(int i) { chunk.move(head, starts[i], int(starts[i + 1] - starts[i])); }
   bool begins(int i) const { return starts[i] > 0 && c.begins && c.begins[starts[i]]; }
   int heads() const { return int(c.H / c.G); }
-  int64_t state(int64_t segment) const { return head * (c.segments + 1) + segment; }
+  int64_t state(int64_t segment) const {
+    return head * c.slots + (segment < c.slots ? segment : c.slots - 1);
+  }
   R* at(R* S, int64_t segment) const { return S + state(segment) * c.F * c.E; }
   R* at_z(R* z, int64_t segment) const { return z + state(segment) * c.F; }
 
@@ -42,6 +44,7 @@ struct Task {
     std::memset(S, 0, sizeof(R) * size_t(c.F * c.E)), std::memset(z, 0, sizeof(R) * size_t(c.F));
   }
   void copy(const R* S, const R* z, R* to, R* to_z) const {
+    if (S == to) return;
     std::memcpy(to, S, sizeof(R) * size_t(c.F * c.E));
     std::memcpy(to_z, z, sizeof(R) * size_t(c.F));
   }

@@ -39,8 +39,11 @@ struct Chunked {
   const R* centre;           // [B, H, T], or null
   const uint8_t* begins;     // [T], whether a packed sequence begins, or null
 
-  R *N, *W;     // [B, H, T, E], [B, H, T]
-  R *S, *z;     // [B, G, segments + 1, F, E], [.., F]: at the beginning of each, and the last
+  R *N, *W;  // [B, H, T, E], [B, H, T]
+  // States at the beginning of each segment, and the last: segments + 1 slots, or one in which they
+  // follow each other.
+  int64_t slots;
+  R *S, *z;     // [B, G, slots, F, E], [.., F]
   bool filled;  // whether the first of them may be other than 0
   bool wanted;  // whether the last is
 

@@ -1,0 +1,189 @@
+// horner plan: what a variant takes at a size, in each of its forms, and which of them to use.
+#include "attn/plan.h"
+
+#include <ATen/ATen.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "attn/attend.h"
+#include "cli/command.h"
+#include "cli/run.h"
+#include "cli/table.h"
+#include "core/check.h"
+
+namespace horner::cli {
+
+using Json = nlohmann::ordered_json;
+
+struct PlanOptions {
+  std::string variant, dtype = "float32";
+  int64_t D = 64, E = 0, heads = 8, key_heads = 0, layers = 1, batch = 1, tokens = 4096;
+  bool json = false;
+};
+
+// One way to run it: multiplications and additions for a token of one head, forward.
+struct Way {
+  std::string name, about;
+  double flop;
+};
+
+struct Planned {
+  attn::Variant variant;
+  std::string why_no_state, too_large;
+  double features = 0, state_bytes = 0;  // of a head
+  double cache_bytes = 0;                // of a head, for all tokens
+  int chunk = 0;                         // tokens
+  std::vector<Way> ways;
+  double smaller = 0, cheaper = 0, faster = 0;  // from so many tokens on
+  std::string chosen, why;
+};
+
+// Of which no memory is taken.
+static at::Tensor shape_only(std::initializer_list<int64_t> sizes, at::ScalarType dtype) {
+  return at::zeros({}, dtype).expand(at::IntArrayRef(sizes));
+}
+
+static void choose(const PlanOptions& o, Planned& p) {
+  const at::ScalarType dtype = cli::dtype(o.dtype);
+  attn::Inputs in;
+  in.q = shape_only({o.batch, o.heads, o.tokens, o.D}, dtype);
+  in.k = shape_only({o.batch, o.key_heads, o.tokens, o.D}, dtype);
+  in.v = shape_only({o.batch, o.key_heads, o.tokens, o.E}, dtype);
+  const attn::Execution& best = attn::choose(p.variant.spec, in);
+  p.chosen = best.name;
+  std::string others;
+  for (const attn::Execution* e : attn::executions()) {
+    if (e == &best) break;
+    const std::string reason = e->why_not(p.variant.spec, in);
+    others += (others.empty() ? "" : "; ") + std::string(e->name) + ": " +
+              (reason.empty() ? "takes more work" : reason);
+  }
+  p.why = others.empty() ? "the first in the table that can run, and none behind it takes less work"
+                         : others;
+}
+
+static Planned planned(const PlanOptions& o) {
+  Planned p{attn::find(o.variant)};
+  const attn::Spec& spec = p.variant.spec;
+  const double element = double(c10::elementSize(cli::dtype(o.dtype)));
+  p.cache_bytes = double(o.D + o.E) * element * double(o.tokens);
+  p.why_no_state = attn::why_no_state(spec);
+  const double T = double(o.tokens);
+  p.ways.push_back({"tiles", "over all keys (fused_cpu), on average",
+                    2 * attn::work_in_tiles(spec, o.tokens, o.tokens, o.D, o.E) / T});
+  p.ways.push_back({"decode, cache", "the last token, over all keys", 2 * double(o.D + o.E) * T});
+  if (p.why_no_state.empty()) {
+    p.features = attn::feature_count(spec, o.D);
+    p.state_bytes = attn::state_bytes(spec, o.D, o.E);
+    p.too_large = attn::why_too_large(spec, {o.batch, o.key_heads, o.D, o.E});
+    p.chunk = attn::chunk_length(spec, o.D, o.E);
+    p.smaller = std::ceil(p.state_bytes / (double(o.D + o.E) * element));
+    p.faster = std::ceil(attn::decode_crossover(spec, o.D, o.E));
+    const double chunked =
+        2 * attn::work_in_chunks(spec, int64_t(1) << 40, o.D, o.E) / double(int64_t(1) << 40);
+    p.cheaper = std::ceil(chunked / double(o.D + o.E));
+    if (!p.too_large.empty()) return choose(o, p), p;
+    p.ways.push_back({"chunked", "in chunks of " + std::to_string(p.chunk), chunked});
+    p.ways.push_back(
+        {"decode, state", "any token (recurrent)", 2 * attn::work_by_token(spec, 1, o.D, o.E)});
+  }
+  choose(o, p);
+  return p;
+}
+
+static Json whole(double x) {
+  return x < 1e15 ? Json(int64_t(x)) : Json(x);
+}
+
+static Json json(const Planned& p, const PlanOptions& o) {
+  const double heads = double(o.key_heads * o.layers * o.batch);
+  Json ways = Json::array();
+  for (const Way& w : p.ways)
+    ways.push_back({{"name", w.name}, {"about", w.about}, {"flop_per_token_and_head", w.flop}});
+  Json out{
+      {"variant", p.variant.name}, {"D", o.D},           {"E", o.E},         {"heads", o.heads},
+      {"key_heads", o.key_heads},  {"layers", o.layers}, {"batch", o.batch}, {"tokens", o.tokens},
+      {"dtype", o.dtype}};
+  out["cache_bytes"] = whole(p.cache_bytes * heads);
+  out["why_no_state"] = p.why_no_state;
+  if (p.why_no_state.empty()) {
+    out["features"] = whole(p.features);
+    out["state_bytes_per_head"] = whole(p.state_bytes);
+    out["state_bytes"] = whole(p.state_bytes * heads);
+    out["too_large"] = p.too_large;
+    if (p.too_large.empty()) out["chunk"] = p.chunk;
+    out["from_tokens"] = {{"state_smaller_than_cache", whole(p.smaller)},
+                          {"chunked_cheaper_than_tiles", whole(p.cheaper)},
+                          {"state_decodes_faster_than_cache", whole(p.faster)}};
+  }
+  out["flop"] = ways;
+  out["auto"] = {{"execution", p.chosen}, {"why", p.why}};
+  return out;
+}
+
+static void print(const Planned& p, const PlanOptions& o) {
+  const double heads = double(o.key_heads * o.layers * o.batch);
+  std::cout << bold(p.variant.name) << "  " << p.variant.about << "\n"
+            << "D " << o.D << ", E " << o.E << ", " << o.heads << " heads on " << o.key_heads
+            << " key heads, " << o.layers << " layers, batch " << o.batch << ", " << o.tokens
+            << " tokens, " << o.dtype << "\n\n";
+  Table sizes{.head = {"memory", "a head", "all heads and layers"},
+              .rows = {},
+              .right = {1, 2},
+              .indent = 2};
+  if (p.why_no_state.empty())
+    sizes.rows.push_back({"state, " + count_text(p.features) + " features",
+                          size_text(p.state_bytes), size_text(p.state_bytes * heads)});
+  sizes.rows.push_back({"cache of " + count_text(double(o.tokens)) + " tokens",
+                        size_text(p.cache_bytes), size_text(p.cache_bytes * heads)});
+  std::cout << text(sizes);
+  if (!p.why_no_state.empty()) std::cout << "  no state: " << p.why_no_state << "\n";
+  if (!p.too_large.empty()) std::cout << "  " << red("refused") << ": " << p.too_large << "\n";
+  Table ways{
+      .head = {"for a token of one head", "FLOP", ""}, .rows = {}, .right = {1}, .indent = 2};
+  for (const Way& w : p.ways) ways.rows.push_back({w.name, count_text(w.flop), w.about});
+  std::cout << "\n" << text(ways);
+  if (p.why_no_state.empty() && p.too_large.empty())
+    std::cout << "\n  from " << count_text(p.smaller)
+              << " tokens on the state is smaller than the cache\n"
+              << "  from " << count_text(p.cheaper)
+              << " tokens on chunks take fewer FLOP than tiles\n"
+              << "  from " << count_text(p.faster)
+              << " tokens on a token decodes faster with the state than with a float32 cache\n";
+  std::cout << "\n" << bold("auto") << " takes " << green(p.chosen) << " (" << p.why << ")\n";
+}
+
+Action plan(CLI::App& app) {
+  const auto o = std::make_shared<PlanOptions>();
+  app.add_option("VARIANT", o->variant, "a name, such as taylor2")->type_name("")->required();
+  const auto number = [&](const char* name, int64_t& to, const char* about) {
+    app.add_option(name, to, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
+  };
+  number("-d,--dim", o->D, "channels of a key [64]");
+  number("--value-dim", o->E, "channels of a value [those of a key]");
+  number("--heads", o->heads, "[8]");
+  number("--key-heads", o->key_heads, "of which several queries' heads share one [all]");
+  number("--layers", o->layers, "[1]");
+  number("--batch", o->batch, "[1]");
+  number("-t,--tokens", o->tokens, "[4096]");
+  app.add_option("--dtype", o->dtype, "of the inputs and the cache [float32]")->type_name("NAME");
+  app.add_flag("--json", o->json, "everything as JSON");
+  return [o] {
+    if (o->E == 0) o->E = o->D;
+    if (o->key_heads == 0) o->key_heads = o->heads;
+    horner::check(o->heads % o->key_heads == 0, "the ", o->heads,
+                  " heads must be a multiple of the ", o->key_heads, " key heads");
+    const Planned p = planned(*o);
+    if (o->json)
+      std::cout << json(p, *o).dump(2) << "\n";
+    else
+      print(p, *o);
+    return Outcome::fine;
+  };
+}
+
+}  // namespace horner::cli
