@@ -147,12 +147,18 @@ static Decode<R> problem(const State& s) {
   return c;
 }
 
+// Shared by the threads where it is worth waking them.
 template <class R, class F>
 static void for_each_head(const Decode<R>& c, const F& task) {
+  constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t size = kernels_for<R>().scratch(c) * int64_t(sizeof(R) / sizeof(float)) + 16;
-  exec::for_each_task(c.B * c.G, size, [&](int64_t i, float* own) {
+  const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
+  const auto one = [&](int64_t i, float* own) {
     task(c, i, reinterpret_cast<R*>((reinterpret_cast<uintptr_t>(own) + 63) / 64 * 64));
-  });
+  };
+  if (heads * each >= kWorth) return exec::for_each_task(heads, size, one);
+  const std::unique_ptr<float[]> own(new float[size_t(size)]);
+  for (int64_t i = 0; i < heads; ++i) one(i, own.get());
 }
 
 // N, W and shift of one query a head.

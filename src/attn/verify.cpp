@@ -182,7 +182,7 @@ Verdict verify(const Spec& spec, const Execution& e, const Case& c) {
   const Execution& reference = execution("reference");
   const Inputs in = random_inputs(spec, c);
   Verdict verdict{e.why_not(spec, in), {}};
-  constexpr double kMostWork = 2e10;  // some seconds
+  constexpr double kMostWork = 2e9;  // a second or two
   if (verdict.why_not.empty() && e.work && e.work(spec, in) > kMostWork)
     verdict.why_not = "a check of it would take too long";
   if (!verdict.why_not.empty()) return verdict;
