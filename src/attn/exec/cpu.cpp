@@ -42,7 +42,6 @@ Prepared::Prepared(const Spec& spec, const Inputs& in)
   count = seen.sums(ones).to(at::kFloat);
   q = mapped(spec.features, in.q, in.query_projection);
   k = mapped(spec.features, in.k, in.key_projection, repeats);
-  v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   factor = scale(spec, in, count);
   if (in.decay.defined()) decay = in.decay.to(at::kDouble).cumsum(-1);
 }

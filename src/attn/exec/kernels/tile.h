@@ -69,16 +69,19 @@ struct Tile {
 
 struct Sums {
   float N[kTile * kMostChannels];  // [rows, E]
-  float W[kTile], shift[kTile];
+  Vec W[kTile];                    // of every kWidth-th key
+  float shift[kTile];
   Tally tally[kTile];
 };
 
 // Makes `max` the row's maximum so far; what has been summed is brought to the new scale.
 static void raise(float new_max, const Fused& f, int i, Sums& sums) {
-  if (!(new_max > sums.shift[i])) return;
-  const float keep = exp(splat(sums.shift[i] - new_max))[0];
-  if (f.statistics) sums.tally[i].shrink(new_max - sums.shift[i], keep);
+  const float before = sums.shift[i];
+  if (!(new_max > before)) return;
   sums.shift[i] = new_max;
+  if (before == -INFINITY) return;
+  const float keep = exp(splat(before - new_max))[0];
+  if (f.statistics) sums.tally[i].shrink(new_max - before, keep);
   sums.W[i] *= keep;
   for (int64_t e = 0; e < f.E; e += kWidth)
     store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
@@ -99,12 +102,11 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
       total += y;
       if constexpr (Statistics) moment += y * log_y;
     }
-    const float added = sum(total);
-    sums.W[i] += added;
+    sums.W[i] += total;
     if constexpr (Statistics) {
-      sums.tally[i].total += added;
-      sums.tally[i].moment += sum(moment);
-      sums.tally[i].most = 1;  // the shift is the largest score
+      sums.tally[i].total += total;
+      sums.tally[i].moment += moment;
+      sums.tally[i].most = splat(1);  // the shift is the largest score
     }
   }
 }
@@ -127,7 +129,7 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
     }
     const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
     Vec total{};
-    Tally::Sums tally;
+    Tally tally;
     for (int j = 0; j < kTile; j += kWidth) {
       Vec y, log_y{};
       if constexpr (is_exp) {
@@ -143,7 +145,7 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
       if constexpr (Statistics) is_exp && !tile.f.decay ? tally.add(y, log_y) : tally.add(y);
     }
     if constexpr (Statistics) sums.tally[i].add(tally);
-    sums.W[i] += sum(total);
+    sums.W[i] += total;
   }
 }
 
@@ -159,11 +161,20 @@ static void weigh_tile(const W& w, const Tile& tile, float* x, Sums& sums) {
   }
 }
 
+// Columns of a tile times the gates of their values.
+static void gate_values(const Tile& tile, float* x) {
+  alignas(64) float gates[kTile] = {};
+  for (int j = 0; j < tile.columns; ++j) gates[j] = tile.f.in_gate[tile.key(j)];
+  for (int i = 0; i < tile.rows; ++i)
+    for (int j = 0; j < kTile; j += kWidth)
+      store(x + i * kTile + j, load(x + i * kTile + j) * load(gates + j));
+}
+
 // Backward.
 
 // From scores x and dp = v.dN to the weights (in x) and the gradients of the scores (in dp).
 template <bool Partial, class W>
-static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t part) {
+static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
   const Fused& f = tile.f;
   Vec d_key[kVecs] = {};
   for (int i = 0; i < tile.rows; ++i) {
@@ -191,13 +202,29 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp, int64_t pa
       store(x + i * kTile + j, y.w);
       store(dp + i * kTile + j, dx * f.scale);
     }
-    const int64_t at = part * f.B * f.H * f.T + row;
-    if (f.d_centre) f.d_centre[at] -= sum(d_centre);
-    if (f.decay) f.d_decay_query[at] += sum(d_decay);
+    if (f.d_centre) f.d_centre[row] -= sum(d_centre);
+    if (f.decay) f.d_decay_query[row] += sum(d_decay);
   }
   if (!f.decay) return;
   for (int j = 0; j < tile.columns; ++j)
     f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
+}
+
+// From dv as it would be without gates to dv and the gradients of the gates:
+//   dv_s = in_s u_s,  d_in_s = v_s.u_s,  u_s = sum_t w_ts dN_t
+template <class Value>
+static void gate_d_values(const Tile& tile, const Value& value, float* dv) {
+  const int64_t E = tile.f.E;
+  for (int j = 0; j < tile.columns; ++j, dv += E) {
+    const float in = tile.f.in_gate[tile.key(j)];
+    Vec d_in{};
+    for (int64_t e = 0; e < E; e += kWidth) {
+      const Vec u = load(dv + e);
+      d_in += u * value(j, e);
+      store(dv + e, u * in);
+    }
+    tile.f.d_in_gate[tile.key(j)] = sum(d_in);
+  }
 }
 
 // The blocks of queries that see some key of [s0, s1).
