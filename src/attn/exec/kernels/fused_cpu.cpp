@@ -173,6 +173,9 @@ static void forward(const Fused& f, int64_t task) {
   alignas(64) float x[kTile * kTile];
   alignas(64) Sums sums;
   for (int i = 0; i < kTile; ++i) sums.W[i] = Vec{}, sums.shift[i] = -INFINITY;
+  if (f.statistics)
+    for (int i = 0; i < kTile; ++i)
+      sums.total[i] = sums.most[i] = sums.moment[i] = Vec{}, sums.first[i] = 0;
   for (int64_t i = 0; i < kTile * f.E; ++i) sums.N[i] = 0;
   const int64_t first = f.lo[t0] / kTile * kTile, last = f.hi[t0 + tile.rows - 1];
   for (tile.s0 = first; tile.s0 < last; tile.s0 += kTile) {
@@ -183,15 +186,20 @@ static void forward(const Fused& f, int64_t task) {
     products.add_values(x, sums.N);
   }
   const bool is_exp = std::holds_alternative<Exp>(f.weight);
+  alignas(64) float W[kTile];
+  for (int i = 0; i < kTile; i += kWidth) {
+    Vec r[kWidth];
+    for (int j = 0; j < kWidth; ++j) r[j] = sums.W[i + j];
+    store(W + i, sum_each(r));
+  }
+  if (f.statistics) write_statistics(tile, W, sums);
   for (int i = 0; i < tile.rows; ++i) {
     const int64_t row = tile.row(i);
     const float shift = is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0;
     const float* N = sums.N + i * f.E;
-    const float W = sum(sums.W[i]);
-    Row(f.epilogue, row, f.E, N, W, shift).forward(f.o + row * f.E);
-    if (f.statistics) sums.tally[i].write(f.statistics + row, f.B * f.H * f.T, W);
+    Row(f.epilogue, row, f.E, N, W[i], shift).forward(f.o + row * f.E);
     if (!f.N) continue;
-    f.W[row] = W;
+    f.W[row] = W[i];
     f.shift[row] = shift;
     for (int64_t e = 0; e < f.E; e += kWidth) store(f.N + row * f.E + e, load(N + e));
   }

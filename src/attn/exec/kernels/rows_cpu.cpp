@@ -121,7 +121,8 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
     }
     if (f.statistics) {
       tally.first = k.first_weight(i, row);
-      tally.write(f.statistics + k.row(i), f.B * f.H * f.T, sum(total));
+      const float whole = sum(total);
+      write(&tally, &whole, 1, false, f.statistics + k.row(i), f.B * f.H * f.T);
     }
     f.found[k.row(i)] = r;
     f.W[k.row(i)] = sum(total);

@@ -8,42 +8,55 @@
 namespace horner::attn::kernels {
 namespace HORNER_ISA {
 
+// log2 x - kLogStart of x >= 0, within 1.4e-5 (what an entropy needs), and a number for 0:
+// x = 2^e m, 1 <= m < 2, log2 m by a polynomial whose constant is kLogStart.
+inline constexpr float kLogStart = -2.8003640f;
+inline Vec log2_from_start(Vec x) {
+  x += 1.17549435e-38f;  // what is lost in anything larger
+  const Vec m = mantissa(x);
+  Vec p = m * 4.4873614e-2f - 4.1656372e-1f;
+  p = p * m + 1.6311488f;
+  p = p * m - 3.5507929f;
+  p = p * m + 5.0917110f;
+  return p * m + exponent(x);
+}
+
+// One row. Of every kWidth-th key: A, the largest a, and sum a log a, its log natural where the
+// logs of the weights were known, else log2_from_start.
 struct Tally {
-  Vec total{}, moment{}, most{};  // A, sum a log a and the largest a, of every kWidth-th key
+  Vec total{}, most{}, moment{};
   float first = 0;
 
-  // kWidth weights, and the logs of their sizes where those are known.
   void add(Vec w) {
     const Vec a = abs(w);
     total += a;
-    moment += a * log_near(a);
-    most = max(most, a);
+    add_positive(a);
   }
-  void add(Vec w, Vec log_a) {  // w >= 0
-    total += w;
-    moment += choose(w > Vec{}, w * log_a, Vec{});
+  void add_positive(Vec w) {  // w >= 0; leaves the total, which is W
     most = max(most, w);
-  }
-  void add(const Tally& t) {
-    total += t.total;
-    moment += t.moment;
-    most = max(most, t.most);
-  }
-  // All weights so far become e^-by times what they were.
-  void shrink(float by, float factor) {
-    moment = factor * (moment - by * total);
-    total *= factor, most *= factor, first *= factor;
-  }
-  // Into [4, rows] numbers at this row, whose weights add up to W.
-  void write(float* to, int64_t rows, float W) const {
-    const float A = sum(total), scale = A > 0 ? 1 / A : 0;
-    const float entropy = A > 0 ? logf(A) - sum(moment) * scale : 0;
-    to[0] = entropy < 0 ? 0 : entropy;  // by rounding
-    to[rows] = largest(most) * scale;
-    to[2 * rows] = first * scale;
-    to[3 * rows] = A > W ? (A - W) / 2 * scale : 0;
+    moment += w * log2_from_start(w);
   }
 };
+
+// The statistics of n <= kWidth rows, into [4, stride]. W: sums of their weights.
+inline void write(const Tally* rows, const float* W, int n, bool logs_known, float* to,
+                  int64_t stride) {
+  alignas(64) float sums[kWidth] = {}, firsts[kWidth] = {};
+  Vec total[kWidth] = {}, most[kWidth] = {}, moment[kWidth] = {};
+  for (int i = 0; i < n; ++i) {
+    sums[i] = W[i], firsts[i] = rows[i].first;
+    total[i] = rows[i].total, most[i] = rows[i].most, moment[i] = rows[i].moment;
+  }
+  const Vec A = sum_each(total), top = largest_each(most);
+  Vec M = sum_each(moment);
+  if (!logs_known) M = (M + A * kLogStart) * 0.69314718f;
+  const Vec share = choose(A > Vec{}, 1 / A, Vec{}), none{};
+  const Vec entropy = choose(A > Vec{}, log(A) - M * share, none);
+  const Vec out[4] = {max(entropy, none), top * share, load(firsts) * share,
+                      max((A - load(sums)) * 0.5f * share, none)};
+  for (int s = 0; s < 4; ++s)
+    for (int i = 0; i < n; ++i) to[s * stride + i] = out[s][i];
+}
 
 }  // namespace HORNER_ISA
 }  // namespace horner::attn::kernels

@@ -1,7 +1,12 @@
 // Vectors of floats in the widest registers of the instruction set that this file is compiled for:
-// AVX-512, AVX2 or the portable 128 bits. No intrinsics: the compiler's own vector types. All in a
-// namespace of that set (HORNER_ISA), since the linker keeps one of several functions of one name.
+// AVX-512, AVX2 or the portable 128 bits. The compiler's own vector types, intrinsics where it has
+// no word for an instruction. All in a namespace of that set (HORNER_ISA), since the linker keeps
+// one of several functions of one name.
 #pragma once
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #include <cstdint>
 
@@ -76,6 +81,23 @@ inline void transpose(Vec (&r)[kWidth]) {
   if constexpr (Step > 1) transpose<Step / 2>(r);
 }
 
+// f over the lanes of each of kWidth vectors.
+template <class F>
+inline Vec fold_each(Vec (&r)[kWidth], const F& f) {
+  transpose(r);
+#pragma GCC unroll 4
+  for (int n = kWidth / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < n; ++i) r[i] = f(r[i], r[i + n]);
+  return r[0];
+}
+inline Vec sum_each(Vec (&r)[kWidth]) {
+  return fold_each(r, [](Vec a, Vec b) { return a + b; });
+}
+inline Vec largest_each(Vec (&r)[kWidth]) {
+  return fold_each(r, [](Vec a, Vec b) { return max(a, b); });
+}
+
 // e^x within 1 ulp, for -87.3 <= x <= 88.7: x = n log 2 + r with |r| <= log 2 / 2, and e^r by a
 // polynomial of degree 6. 2^n is added to the exponent.
 inline Vec exp_inside(Vec x) {
@@ -105,18 +127,22 @@ inline Vec exp(Vec x) {
 inline Vec abs(Vec x) {
   return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(x) & 0x7fffffff);
 }
-// log x of x > 0 within 1e-5, and a number for 0: x = 2^e m, 1 <= m < 2, log m by a polynomial that
-// is 0 at 1. What an entropy needs, in half the instructions of log().
-inline Vec log_near(Vec x) {
-  const VecInt bits = reinterpret_cast<VecInt>(x);
-  const Vec e = __builtin_convertvector((bits - 0x3f800000) >> 23, Vec);
-  const Vec f = reinterpret_cast<Vec>((bits & 0x007fffff) | 0x3f800000) - 1.f;
-  Vec p = f * 3.215188e-2f - 1.3604374e-1f;
-  p = p * f + 2.8945534e-1f;
-  p = p * f - 4.9190078e-1f;
-  p = p * f + 9.9949440e-1f;
-  return p * f + e * 0.69314718f;
+// x = 2^exponent mantissa of x > 0, the mantissa in [1, 2).
+#ifdef __AVX512F__
+inline Vec exponent(Vec x) {
+  return (Vec)_mm512_getexp_ps((__m512)x);
 }
+inline Vec mantissa(Vec x) {
+  return (Vec)_mm512_getmant_ps((__m512)x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
+}
+#else
+inline Vec exponent(Vec x) {
+  return __builtin_convertvector((reinterpret_cast<VecInt>(x) - 0x3f800000) >> 23, Vec);
+}
+inline Vec mantissa(Vec x) {
+  return reinterpret_cast<Vec>((reinterpret_cast<VecInt>(x) & 0x007fffff) | 0x3f800000);
+}
+#endif
 
 // log x of normal x > 0 (-88 of 0): x = 2^e m, 1/2 <= m^2 < 2, log m by its series, fitted.
 inline Vec log(Vec x) {
