@@ -38,16 +38,19 @@ struct Runner {
   const Execution& execution;
   Inputs in;
   at::Tensor direction;  // the gradient of the output; undefined: forward only
+  bool statistics;
 
-  Runner(const Spec& s, const Execution& e, const Inputs& given, const at::Tensor& d)
-      : spec(s), execution(e), in(given), direction(d) {
+  Runner(const Spec& s, const Execution& e, const Inputs& given, const at::Tensor& d,
+         bool with_statistics = false)
+      : spec(s), execution(e), in(given), direction(d), statistics(with_statistics) {
     for (const Input& i : input_table())
       if (at::Tensor& x = in.*i.at; x.defined() && i.role != Role::mask)
         x = x.detach().requires_grad_(direction.defined());
   }
   void run() const {
     const c10::AutoGradMode with_gradients(direction.defined());
-    const at::Tensor out = execution.run(spec, in, nullptr);
+    Statistics rows;
+    const at::Tensor out = execution.run(spec, in, statistics ? &rows : nullptr);
     if (direction.defined()) out.backward(direction);
   }
   void reset() const {
@@ -89,7 +92,7 @@ static double median(std::vector<double> x) {
   return (x[x.size() / 2] + x[(x.size() - 1) / 2]) / 2;
 }
 
-// Nothing when it was stopped.
+// In turn with another, mostly torch. Nothing when it was stopped.
 static std::optional<Timing> timed(const Runner& runner, const Runner* torch,
                                    const Effort& effort) {
   constexpr int kLeast = 3, kMost = 30;
@@ -174,6 +177,12 @@ Benchmark bench(const Spec& spec, const Execution& e, const Case& c, const Effor
   b.forward = time({});
   if (b.forward && c.gradients) b.both = time(direction);
   if (!b.forward || (c.gradients && !b.both)) return {.standing = Standing::stopped};
+  if (effort.statistics) {
+    const Runner plain_forward(spec, e, in, {});
+    const auto t = timed({spec, e, in, {}, true}, &plain_forward, effort);
+    if (!t) return {.standing = Standing::stopped};
+    b.statistics = t->ms / *t->torch_ms;
+  }
   b.extra_bytes = extra_bytes({spec, e, in, direction});
   return b;
 } catch (const c10::OutOfMemoryError&) {  // of a GPU; main memory is overcommitted, hence too_large

@@ -15,6 +15,7 @@ namespace horner::attn {
 
 struct Effort {
   int repeats = 0;                                    // 0: what fits in a second, 3 to 30
+  bool statistics = false;                            // time them too
   std::function<bool()> stop = [] { return false; };  // asked between runs
 };
 
@@ -32,10 +33,11 @@ enum class Standing { right, wrong, cannot_run, stopped };
 
 struct Benchmark {
   Standing standing = Standing::right;
-  std::string why_not = "";              // when it cannot run
-  std::optional<Difference> worst = {};  // of the check
-  std::optional<Timing> forward = {};    // without gradients
-  std::optional<Timing> both = {};       // forward and backward, unless `c.gradients` is false
+  std::string why_not = "";               // when it cannot run
+  std::optional<Difference> worst = {};   // of the check
+  std::optional<Timing> forward = {};     // without gradients
+  std::optional<Timing> both = {};        // forward and backward, unless `c.gradients` is false
+  std::optional<double> statistics = {};  // the time of a forward with them over one without
   int64_t extra_bytes = 0;  // the most that torch had allocated at once beyond the inputs
 };
 

@@ -37,7 +37,7 @@ struct BenchOptions {
   std::vector<std::string> shapes{"1,8,1024,64", "1,8,4096,64", "4,16,512,64", "1,8,2048,128"};
   std::string device = "cpu";
   int repeats = 0;
-  bool forward_only = false, json = false;
+  bool forward_only = false, statistics = false, json = false;
 };
 
 // What the options ask for.
@@ -103,7 +103,7 @@ static BenchPlan plan(const BenchOptions& o) {
       c.device = device;
       c.gradients = !o.forward_only;
     }
-  p.effort = {.repeats = o.repeats, .stop = [] { return stopped(); }};
+  p.effort = {.repeats = o.repeats, .statistics = o.statistics, .stop = [] { return stopped(); }};
   return p;
 }
 
@@ -201,9 +201,10 @@ struct Remarks {
 static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& peaks) {
   Table table{.head = {"variant", "execution", "forward ms", "GFLOP/s", "of peak", "× sdpa"},
               .rows = {},
-              .right = {2, 3, 4, 5, 6, 7, 8, 9, 10}};
+              .right = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
   if (!o.forward_only)
     table.head.insert(table.head.end(), {"fwd+bwd ms", "GFLOP/s", "of peak", "× sdpa"});
+  if (o.statistics) table.head.push_back("statistics");
   table.head.push_back("memory");
   Remarks remarks;
   const double peak = peaks.at(attn::dtype_name(group.on.dtype));
@@ -220,6 +221,9 @@ static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& p
     }
     add(row, r.result.forward, peak);
     add(row, r.result.both, peak);
+    if (o.statistics)
+      row.push_back(r.result.statistics ? formatted("%+.1f%%", 100 * (*r.result.statistics - 1))
+                                        : "–");
     row.push_back(bytes_text(r.result.extra_bytes));
     if (is_noisy(r.result))
       remarks.add("noisy, the median over 1.5 times the best run", r.variant + " " + r.execution);
@@ -243,10 +247,11 @@ static Json json(const std::optional<attn::Timing>& t, double peak) {
 static Json json(const BenchRow& r, const attn::Case& on, double peak) {
   static constexpr const char* kStandings[] = {"ok", "wrong", "cannot run", "stopped"};
   const attn::Benchmark& b = r.result;
-  Json check, bytes;
+  Json check, bytes, statistics;
   if (b.worst)
     check = {{"of", b.worst->of}, {"error", b.worst->error}, {"allowed", b.worst->allowed}};
   if (b.forward) bytes = b.extra_bytes;
+  if (b.statistics) statistics = *b.statistics;
   return {{"shape", {{"B", on.B}, {"H", on.H}, {"T", on.T}, {"D", on.D}}},
           {"dtype", attn::dtype_name(on.dtype)},
           {"variant", r.variant},
@@ -256,6 +261,7 @@ static Json json(const BenchRow& r, const attn::Case& on, double peak) {
           {"check", check},
           {"forward", json(b.forward, peak)},
           {"forward_backward", json(b.both, peak)},
+          {"times_with_statistics", statistics},
           {"extra_bytes", bytes}};
 }
 
@@ -331,6 +337,7 @@ Action bench(CLI::App& app) {
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("N");
   app.add_flag("--forward-only", o->forward_only, "no gradients");
+  app.add_flag("--statistics", o->statistics, "what the row statistics add to forward");
   app.add_flag("--json", o->json, "every number, not rounded, as JSON");
   return [o, &app] {
     if (o->what != "decode") return run(*o);

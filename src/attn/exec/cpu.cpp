@@ -44,7 +44,6 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before)
   count = count.to(wide(in.q.scalar_type()));
   q = mapped(spec.features, in.q, in.query_projection);
   k = mapped(spec.features, in.k, in.key_projection, repeats);
-  v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   factor = scale(spec, in, count);
   if (in.decay.defined()) decay = in.decay.to(at::kDouble).cumsum(-1);
 }

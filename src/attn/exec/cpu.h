@@ -40,12 +40,12 @@ struct Intervals {
 // The inputs as the kernels take them, differentiable.
 struct Prepared {
   Intervals seen;
-  int64_t repeats;     // query heads for each key head
-  at::Tensor ones;     // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
-  at::Tensor count;    // [1 or B, 1, T, 1]
-  at::Tensor q, k, v;  // features taken, v gated
-  at::Tensor factor;   // what multiplies q.k: one number, or [1 or B, H, T, 1]
-  at::Tensor decay;    // [B, G, S], running sums in double, or undefined
+  int64_t repeats;    // query heads for each key head
+  at::Tensor ones;    // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
+  at::Tensor count;   // [1 or B, 1, T, 1]
+  at::Tensor q, k;    // features taken
+  at::Tensor factor;  // what multiplies q.k: one number, or [1 or B, H, T, 1]
+  at::Tensor decay;   // [B, G, S], running sums in double, or undefined
 
   // After `before` [B] keys, unless that is undefined.
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {});

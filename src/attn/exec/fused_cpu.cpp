@@ -1,5 +1,5 @@
-// One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Features, the
-// input gate and the centre are tensor code before it.
+// One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Features and the
+// centre are tensor code before it.
 #include "attn/exec/kernels/fused_cpu.h"
 
 #include <ATen/ATen.h>
@@ -48,13 +48,14 @@ struct SetNorm {
 // The tensors with gradients, in the order of FusedAttend's arguments; those behind q, k and v may
 // be undefined.
 struct Tensors {
-  at::Tensor q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
+  at::Tensor q, k, v, in_gate, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
+  static constexpr size_t kCount = 11;
 
   static Tensors from(const std::vector<at::Tensor>& x) {
-    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9]};
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10]};
   }
   std::vector<at::Tensor> list() const {
-    return {q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
+    return {q, k, v, in_gate, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
   }
 };
 
@@ -99,10 +100,11 @@ static Fused problem(const Job& job, const Tensors& x) {
   f.weight = job.weight;
   f.clamp = job.clamp, f.scale = job.scale;
   if (is_paired(x.q))
-    f.pairs.q = words(x.q);
+    f.pairs.q = words(x.q), f.pairs.k = words(x.k), f.pairs.v = words(x.v);
   else
     f.q = pointer<float>(x.q), f.k = pointer<float>(x.k), f.v = pointer<float>(x.v);
-  f.centre = pointer<float>(x.centre), f.decay = pointer<double>(x.decay);
+  f.in_gate = pointer<float>(x.in_gate), f.centre = pointer<float>(x.centre),
+  f.decay = pointer<double>(x.decay);
   f.lo = pointer<int32_t>(job.lo), f.hi = pointer<int32_t>(job.hi);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
   f.epilogue = job.epilogue;
@@ -115,7 +117,7 @@ static Fused problem(const Job& job, const Tensors& x) {
 }
 
 struct Result {
-  at::Tensor o, N, W, shift, k_tiles;  // N, W, shift where they are kept for backward
+  at::Tensor o, N, W, shift;  // N, W, shift where they are kept for backward
 };
 
 static const kernels::FusedKernels& kernels_for(const Tensors& x) {
@@ -126,18 +128,18 @@ static Result forward(const Job& job, const Tensors& x, bool keep_sums) {
   Fused f = problem(job, x);
   f.statistics = pointer<float>(job.statistics);
   Result r;
-  r.k_tiles = transposed(x.k);
+  const at::Tensor k_tiles = transposed(x.k);
   r.o = at::empty({f.B, f.H, f.T, f.E}, at::kFloat);
   at::Tensor v_columns;
   if (is_paired(x.q)) {
     v_columns = column_pairs(x.v);
-    f.pairs.k_tiles = words(r.k_tiles), f.pairs.v_columns = words(v_columns);
+    f.pairs.k_tiles = words(k_tiles), f.pairs.v_columns = words(v_columns);
   }
   if (keep_sums) {
     r.N = at::empty_like(r.o);
     r.W = at::empty({f.B, f.H, f.T}, at::kFloat), r.shift = at::empty_like(r.W);
   }
-  f.k_tiles = pointer<float>(r.k_tiles), f.o = pointer<float>(r.o);
+  f.k_tiles = pointer<float>(k_tiles), f.o = pointer<float>(r.o);
   f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
   const kernels::FusedKernels& kernel = kernels_for(x);
   for_each_task(f.B * f.H * kernels::blocks(f.T), [&](int64_t i) { kernel.forward(f, i); });
@@ -149,36 +151,34 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
   const auto zeros_like = [](const at::Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
   const int64_t tasks = f.B * f.H * kernels::blocks(f.T);
   // By the shape alone, so that the same bits come out whatever the number of threads.
-  f.parts = std::clamp<int64_t>(16 / std::max<int64_t>(1, f.B * f.G), 1, kernels::blocks(f.S));
-  const at::Tensor v_tiles = transposed(x.v);
-  const at::Tensor dN = grad.to(at::kFloat, false, true, at::MemoryFormat::Contiguous);
-  const at::Tensor dW = at::empty_like(r.W);
-  Tensors d{at::zeros({f.parts, f.B, f.H, f.T, f.D}, at::kFloat), at::zeros_like(x.k, at::kFloat),
-            at::zeros_like(x.v, at::kFloat)};
+  f.parts = std::min(16 / std::max<int64_t>(1, f.B * f.G), kernels::blocks(f.S));
+  f.parts = std::max<int64_t>(f.parts, 1);
+  const at::Tensor d_o = grad.to(at::kFloat).contiguous(), dW = at::empty_like(r.W);
+  Tensors d{at::empty_like(x.q, at::kFloat), at::empty_like(x.k, at::kFloat),
+            at::empty_like(x.v, at::kFloat), zeros_like(x.in_gate), zeros_like(x.centre)};
   d.divisor = zeros_like(x.divisor);
   d.out_gate = zeros_like(x.out_gate), d.post_gate = zeros_like(x.post_gate);
   if (x.norm_weight.defined()) d.norm_weight = at::zeros({tasks, f.E}, at::kFloat);
   if (x.norm_bias.defined()) d.norm_bias = at::zeros({tasks, f.E}, at::kFloat);
-  if (x.centre.defined()) d.centre = at::zeros({f.parts, f.B, f.H, f.T}, at::kFloat);
   at::Tensor d_query;
   if (x.decay.defined()) {
-    d_query = at::zeros({f.parts, f.B, f.H, f.T}, x.decay.options());
+    d_query = at::zeros({f.B, f.H, f.T}, x.decay.options());
     d.decay = at::zeros_like(x.decay);
   }
-  f.k_tiles = pointer<float>(r.k_tiles), f.v_tiles = pointer<float>(v_tiles);
-  at::Tensor q_columns, k_columns, dN_pairs, dN_columns;
-  if (is_paired(x.q)) {
-    q_columns = column_pairs(x.q), k_columns = column_pairs(x.k);
+  at::Tensor dN, q_columns, dN_pairs, dN_columns;
+  if (!is_paired(x.q)) {
+    dN = at::empty_like(d_o);
+  } else {
+    q_columns = column_pairs(x.q);
     dN_pairs = at::empty({f.B, f.H, f.T, f.E / 2}, at::kInt);
     dN_columns = at::empty({f.B, f.H, kernels::blocks(f.T), kernels::kTile / 2, f.E}, at::kInt);
-    f.pairs.k_tiles = words(r.k_tiles), f.pairs.v_tiles = words(v_tiles);
-    f.pairs.q_columns = words(q_columns), f.pairs.k_columns = words(k_columns);
+    f.pairs.q_columns = words(q_columns);
     f.pairs.dN = words(dN_pairs), f.pairs.dN_columns = words(dN_columns);
   }
   f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
-  f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
+  f.d_o = pointer<float>(d_o), f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
   f.dq = pointer<float>(d.q), f.dk = pointer<float>(d.k), f.dv = pointer<float>(d.v);
-  f.d_centre = pointer<float>(d.centre);
+  f.d_in_gate = pointer<float>(d.in_gate), f.d_centre = pointer<float>(d.centre);
   f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d.decay);
   kernels::Epilogue& p = f.epilogue;
   p.d_divisor = pointer<float>(d.divisor);
@@ -186,13 +186,13 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
   p.d_norm_weight = pointer<float>(d.norm_weight), p.d_norm_bias = pointer<float>(d.norm_bias);
   const kernels::FusedKernels& kernel = kernels_for(x);
   for_each_task(tasks, [&](int64_t i) { kernel.rows(f, i); });
-  for_each_task(f.B * f.G * f.parts, [&](int64_t i) { kernel.backward(f, i); });
+  for (int64_t r = 0; r < f.parts; ++r)
+    for_each_task(f.B * f.G * f.parts, [&](int64_t i) { kernel.backward(f, r, i); });
 
-  d.q = f.parts == 1 ? d.q.select(0, 0) : d.q.sum(0);
-  for (at::Tensor* sum : {&d.centre, &d.norm_weight, &d.norm_bias})
+  for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
     if (sum->defined()) *sum = sum->sum(0);
   if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
-    const at::Tensor per_key_head = d_query.sum(0).view({f.B, f.G, f.H / f.G, f.T}).sum(2);
+    const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
     const int64_t n = std::min(f.T, f.S);
     d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
   }
@@ -208,7 +208,7 @@ struct FusedAttend : torch::autograd::Function<FusedAttend> {
     const Tensors x = Tensors::from({given.value_or(at::Tensor())...});
     const Result r = exec::forward(*job, x, true);
     std::vector<at::Tensor> saved = x.list();
-    for (const at::Tensor& y : {r.N, r.W, r.shift, r.k_tiles}) saved.push_back(y);
+    for (const at::Tensor& y : {r.N, r.W, r.shift}) saved.push_back(y);
     ctx->save_for_backward(saved);
     ctx->saved_data["job"] = c10::IValue::make_capsule(job);
     return r.o;
@@ -218,7 +218,8 @@ struct FusedAttend : torch::autograd::Function<FusedAttend> {
     check_first_order();
     const auto saved = ctx->get_saved_variables();
     const auto job = c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule());
-    const Result r{{}, saved[10], saved[11], saved[12], saved[13]};
+    const at::Tensor* sums = &saved[Tensors::kCount];
+    const Result r{{}, sums[0], sums[1], sums[2]};
     std::vector<at::Tensor> out = exec::backward(*job, Tensors::from(saved), r, grads[0]).list();
     out.insert(out.begin(), at::Tensor());  // the job
     return out;
@@ -230,9 +231,9 @@ static at::Tensor differentiable(const c10::intrusive_ptr<Job>& job, const Tenso
   for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
   if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
   auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
-  return FusedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.centre),
-                            maybe(x.decay), maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
-                            maybe(x.norm_weight), maybe(x.norm_bias));
+  return FusedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.in_gate),
+                            maybe(x.centre), maybe(x.decay), maybe(x.divisor), maybe(x.out_gate),
+                            maybe(x.post_gate), maybe(x.norm_weight), maybe(x.norm_bias));
 }
 
 static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
@@ -277,17 +278,20 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   const at::Tensor q = p.factor.dim() == 0 ? p.q : p.q * p.factor;
   const bool paired = isa().fused_bf16 && is_paired(in.q);
   const auto dtype = paired ? at::kBFloat16 : at::kFloat;
-  Tensors x{padded(q, dtype), padded(p.k, dtype), padded(p.v, dtype)};
+  Tensors x{padded(q, dtype), padded(p.k, dtype), padded(in.v, dtype)};
   if (spec.centred) {  // the query times the mean key
     const at::Tensor mean = p.seen.sums(p.k * p.ones) / p.count.clamp_min(1);
     const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(p.repeats, 1);
     x.centre = plain((q * per_head).sum(-1) * job->scale);
   }
+  if (spec.input_gate) x.in_gate = plain(in.input_gate);
   x.decay = p.decay;
   x.divisor = plain(divisor(spec, in, p));
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
-  return differentiable(job, x).narrow(-1, 0, in.v.size(-1)).to(in.q.scalar_type());
+  at::Tensor o = differentiable(job, x);
+  if (o.size(-1) > in.v.size(-1)) o = o.narrow(-1, 0, in.v.size(-1));
+  return o.to(in.q.scalar_type());
 }
 
 // In bfloat16 two products take the time of one.

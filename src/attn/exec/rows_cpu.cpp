@@ -151,8 +151,9 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   job->lo = p.seen.lo, job->hi = p.seen.hi;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
   const auto decay = p.decay.defined() ? std::optional(p.decay) : std::nullopt;
-  const auto out = RowSums::apply(padded(q), padded(p.k), padded(p.v), decay, job);
-  Sums sums{out[0].narrow(-1, 0, p.v.size(-1)), out[1], at::zeros({1}, at::kFloat), p.count, {}};
+  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  const auto out = RowSums::apply(padded(q), padded(p.k), padded(v), decay, job);
+  Sums sums{out[0].narrow(-1, 0, v.size(-1)), out[1], at::zeros({1}, at::kFloat), p.count, {}};
   if (is<Exp>(spec.weight)) sums.shift = out[2].narrow(-1, 1, 1);
   if (is<CumulativeGate>(spec.denominator)) sums.gates = p.gates(in);
   return finish(spec, in, sums);

@@ -44,6 +44,11 @@ inline void micro(const PairProduct& p) {
     }
 }
 
+// kWidth bfloat16 numbers.
+inline Vec widened(const uint32_t* pairs) {
+  const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)pairs));
+  return (Vec)_mm512_slli_epi32(x, 16);
+}
 // kWidth floats, rounded.
 inline __m256i rounded(const float* x) {
   return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x));

@@ -101,8 +101,8 @@ struct Row {
       for (int64_t e = 0; e < E; e += kWidth) store(o + e, Vec{});
   }
 
-  // From the gradient of o, in place, to that of N; returns that of W.
-  float backward(float* d) const {
+  // From the gradient of o to that of N, which may be the same memory; returns that of W.
+  float backward(const float* d_o, float* d) const {
     if (empty()) {
       for (int64_t e = 0; e < E; e += kWidth) store(d + e, Vec{});
       if (p.d_out_gate) p.d_out_gate[row] = 0;
@@ -113,7 +113,7 @@ struct Row {
     const float post = p.post_gate ? p.post_gate[row] : 1;
     Vec d_post{}, d_sum{}, d_dot{};  // of u = (y - mean) r
     for (int64_t e = 0; e < E; e += kWidth) {
-      const Vec u = normed(e), given = load(d + e);
+      const Vec u = normed(e), given = load(d_o + e);
       Vec before = u, du = given * post;
       if (p.norm_weight) {
         const Vec w = load(p.norm_weight + e);

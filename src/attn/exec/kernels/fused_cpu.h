@@ -41,15 +41,17 @@ struct Fused {
   const float* q;        // [B, H, T, D]
   const float* k;        // [B, G, S, D]
   const float* v;        // [B, G, S, E]
-  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed, zeros beyond S
-  const float* v_tiles;  // [B, G, blocks, E, kTile]; backward alone
-  // The same for bfloat16, as pairs in 32-bit words: of neighbours in a row (q and the tiles), or
-  // of neighbours in a column, kTile / 2 of them for each block (the rest). kernels/bf16.h
+  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed; forward alone
+  // The same for bfloat16, as pairs in 32-bit words: of neighbours in a row (q, k, v, the tiles and
+  // dN), or of neighbours in a column, kTile / 2 of them for each block (the rest). kernels/bf16.h
   struct {
-    const uint32_t *q, *k_tiles, *v_tiles;  // [B, H, T, D / 2], [B, G, blocks, D / 2, kTile], ...
-    const uint32_t *q_columns, *k_columns, *v_columns;  // [B, H, blocks, kTile / 2, D], ...
+    const uint32_t *q, *k, *v;  // [B, H, T, D / 2], ...
+    const uint32_t* k_tiles;    // [B, G, blocks, D / 2, kTile]; forward alone
+    const uint32_t* v_columns;  // [B, G, blocks, kTile / 2, E]; forward alone
+    const uint32_t* q_columns;  // [B, H, blocks, kTile / 2, D]; backward alone
     uint32_t *dN, *dN_columns;  // [B, H, T, E / 2], [B, H, blocks, kTile / 2, E]
   } pairs;
+  const float* in_gate;    // [B, G, S], or null
   const float* centre;     // [B, H, T], or null
   const double* decay;     // [B, G, S], running sums of the log gates, or null
   const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; neither decreases with t
@@ -62,20 +64,22 @@ struct Fused {
   float* statistics;     // [4, B, H, T] (tally.h), or null
   float *N, *W, *shift;  // [B, H, T, E], [B, H, T], [B, H, T]
 
-  // Backward. Each part of the keys adds to its own dq; the caller adds those up.
+  // Backward. Keys and queries are in `parts`; in round r, part p of the keys takes part p + r of
+  // the queries, so no two tasks of a round add to the same numbers, and the order of the sums is
+  // that of the rounds.
   int64_t parts;
-  float* dN;                            // [B, H, T, E]: comes as the gradient of the result
-  float* dW;                            // [B, H, T]
-  float *dq, *dk, *dv;                  // [parts, B, H, T, D], [B, G, S, D], [B, G, S, E]
-  float* d_centre;                      // [parts, B, H, T], or null
-  double *d_decay_query, *d_decay_key;  // [parts, B, H, T], [B, G, S], or null
+  const float* d_o;                     // [B, H, T, E]
+  float *dN, *dW;                       // [B, H, T, E] (null for pairs), [B, H, T]
+  float *dq, *dk, *dv;                  // [B, H, T, D], [B, G, S, D], [B, G, S, E]
+  float *d_in_gate, *d_centre;          // [B, G, S], [B, H, T] from zeros, or null
+  double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], from zeros, or null
 };
 
 inline int64_t blocks(int64_t n) {
   return (n + kTile - 1) / kTile;
 }
 
-// x [rows, C] in tiles [blocks, C, kTile], each transposed.
+// x [rows, C] in tiles [blocks, C, kTile], each transposed, with zeros beyond the rows.
 struct Transpose {
   const float* x;
   float* tiles;
@@ -93,8 +97,8 @@ struct FusedKernels {
   void (*transpose)(const Transpose&, int64_t block);
   void (*pair_columns)(const PairColumns&, int64_t block);  // of bfloat16 kernels alone
   void (*forward)(const Fused&, int64_t task);              // tasks: B * H * blocks(T)
-  void (*rows)(const Fused&, int64_t task);      // tasks: B * H * blocks(T); comes before backward
-  void (*backward)(const Fused&, int64_t task);  // tasks: B * G * parts
+  void (*rows)(const Fused&, int64_t task);  // tasks: B * H * blocks(T); comes before backward
+  void (*backward)(const Fused&, int64_t round, int64_t task);  // tasks: B * G * parts, each round
 };
 
 // One for each instruction set; bfloat16 inputs take the second where there is one, else float32.

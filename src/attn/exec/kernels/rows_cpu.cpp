@@ -110,7 +110,7 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
     else if (r.top == r.top)
       find(w, scores, r);
     Vec total{};
-    Tally::Sums tally;
+    Tally tally;
     for (int64_t j = 0; j < k.width; j += kWidth) {
       Vec y = parts(w, load(row + j), r).w;
       if (f.decay) y *= k.fade(i, j);
@@ -120,10 +120,9 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
       if (f.statistics) tally.add(y);
     }
     if (f.statistics) {
-      Tally whole;
-      whole.add(tally);
-      whole.first = k.first_weight(i, row);
-      whole.write(f.statistics + k.row(i), f.B * f.H * f.T);
+      tally.first = k.first_weight(i, row);
+      const float whole = sum(total);
+      write(&tally, &whole, 1, false, f.statistics + k.row(i), f.B * f.H * f.T);
     }
     f.found[k.row(i)] = r;
     f.W[k.row(i)] = sum(total);

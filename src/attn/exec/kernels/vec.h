@@ -1,7 +1,12 @@
 // Vectors of floats in the widest registers of the instruction set that this file is compiled for:
-// AVX-512, AVX2 or the portable 128 bits. No intrinsics: the compiler's own vector types. All in a
-// namespace of that set (HORNER_ISA), since the linker keeps one of several functions of one name.
+// AVX-512, AVX2 or the portable 128 bits. The compiler's own vector types, intrinsics where it has
+// no word for an instruction. All in a namespace of that set (HORNER_ISA), since the linker keeps
+// one of several functions of one name.
 #pragma once
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #include <cstdint>
 
@@ -22,6 +27,7 @@ typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef int32_t VecInt __attribute__((vector_size(kWidth * 4)));
 typedef Vec VecLoose __attribute__((aligned(4), may_alias));
 typedef VecInt VecIntLoose __attribute__((aligned(4), may_alias));
+typedef float FloatLoose __attribute__((may_alias));
 
 inline Vec load(const float* p) {
   return *reinterpret_cast<const VecLoose*>(p);
@@ -78,6 +84,38 @@ inline float largest(Vec x) {
   return fold(x, [](Vec a, Vec b) { return max(a, b); });
 }
 
+// Rows of kWidth numbers into columns.
+template <int Step = kWidth / 2>
+inline void transpose(Vec (&r)[kWidth]) {
+  const VecInt l = lanes(0), odd = (l & Step) != 0;
+  const VecInt left = odd ? l - Step + kWidth : l, right = odd ? l + kWidth : l + Step;
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    if (i & Step) continue;
+    const Vec a = r[i], b = r[i + Step];
+    r[i] = __builtin_shuffle(a, b, left);
+    r[i + Step] = __builtin_shuffle(a, b, right);
+  }
+  if constexpr (Step > 1) transpose<Step / 2>(r);
+}
+
+// f over the lanes of each of kWidth vectors.
+template <class F>
+inline Vec fold_each(Vec (&r)[kWidth], const F& f) {
+  transpose(r);
+#pragma GCC unroll 4
+  for (int n = kWidth / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < n; ++i) r[i] = f(r[i], r[i + n]);
+  return r[0];
+}
+inline Vec sum_each(Vec (&r)[kWidth]) {
+  return fold_each(r, [](Vec a, Vec b) { return a + b; });
+}
+inline Vec largest_each(Vec (&r)[kWidth]) {
+  return fold_each(r, [](Vec a, Vec b) { return max(a, b); });
+}
+
 // e^x within 1 ulp, for -87.3 <= x <= 88.7: x = n log 2 + r with |r| <= log 2 / 2, and e^r by a
 // polynomial of degree 6. 2^n is added to the exponent.
 inline Vec exp_inside(Vec x) {
@@ -103,6 +141,26 @@ inline Vec exp(Vec x) {
   const Vec bottom = splat(-87.33654f);
   return choose(x < bottom, Vec{}, exp_inside(min(splat(88.72283f), max(bottom, x))));
 }
+
+inline Vec abs(Vec x) {
+  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(x) & 0x7fffffff);
+}
+// x = 2^exponent mantissa of x > 0, the mantissa in [1, 2).
+#ifdef __AVX512F__
+inline Vec exponent(Vec x) {
+  return (Vec)_mm512_getexp_ps((__m512)x);
+}
+inline Vec mantissa(Vec x) {
+  return (Vec)_mm512_getmant_ps((__m512)x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
+}
+#else
+inline Vec exponent(Vec x) {
+  return __builtin_convertvector((reinterpret_cast<VecInt>(x) - 0x3f800000) >> 23, Vec);
+}
+inline Vec mantissa(Vec x) {
+  return reinterpret_cast<Vec>((reinterpret_cast<VecInt>(x) & 0x007fffff) | 0x3f800000);
+}
+#endif
 
 // log x of normal x > 0 (-88 of 0): x = 2^e m, 1/2 <= m^2 < 2, log m by its series, fitted.
 inline Vec log(Vec x) {
