@@ -1,0 +1,163 @@
+// From scores to weights and the gradients of scores, on some numbers of one thread. The weights
+// of one score are those of attn/math.h; those of the whole row are here, given what `find` has
+// found of the row. With dw the gradient of a weight,
+//   dx_s = slope_s dw_s - share_s sum_r pull_r dw_r
+#pragma once
+
+#include "attn/exec/kernels/fused_cuda.h"
+
+namespace horner::attn::kernels::cuda {
+
+// Numbers of one thread, in registers.
+template <int n>
+struct Lanes {
+  float v[n];
+  HORNER_HD float& operator[](int i) { return v[i]; }
+  HORNER_HD float operator[](int i) const { return v[i]; }
+};
+
+template <int n, class F>
+HORNER_HD Lanes<n> lanes(const F& f) {  // f(0), f(1), ...
+  Lanes<n> y;
+#pragma unroll
+  for (int i = 0; i < n; ++i) y[i] = f(i);
+  return y;
+}
+template <int n>
+HORNER_HD Lanes<n> operator+(Lanes<n> a, Lanes<n> b) {
+  return lanes<n>([&](int i) { return a[i] + b[i]; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator*(Lanes<n> a, Lanes<n> b) {
+  return lanes<n>([&](int i) { return a[i] * b[i]; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator+(Lanes<n> a, float b) {
+  return lanes<n>([&](int i) { return a[i] + b; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator*(Lanes<n> a, float b) {
+  return lanes<n>([&](int i) { return a[i] * b; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator*(float a, Lanes<n> b) {
+  return b * a;
+}
+HORNER_HD float at_most(float a, float b) {  // a NaN stays one
+  return a > b ? b : a;
+}
+template <int n>
+HORNER_HD Lanes<n> at_most(Lanes<n> a, float b) {
+  return lanes<n>([&](int i) { return at_most(a[i], b); });
+}
+
+// With -ftz=true exp2f is one instruction of the special function unit, to 2 ulps.
+HORNER_HD float exp_fast(float x) {
+  return exp2f(x * 1.4426950408889634f);
+}
+
+}  // namespace horner::attn::kernels::cuda
+
+namespace horner::attn {
+
+template <int n>
+struct Maths<kernels::cuda::Lanes<n>> {
+  static HORNER_HD kernels::cuda::Lanes<n> exp(kernels::cuda::Lanes<n> x) {
+    return kernels::cuda::lanes<n>([&](int i) { return kernels::cuda::exp_fast(x[i]); });
+  }
+};
+template <>
+struct Maths<kernels::cuda::Lanes<1>>;  // a single number is a float
+
+}  // namespace horner::attn
+
+namespace horner::attn::kernels::cuda {
+
+// The weight of one score of a row, and what its gradient is made of; all 0 for a score of -inf.
+struct Parts {
+  float w, slope, share, pull;
+};
+
+HORNER_HD float power(float z, float a) {  // z^(1 / a)
+  return a == 1 ? z : a == 0.5f ? z * z : exp2f(log2f(z) / a);
+}
+HORNER_HD float range(const Found& r) {
+  return fmaxf(r.top, 0) - r.cut + 1e-10f;
+}
+// Whether a score is the row's least or largest, as far as two ways to compute it agree.
+HORNER_HD bool near(float x, float y, const Found& r) {
+  return fabsf(x - y) <= 1e-6f * range(r);
+}
+
+HORNER_HD Parts parts(const Other& w, float x, const Found& r) {
+  if (w.kind == Other::sigmoid) {
+    const Slope<float> y = weight(Sigmoid{}, x);
+    return {y.w, y.dw, 0, 0};
+  }
+  if (r.top != r.top) return {r.top, r.top, r.top, r.top};
+  if (w.kind == Other::entmax) {
+    const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.cut, 0), p = power(z, a);
+    const float slope = z > 0 ? p / z : 0;  // p^(2 - alpha)
+    return {p, slope, slope * r.unit, slope};
+  }
+  const float p = exp_fast(x - r.top) * r.unit;
+  if (w.kind == Other::top_k) {
+    const float kept = x >= r.cut ? p : 0;
+    return {kept, kept, w.renormalise ? kept : p, kept};
+  }
+  const float y = x > -INFINITY ? (x - r.cut) / range(r) * p : 0;
+  return {y, y, p, y};
+}
+
+// The gradient of a score from that of its weight.
+HORNER_HD float d_score(const Other& w, float x, const Found& r, const Pull& s, const Parts& p,
+                        float dw) {
+  float dx = p.slope * dw - p.share * s.pull;
+  if (w.kind == Other::self_adjusted) {
+    dx += p.share * dw / range(r);
+    if (near(x, r.cut, r)) dx += s.at_low / range(r);
+    if (near(x, fmaxf(r.top, 0), r)) dx += s.at_high / range(r);
+  }
+  return dx;
+}
+
+// The scores of some keys and queries, in backward: z = x less the row's shift.
+template <int n>
+struct Scored {
+  Lanes<n> z, limit;   // the weight is that of min(z, limit)
+  Lanes<n> dp, a, dW;  // the gradient of a weight is a dp + dW
+  uint32_t seen;       // a bit for each
+};
+template <int n>
+struct Graded {
+  Lanes<n> w, dx;
+};
+
+// `row(i)` is the row of [B, H, T] of number i.
+template <int n, class W, class Row>
+HORNER_HD Graded<n> graded(const W& w, const Fused&, const Scored<n>& x, const Row&) {
+  const Slope<Lanes<n>> y = weight(w, lanes<n>([&](int i) { return at_most(x.z[i], x.limit[i]); }));
+  return {lanes<n>([&](int i) { return x.seen >> i & 1 ? y.w[i] : 0; }), lanes<n>([&](int i) {
+            const bool moves = x.seen >> i & 1 && x.z[i] < x.limit[i];
+            return moves ? y.dw[i] * (x.a[i] * x.dp[i] + x.dW[i]) : 0;
+          })};
+}
+template <int n, class Row>
+HORNER_HD Graded<n> graded(const Other& w, const Fused& f, const Scored<n>& x, const Row& row) {
+  Graded<n> y;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int64_t at = row(i);
+    const Found found = f.found ? f.found[at] : Found{};
+    const Pull pull = f.pulls ? f.pulls[at] : Pull{};
+    const bool seen = x.seen >> i & 1;
+    const float score = at_most(x.z[i], x.limit[i]);
+    const Parts p = parts(w, score, found);
+    const float dx = d_score(w, score, found, pull, p, x.a[i] * x.dp[i] + x.dW[i]);
+    y.w[i] = seen ? p.w : 0;
+    y.dx[i] = seen && x.z[i] < x.limit[i] ? dx : 0;
+  }
+  return y;
+}
+
+}  // namespace horner::attn::kernels::cuda
