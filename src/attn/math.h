@@ -60,12 +60,17 @@ inline Polynomial polynomial(Power w) {
   return polynomial(w.degree, w.degree);
 }
 
-template <class F>
-HORNER_HD Slope<F> weight(const Polynomial& p, F x) {  // Horner
+// Horner; `degree` is p's, as an int or as a constant.
+template <class F, class Degree>
+HORNER_HD Slope<F> weight(const Polynomial& p, F x, Degree degree) {
   const F u = x * p.per_unit;
-  Slope<F> y{0 * x + p.c[p.degree], 0 * x};
-  for (int n = p.degree; n > 0; --n) y = {y.w * u + p.c[n - 1], y.dw * u + y.w};
+  Slope<F> y{0 * x + p.c[degree], 0 * x};
+  for (int n = degree; n > 0; --n) y = {y.w * u + p.c[n - 1], y.dw * u + y.w};
   return {y.w, y.dw * p.per_unit};
+}
+template <class F>
+HORNER_HD Slope<F> weight(const Polynomial& p, F x) {
+  return weight(p, x, p.degree);
 }
 
 }  // namespace horner::attn

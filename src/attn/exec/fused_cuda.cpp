@@ -164,7 +164,7 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
     d.q = d.q.to(x.q.scalar_type());
   }
   for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
-    if (sum->defined()) *sum = sum->sum(0);
+    if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
   if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
     const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
     const int64_t n = std::min(f.T, f.S);

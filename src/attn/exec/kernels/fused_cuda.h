@@ -91,7 +91,8 @@ struct Epilogue {
   float *d_norm_weight, *d_norm_bias;           // [row_blocks(), E]
 };
 
-// What the backward kernels need of a query: z = scale q.k - sub, w(min(z, limit)), dN = a g.
+// What the backward kernels need of a query: z = scale q.k - sub, w(min(z, limit)), dN = a g. For
+// exp z, sub and limit are in units of ln 2.
 struct Query {
   float sub, limit, a, dW;
 };

@@ -14,6 +14,7 @@ struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kAtoms = !kWide && C == 64 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
+  static constexpr int kBlocks = 1;  // at least, on a multiprocessor
   static constexpr int kThreads = 32 * kWarps, kKeys = 16 * kAtoms * kWarps;
   static constexpr int kQueries = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
   static constexpr int kStep = kQueries < 32 ? kQueries : 32;  // queries taken at once
@@ -23,9 +24,9 @@ struct BackwardShape {
   static constexpr int kDqAtoms = kQueries < 32 ? 1 : 2, kDqRows = kQueries / (16 * kDqAtoms);
   static constexpr int kDqColumns = kOwn / (kWarps / kDqRows);
   static constexpr int kTileBytes = kQueries * C * int(sizeof(T));
-  static constexpr int kStageBytes = 2 * kTileBytes + kQueries * int(sizeof(Query) + sizeof(float));
-  static constexpr int kBytes =
-      2 * kKeys * C * int(sizeof(T)) + 2 * kStageBytes + kKeys * kQueries * int(sizeof(T));
+  static constexpr int kDxBytes = kKeys * kQueries * int(sizeof(T));
+  static constexpr int kBytes = 2 * kKeys * C * int(sizeof(T)) + 4 * kTileBytes + kDxBytes +
+                                2 * kQueries * int(sizeof(Query) + sizeof(float));
 };
 
 // Adds two neighbours in memory.
@@ -72,6 +73,7 @@ struct KeySums {
   // tiles at a time.
   template <bool Partial>
   __device__ void grade(const Queries& tile, int at, Products& x, Products& dp) {
+    const float scale = f.scale * kUnit<W>;
     constexpr int n = 8 * kAtoms;  // number i: atom i / 8, then tile, row and column
 #pragma unroll
     for (int j = 0; j < kTiles; j += 2) {
@@ -87,7 +89,7 @@ struct KeySums {
       for (int c = 0; c < 4; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
       const auto of = [&](int i) -> const Query& { return query[i / 4 % 2 * 2 + i % 2]; };
       Scored<n> s;
-      s.z = lanes<n>([&](int i) { return number(x, i) * f.scale - of(i).sub; });
+      s.z = lanes<n>([&](int i) { return number(x, i) * scale - of(i).sub; });
       s.limit = lanes<n>([&](int i) { return of(i).limit; });
       s.dp = lanes<n>([&](int i) { return number(dp, i); });
       s.a = lanes<n>([&](int i) { return of(i).a; });
@@ -106,7 +108,7 @@ struct KeySums {
         });
         s.a = s.a * faded, s.dW = s.dW * faded;
       }
-      const Graded<n> y = graded<n>(
+      const Graded<n> y = graded<Partial, n>(
           w, f, s, [&](int i) { return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1)); });
 #pragma unroll
       for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
@@ -146,11 +148,12 @@ struct KeySums {
   __device__ void add(const Queries& tile, Tile<T, C> k, Tile<T, C> v) {
     const bool partial =
         is_partial(f.seen, tile.t0, tile.t0 + Shape::kQueries, s0, s0 + Shape::kKeys);
+    const typename Mma<T>::template Writer<Shape::kQueries> writer(tile.dx, own);
 #pragma unroll 1
     for (int at = 0; at < Shape::kQueries; at += Shape::kStep) {
-      Products x = {}, dp = {};
-      add_rows_by_rows<T>(x, k, own, tile.q, at);
-      add_rows_by_rows<T>(dp, v, own, tile.g, at);
+      Products x, dp;
+      rows_by_rows<T>(x, k, own, tile.q, at);
+      rows_by_rows<T>(dp, v, own, tile.g, at);
       partial ? grade<true>(tile, at, x, dp) : grade<false>(tile, at, x, dp);
       add_sums_by_columns<T>(dv, x, tile.g, at, column);
       add_sums_by_columns<T>(dk, dp, tile.q, at, column);
@@ -158,7 +161,7 @@ struct KeySums {
 #pragma unroll
       for (int i = 0; i < kAtoms; ++i)
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) Mma<T>::store(tile.dx, own + 16 * i, at + 8 * j, dp[i][j]);
+        for (int j = 0; j < kTiles; ++j) writer.put(16 * i, at + 8 * j, dp[i][j]);
     }
   }
 
@@ -167,19 +170,21 @@ struct KeySums {
     constexpr int n = Shape::kDqColumns / 8;
     const int t = warp() % Shape::kDqRows * 16 * Shape::kDqAtoms;
     const int d = column + warp() / Shape::kDqRows * Shape::kDqColumns;
-    float dq[Shape::kDqAtoms][n][4] = {};
+    float dq[Shape::kDqAtoms][n][4];
+    const typename Mma<T>::template LeftColumns<Shape::kQueries> lefts(tile.dx, 0, t);
+    const typename Mma<T>::template RightColumns<C> rights(k, 0, d);
 #pragma unroll
     for (int s = 0; s < Shape::kKeys; s += Mma<T>::kDepth) {
       typename Mma<T>::A left[Shape::kDqAtoms];
 #pragma unroll
-      for (int i = 0; i < Shape::kDqAtoms; ++i)
-        left[i] = Mma<T>::a_of_columns(tile.dx, s, t + 16 * i);
+      for (int i = 0; i < Shape::kDqAtoms; ++i) left[i] = lefts.at(s, 16 * i);
 #pragma unroll
       for (int j = 0; j < n; j += 2) {
-        const auto right = Mma<T>::b_of_columns(k, s, d + 8 * j);
+        const auto right = rights.at(s, 8 * j);
 #pragma unroll
         for (int i = 0; i < Shape::kDqAtoms; ++i)
-          Mma<T>::multiply(dq[i][j], dq[i][j + 1], left[i], right);
+          s == 0 ? Mma<T>::template multiply<false>(dq[i][j], dq[i][j + 1], left[i], right)
+                 : Mma<T>::template multiply<true>(dq[i][j], dq[i][j + 1], left[i], right);
       }
     }
 #pragma unroll
@@ -189,9 +194,9 @@ struct KeySums {
       float* const row = f.dq_sum + tile.head.row(f, at) * f.D;
 #pragma unroll
       for (int j = 0; j < n; ++j) {
-        const int c = d + 8 * j + lane() % 4 * 2;
         const float* y = dq[i / 2][j] + i % 2 * 2;
-        if (c < f.D) add_pair(row + c, y[0] * f.scale, y[1] * f.scale);
+        if (d + 8 * j < f.D)
+          add_pair(row + d + 8 * j + lane() % 4 * 2, y[0] * f.scale, y[1] * f.scale);
       }
     }
   }
@@ -220,65 +225,70 @@ struct KeySums {
 };
 
 template <class T, int C, class W>
-__global__ __launch_bounds__(BackwardShape<T, C>::kThreads) void keys_kernel(
-    const __grid_constant__ Fused f, const __grid_constant__ W w) {
+__global__ __launch_bounds__(
+    BackwardShape<T, C>::kThreads,
+    BackwardShape<T, C>::kBlocks) void keys_kernel(const __grid_constant__ Fused f,
+                                                   const __grid_constant__ W w) {
   using Shape = BackwardShape<T, C>;
   constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   const Tile<T, C> k{shared_address(memory)}, v{k.at + kKeys * C * int(sizeof(T))};
   unsigned char* const stages = memory + 2 * kKeys * C * sizeof(T);
-  const Tile<T, kQueries> dx{shared_address(stages + 2 * Shape::kStageBytes)};
+  const Tile<T, kQueries> dx{shared_address(stages + 4 * Shape::kTileBytes)};
+  const auto* const of =
+      reinterpret_cast<const Query*>(stages + 4 * Shape::kTileBytes + Shape::kDxBytes);
+  const auto* const fades = reinterpret_cast<const float*>(of + 2 * kQueries);
 
   // Every query head that reads this key head, one after the other.
   const int each = f.H / f.G, key_head = int(blockIdx.x) / Shape::kParts;
   const int column = int(blockIdx.x) % Shape::kParts * Shape::kOwn;
-  const int b = key_head / f.G, first_head = b * f.H + key_head % f.G * each;
+  const int b = key_head / f.G, first_head = key_head % f.G * each;
   const int s0 = int(blockIdx.y) * kKeys;  // a causal mask: most queries first
   const int begin = f.seen.first_query(s0) / kQueries * kQueries;
   const int end = f.seen.end_query(min(s0 + kKeys, f.S));
-  const int tiles = end > begin ? (end - begin + kQueries - 1) / kQueries : 0;
 
-  const auto queries = [&](int i) -> typename KeySums<T, C, W>::Queries {
-    unsigned char* const at = stages + i % 2 * Shape::kStageBytes;
-    const Tile<T, C> q{shared_address(at)}, g{q.at + Shape::kTileBytes};
-    const auto* of = reinterpret_cast<const Query*>(at + 2 * Shape::kTileBytes);
-    return {Head(f, first_head + i / tiles),
-            begin + i % tiles * kQueries,
+  // The tile of queries from t0 on, of head first_head + h.
+  const auto queries = [&](int stage, int h, int t0) -> typename KeySums<T, C, W>::Queries {
+    const Tile<T, C> q{shared_address(stages + stage * 2 * Shape::kTileBytes)};
+    return {Head(b, first_head + h, key_head % f.G),
+            t0,
             q,
-            g,
-            of,
-            reinterpret_cast<const float*>(of + kQueries),
+            {q.at + Shape::kTileBytes},
+            of + stage * kQueries,
+            fades + stage * kQueries,
             dx};
   };
-  const auto copy = [&](int i) {
-    const auto to = queries(i);
-    const auto [b, h, g] = to.head;
-    const int real = f.T - to.t0;
-    copy_rows<kQueries, kThreads>(to.q, row_of<T>(f.q, b, h, to.t0), f.q.row, real, f.D);
-    copy_rows<kQueries, kThreads>(to.g, row_of<T>(f.d_o, b, h, to.t0), f.d_o.row, real, f.E);
+  const auto copy = [&](int stage, int h, int t0) {
+    const auto to = queries(stage, h, t0);
+    const int real = f.T - t0;
+    copy_rows<kQueries, kThreads>(to.q, row_of<T>(f.q, b, first_head + h, t0), f.q.row, real, f.D);
+    copy_rows<kQueries, kThreads>(to.g, row_of<T>(f.d_o, b, first_head + h, t0), f.d_o.row, real,
+                                  f.E);
     if (threadIdx.x >= kQueries) return;
     const int n = int(threadIdx.x);
-    copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? to.t0 + n : 0),
+    copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
                   n < real);
-    if (f.decay) const_cast<float*>(to.fades)[n] = query_from_start(f, to.head, to.t0 + n, s0);
+    if (f.decay) const_cast<float*>(to.fades)[n] = query_from_start(f, to.head, t0 + n, s0);
   };
   copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, b, key_head % f.G, s0), f.k.row, f.S - s0, f.D);
   copy_rows<kKeys, kThreads>(v, row_of<T>(f.v, b, key_head % f.G, s0), f.v.row, f.S - s0, f.E);
-  if (tiles > 0) copy(0);
+  if (begin < end) copy(0, 0, begin);
 
   KeySums<T, C, W> sums(f, w, s0, column);
-  for (int i = 0; i < each * tiles; ++i) {
+  int stage = 0;
+  for (int h = 0, t0 = begin; begin < end && h < each; stage ^= 1) {
     wait_for_copies();
     __syncthreads();  // these queries are there, and all are done with those before
-    if (i + 1 < each * tiles) copy(i + 1);
-    const auto tile = queries(i);
+    const auto tile = queries(stage, h, t0);
+    if ((t0 += kQueries) >= end) t0 = begin, ++h;
+    if (h < each) copy(stage ^ 1, h, t0);
     sums.add(tile, k, v);
     if (!f.dq_sum) continue;
     __syncthreads();
     sums.add_dq(tile, k);
   }
-  if (tiles == 0) wait_for_copies();
-  sums.finish(Head(f, first_head));
+  wait_for_copies();
+  sums.finish(Head(b, first_head, key_head % f.G));
 }
 
 }  // namespace horner::attn::kernels::cuda

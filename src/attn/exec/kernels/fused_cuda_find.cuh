@@ -158,7 +158,7 @@ __device__ void find_sharpness(const QueryBlock<T, C>& block, Found (&r)[2]) {
 template <class T, int C>
 __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void find_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ Other w, bool adaptive) {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   const QueryBlock<T, C> block(f, memory, false);
   Found r[2] = {};
   float top[2], least[2], sum[2] = {1, 1};
@@ -188,7 +188,7 @@ template <class T, int C>
 __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void pulls_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ Other w) {
   using Block = QueryBlock<T, C>;
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   const Block block(f, memory, true);
   float pull[2] = {}, share[2] = {}, lowest[2] = {}, highest[2] = {};
   const Found found[2] = {f.found[block.row(0)], f.found[block.row(1)]};
@@ -226,7 +226,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kerne
     const __grid_constant__ Fused f, const __grid_constant__ W w) {
   using Block = QueryBlock<T, C>;
   constexpr int n = Block::n;
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   const Block block(f, memory, false);
   float total[2] = {}, moment[2] = {}, most[2] = {}, first[2] = {}, negative[2] = {};
   block.template over_keys<false>([&](int s0, auto& x, auto&, Tile<T, C>) {
@@ -241,7 +241,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kerne
         y = lanes<n>([&](int j) { return parts(w, score[j], found).w; });
       } else {
         const float by = f.shift[row];
-        y = weight(w, score + (std::is_same_v<W, Exp> ? -by : 0.0f)).w;
+        y = weights_of(w, (score + (std::is_same_v<W, Exp> ? -by : 0.0f)) * kUnit<W>).w;
         if (!std::is_same_v<W, Exp>) y = y * exp_fast(-by);
       }
       Lanes<n> faded = lanes<n>([](int) { return 1.0f; });

@@ -17,6 +17,7 @@ struct ForwardShape {
   // Of 16 rows. Two of them share what a warp reads of k and v.
   static constexpr int kAtoms = kWide || C == 256 ? 1 : 2;
   static constexpr int kQueries = 16 * kAtoms * kWarps;
+  static constexpr int kBlocks = 1;  // at least, on a multiprocessor
   static constexpr int kKeys = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
   static constexpr int kBytes = (kQueries + 4 * kKeys) * C * int(sizeof(T)) + 2 * kKeys * 4;
 };
@@ -38,15 +39,18 @@ struct RunningSums {
   int t0;  // the first row of the thread
   float N[kAtoms][C / 8][4];
   float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
+  float centre[kAtoms][2];
 
   __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
       : f(f), w(w), head(head), t0(t0), N{} {
 #pragma unroll
-    for (int i = 0; i < 2 * kAtoms; ++i) sum[i / 2][i % 2] = 0, shift[i / 2][i % 2] = -INFINITY;
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      sum[i / 2][i % 2] = 0, shift[i / 2][i % 2] = -INFINITY;
+      centre[i / 2][i % 2] = f.centre ? f.centre[row(i)] : 0;
+    }
   }
   __device__ int query(int i) const { return t0 + i / 2 * 16 + i % 2 * 8; }
   __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
-  __device__ float centre(int i) const { return f.centre ? f.centre[row(i)] : 0; }
   static __device__ float finite(float shift) { return shift == -INFINITY ? 0 : shift; }
 
   // The thread's numbers in its row i: two of every eight columns.
@@ -58,8 +62,9 @@ struct RunningSums {
     for (int j = 0; j < 2 * kTiles; ++j) x[i / 2][j / 2][i % 2 * 2 + j % 2] = y[j];
   }
 
-  // Raises the shift of each row to what its tile needs; what has been summed is brought to the
-  // new scale.
+  // Raises the shift of each row where its tile needs it; what has been summed is brought to the
+  // new scale. Weights may grow to e^kSlack before that, since any shift will do.
+  static constexpr float kSlack = 5;
   template <class Top>
   __device__ void raise(const Top& top) {
     float factor[2 * kAtoms];
@@ -67,7 +72,7 @@ struct RunningSums {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       float& now = shift[i / 2][i % 2];
-      const float next = fmaxf(now, quad_max(top(i)));
+      const float found = quad_max(top(i)), next = found > now + kSlack ? found : now;
       factor[i] = exp_fast(now - finite(next));
       raised |= next > now;
       now = next;
@@ -102,16 +107,17 @@ struct RunningSums {
         float top = y[0];
 #pragma unroll
         for (int j = 1; j < 2 * kTiles; ++j) top = fmaxf(top, y[j]);
-        return fminf(top * f.scale - centre(i), f.clamp);
+        return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
       });
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       auto y = of_row(x, i);
       if constexpr (kIsExp) {
-        const float by = finite(shift[i / 2][i % 2]), sub = centre(i) + by;
-        y = weight(w, at_most(lanes<2 * kTiles>([&](int j) { return y[j] * f.scale - sub; }),
-                              f.clamp - by))
-                .w;
+        const float by = finite(shift[i / 2][i % 2]), sub = (centre[i / 2][i % 2] + by) * kLog2e;
+        const float scale = f.scale * kLog2e;
+        y = lanes<2 * kTiles>([&](int j) { return y[j] * scale - sub; });
+        if (f.clamp < INFINITY) y = at_most(y, (f.clamp - by) * kLog2e);
+        y = weights_of(w, y).w;
       } else {
         y = value<Partial>(y, i, first);
       }
@@ -133,13 +139,14 @@ struct RunningSums {
   // Weights that need no maximum.
   template <bool Partial>
   __device__ Lanes<2 * kTiles> value(const Lanes<2 * kTiles>& x, int i, int first) const {
-    const float sub = centre(i);
-    auto y = at_most(lanes<2 * kTiles>([&](int j) { return x[j] * f.scale - sub; }), f.clamp);
+    const float sub = centre[i / 2][i % 2];
+    auto y = lanes<2 * kTiles>([&](int j) { return x[j] * f.scale - sub; });
+    if (f.clamp < INFINITY) y = at_most(y, f.clamp);
     if constexpr (std::is_same_v<W, Other>) {
       const Found found = f.found ? f.found[row(i)] : Found{};
       y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });
     } else {
-      y = weight(w, y).w;
+      y = weights_of(w, y).w;
     }
     if constexpr (Partial) {
       const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
@@ -192,12 +199,14 @@ struct RunningSums {
 };
 
 template <class T, int C, class W>
-__global__ __launch_bounds__(ForwardShape<T, C>::kThreads) void forward_kernel(
-    const __grid_constant__ Fused f, const __grid_constant__ W w) {
+__global__ __launch_bounds__(
+    ForwardShape<T, C>::kThreads,
+    ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
+                                                     const __grid_constant__ W w) {
   using Shape = ForwardShape<T, C>;
   constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
   constexpr int kBytes = kKeys * C * int(sizeof(T));
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   const Tile<T, C> q{shared_address(memory)};
   const Tile<T, C> first_tile{q.at + kQueries * C * int(sizeof(T))};
   float* const fades = reinterpret_cast<float*>(memory + (kQueries + 4 * kKeys) * C * sizeof(T));
@@ -223,8 +232,8 @@ __global__ __launch_bounds__(ForwardShape<T, C>::kThreads) void forward_kernel(
     wait_for_copies();
     __syncthreads();  // this tile is there, and all are done with the one before
     if (s0 + kKeys < end) copy_keys(s0 + kKeys, stage ^ 1);
-    float x[Shape::kAtoms][kKeys / 8][4] = {};
-    add_rows_by_rows<T>(x, q, own, k, 0);
+    float x[Shape::kAtoms][kKeys / 8][4];
+    rows_by_rows<T>(x, q, own, k, 0);
     if (is_partial(f.seen, t0, t0 + kQueries, s0, s0 + kKeys))
       sums.template weigh<true>(x, s0, fades + stage * kKeys);
     else

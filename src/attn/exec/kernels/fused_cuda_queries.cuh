@@ -89,9 +89,9 @@ struct QueryBlock {
       wait_for_copies();
       __syncthreads();
       if (s0 + kKeys < end) copy(s0 + kKeys, stage ^ 1);
-      Products x = {}, dp = {};
-      add_rows_by_rows<T>(x, q, warp() * 16, tile(2 * stage), 0);
-      if (Values) add_rows_by_rows<T>(dp, g, warp() * 16, tile(2 * stage + 1), 0);
+      Products x, dp = {};
+      rows_by_rows<T>(x, q, warp() * 16, tile(2 * stage), 0);
+      if (Values) rows_by_rows<T>(dp, g, warp() * 16, tile(2 * stage + 1), 0);
       each(s0, x, dp, tile(2 * stage));
     }
     wait_for_copies();
@@ -104,7 +104,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ W w) {
   using Block = QueryBlock<T, C>;
   constexpr int n = Block::n;
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   const Block block(f, memory, true);
   float dq[1][C / 8][4] = {};
   float d_centre[2] = {};
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
     for (int i = 0; i < 2; ++i) {
       const auto y = Block::of_row(x, i);
       Scored<n> s;
-      s.z = lanes<n>([&](int j) { return y[j] * f.scale - query[i].sub; });
+      s.z = lanes<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
       s.limit = lanes<n>([&](int) { return query[i].limit; });
       s.dp = Block::of_row(dp, i);
       s.a = lanes<n>([&](int) { return query[i].a; });
@@ -129,7 +129,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
         const auto faded = block.fades(i, s0);
         s.a = s.a * faded, s.dW = s.dW * faded;
       }
-      const Graded<n> graded_row = graded<n>(w, f, s, [&](int) { return block.row(i); });
+      const Graded<n> graded_row = graded<true, n>(w, f, s, [&](int) { return block.row(i); });
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         x[0][j / 2][i * 2 + j % 2] = graded_row.dx[j];

@@ -66,7 +66,8 @@ __global__ __launch_bounds__(32 * kRowWarps) void rows_kernel(const __grid_const
     // Without g the gradient of the result stands for it, without the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by;
-    f.queries[row] = {sub, f.clamp - by, d.a * unit * (f.g ? 1 : post), d.dW * unit};
+    const float per = is_exp ? kLog2e : 1;
+    f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
     if (f.d_decay_query) f.d_decay_query[row] = d.pull;
   }
   if (!p.d_norm_weight) return;

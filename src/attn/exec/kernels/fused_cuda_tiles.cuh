@@ -10,6 +10,7 @@ namespace horner::attn::kernels::cuda {
 struct Head {
   int b, h, g;
 
+  __device__ Head(int b, int h, int g) : b(b), h(h), g(g) {}
   __device__ Head(const Fused& f, int index) : b(index / f.H), h(index % f.H), g(h / (f.H / f.G)) {}
   __device__ int64_t row(const Fused& f, int t) const { return int64_t(b * f.H + h) * f.T + t; }
   __device__ int64_t key(const Fused& f, int s) const { return int64_t(b * f.G + g) * f.S + s; }
@@ -34,15 +35,16 @@ __device__ inline void wait_for_copies() {
 template <int rows, int threads, class T, int C>
 __device__ inline void copy_rows(Tile<T, C> to, const T* from, int64_t stride, int real,
                                  int channels) {
-  using Rows = Tile<T, C>;
+  constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
+  static_assert(threads % kChunks == 0);
+  const int first = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;
+  const bool wanted = chunk * Tile<T, C>::kChunk < channels;
+  const T* at = from + first * stride + chunk * Tile<T, C>::kChunk;
 #pragma unroll
-  for (int i = 0; i < (rows * Rows::kChunks + threads - 1) / threads; ++i) {
-    const int n = int(threadIdx.x) + i * threads, row = n / Rows::kChunks,
-              chunk = n % Rows::kChunks;
-    if (rows * Rows::kChunks % threads != 0 && row >= rows) return;
-    const bool inside = row < real && chunk * Rows::kChunk < channels;
-    copy_16_bytes(to.chunk(row, chunk), inside ? from + row * stride + chunk * Rows::kChunk : from,
-                  inside);
+  for (int i = 0; i < rows; i += kStep, at += kStep * stride) {
+    if (rows % kStep != 0 && first + i >= rows) return;
+    const bool inside = wanted && first + i < real;
+    copy_16_bytes(to.chunk(first + i, chunk), inside ? at : from, inside);
   }
 }
 

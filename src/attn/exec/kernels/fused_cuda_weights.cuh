@@ -4,6 +4,8 @@
 //   dx_s = slope_s dw_s - share_s sum_r pull_r dw_r
 #pragma once
 
+#include <type_traits>
+
 #include "attn/exec/kernels/fused_cuda.h"
 
 namespace horner::attn::kernels::cuda {
@@ -51,27 +53,68 @@ HORNER_HD Lanes<n> at_most(Lanes<n> a, float b) {
   return lanes<n>([&](int i) { return at_most(a[i], b); });
 }
 
-// With -ftz=true exp2f is one instruction of the special function unit, to 2 ulps.
-HORNER_HD float exp_fast(float x) {
-  return exp2f(x * 1.4426950408889634f);
+inline constexpr float kLog2e = 1.4426950408889634f;
+
+// 2^x by one instruction of the special function unit, to 2 ulps; below 2^-126 it is 0.
+HORNER_HD float exp2_fast(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
 }
+HORNER_HD float exp_fast(float x) {
+  return exp2_fast(x * kLog2e);
+}
+
+// Numbers in units of ln 2, so that their exponential is one instruction.
+template <int n>
+struct Doublings {
+  Lanes<n> of;
+};
 
 }  // namespace horner::attn::kernels::cuda
 
 namespace horner::attn {
 
 template <int n>
-struct Maths<kernels::cuda::Lanes<n>> {
-  static HORNER_HD kernels::cuda::Lanes<n> exp(kernels::cuda::Lanes<n> x) {
-    return kernels::cuda::lanes<n>([&](int i) { return kernels::cuda::exp_fast(x[i]); });
+struct Maths<kernels::cuda::Doublings<n>> {
+  static HORNER_HD kernels::cuda::Doublings<n> exp(const kernels::cuda::Doublings<n>& x) {
+    return {kernels::cuda::lanes<n>([&](int i) { return kernels::cuda::exp2_fast(x.of[i]); })};
   }
 };
-template <>
-struct Maths<kernels::cuda::Lanes<1>>;  // a single number is a float
 
 }  // namespace horner::attn
 
 namespace horner::attn::kernels::cuda {
+
+// The weights of scores in the unit of the weight: ln 2 for exp, 1 for the others.
+template <class W>
+inline constexpr float kUnit = std::is_same_v<W, Exp> ? kLog2e : 1;
+
+template <int n>
+HORNER_HD Slope<Lanes<n>> weights_of(const Exp& w, const Lanes<n>& x) {
+  const Lanes<n> y = weight(w, Doublings<n>{x}).w.of;
+  return {y, y};
+}
+// The orders that are used most, unrolled.
+template <int n>
+HORNER_HD Slope<Lanes<n>> weights_of(const Polynomial& p, const Lanes<n>& x) {
+  switch (p.degree) {
+      // clang-format off
+    case 1: return weight(p, x, std::integral_constant<int, 1>());
+    case 2: return weight(p, x, std::integral_constant<int, 2>());
+    case 3: return weight(p, x, std::integral_constant<int, 3>());
+    case 4: return weight(p, x, std::integral_constant<int, 4>());
+    case 6: return weight(p, x, std::integral_constant<int, 6>());
+    case 8: return weight(p, x, std::integral_constant<int, 8>());
+    case 10: return weight(p, x, std::integral_constant<int, 10>());
+    default: return weight(p, x);
+      // clang-format on
+  }
+}
 
 // The weight of one score of a row, and what its gradient is made of; all 0 for a score of -inf.
 struct Parts {
@@ -79,7 +122,7 @@ struct Parts {
 };
 
 HORNER_HD float power(float z, float a) {  // z^(1 / a)
-  return a == 1 ? z : a == 0.5f ? z * z : exp2f(log2f(z) / a);
+  return a == 1 ? z : a == 0.5f ? z * z : exp2_fast(log2f(z) / a);
 }
 HORNER_HD float range(const Found& r) {
   return fmaxf(r.top, 0) - r.cut + 1e-10f;
@@ -121,7 +164,7 @@ HORNER_HD float d_score(const Other& w, float x, const Found& r, const Pull& s, 
   return dx;
 }
 
-// The scores of some keys and queries, in backward: z = x less the row's shift.
+// The scores of some keys and queries, in backward: z is x less the row's shift, in kUnit.
 template <int n>
 struct Scored {
   Lanes<n> z, limit;   // the weight is that of min(z, limit)
@@ -134,15 +177,20 @@ struct Graded {
 };
 
 // `row(i)` is the row of [B, H, T] of number i.
-template <int n, class W, class Row>
-HORNER_HD Graded<n> graded(const W& w, const Fused&, const Scored<n>& x, const Row&) {
-  const Slope<Lanes<n>> y = weight(w, lanes<n>([&](int i) { return at_most(x.z[i], x.limit[i]); }));
-  return {lanes<n>([&](int i) { return x.seen >> i & 1 ? y.w[i] : 0; }), lanes<n>([&](int i) {
-            const bool moves = x.seen >> i & 1 && x.z[i] < x.limit[i];
-            return moves ? y.dw[i] * (x.a[i] * x.dp[i] + x.dW[i]) : 0;
-          })};
+template <bool Partial, int n, class W, class Row>
+HORNER_HD Graded<n> graded(const W& w, const Fused& f, const Scored<n>& x, const Row&) {
+  const bool clamped = f.clamp < INFINITY;
+  Lanes<n> z = x.z;
+  if (clamped) z = lanes<n>([&](int i) { return at_most(z[i], x.limit[i]); });
+  const Slope<Lanes<n>> slope = weights_of(w, z);
+  Graded<n> y{slope.w, lanes<n>([&](int i) { return slope.dw[i] * (x.a[i] * x.dp[i] + x.dW[i]); })};
+  if (clamped) y.dx = lanes<n>([&](int i) { return x.z[i] < x.limit[i] ? y.dx[i] : 0; });
+  if constexpr (Partial)
+    y = {lanes<n>([&](int i) { return x.seen >> i & 1 ? y.w[i] : 0; }),
+         lanes<n>([&](int i) { return x.seen >> i & 1 ? y.dx[i] : 0; })};
+  return y;
 }
-template <int n, class Row>
+template <bool Partial, int n, class Row>
 HORNER_HD Graded<n> graded(const Other& w, const Fused& f, const Scored<n>& x, const Row& row) {
   Graded<n> y;
 #pragma unroll
@@ -150,7 +198,7 @@ HORNER_HD Graded<n> graded(const Other& w, const Fused& f, const Scored<n>& x, c
     const int64_t at = row(i);
     const Found found = f.found ? f.found[at] : Found{};
     const Pull pull = f.pulls ? f.pulls[at] : Pull{};
-    const bool seen = x.seen >> i & 1;
+    const bool seen = !Partial || x.seen >> i & 1;
     const float score = at_most(x.z[i], x.limit[i]);
     const Parts p = parts(w, score, found);
     const float dx = d_score(w, score, found, pull, p, x.a[i] * x.dp[i] + x.dW[i]);
