@@ -44,9 +44,10 @@ struct Polynomial {
   int degree;
   float per_unit;
   float c[171];
+  bool is_series;  // of exp: c[n] = 1 / n!
 };
 inline Polynomial polynomial(int first, int degree) {
-  Polynomial p{degree, 1, {}};
+  Polynomial p{degree, 1, {}, first == 0};
   const double unit = degree <= 20 ? 1 : degree <= 80 ? 16 : 32;
   p.per_unit = float(1 / unit);
   double c = 1;
@@ -60,17 +61,37 @@ inline Polynomial polynomial(Power w) {
   return polynomial(w.degree, w.degree);
 }
 
-// Horner; `degree` is p's, as an int or as a constant.
-template <class F, class Degree>
-HORNER_HD Slope<F> weight(const Polynomial& p, F x, Degree degree) {
+template <class F>
+HORNER_HD Slope<F> weight(const Polynomial& p, F x) {  // Horner
   const F u = x * p.per_unit;
-  Slope<F> y{0 * x + p.c[degree], 0 * x};
-  for (int n = degree; n > 0; --n) y = {y.w * u + p.c[n - 1], y.dw * u + y.w};
+  Slope<F> y{0 * x + p.c[p.degree], 0 * x};
+  for (int n = p.degree; n > 0; --n) y = {y.w * u + p.c[n - 1], y.dw * u + y.w};
   return {y.w, y.dw * p.per_unit};
 }
-template <class F>
-HORNER_HD Slope<F> weight(const Polynomial& p, F x) {
-  return weight(p, x, p.degree);
+
+// The same where the degree is known, from 2 to 20, and so the unit is 1: nothing is left but the
+// steps themselves.
+template <int degree, class F>
+HORNER_HD Slope<F> weight_of_degree(const Polynomial& p, F x) {
+  const F first = x * p.c[degree] + p.c[degree - 1];
+  Slope<F> y{first * x + p.c[degree - 2], x * p.c[degree] + first};
+  for (int n = degree - 2; n > 0; --n) y = {y.w * x + p.c[n - 1], y.dw * x + y.w};
+  return y;
+}
+
+template <int n, class F>
+HORNER_HD F power(F x) {
+  if constexpr (n == 1) return x;
+  const F half = power<(n + 1) / 2>(x);
+  if constexpr (n % 2 == 0) return half * half;
+  return half * power<n / 2>(x);
+}
+// Likewise of a series, whose derivative is itself without its last term: e_n = e_{n-1} + x^n / n!
+template <int degree, class F>
+HORNER_HD Slope<F> series_of_degree(const Polynomial& p, F x) {
+  F y = x * p.c[degree - 1] + p.c[degree - 2];
+  for (int n = degree - 2; n > 0; --n) y = y * x + p.c[n - 1];
+  return {power<degree>(x) * p.c[degree] + y, y};
 }
 
 }  // namespace horner::attn

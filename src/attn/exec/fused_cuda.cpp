@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "attn/catalog.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/stages.h"
@@ -246,7 +247,19 @@ static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
 
+// float16 keeps too few bits for queries times a scale of their own, and for the gradient of a norm
+// whose row can vanish.
+static bool needs_float32(const Spec& spec) {
+  return is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness) ||
+         (may_be_negative(spec) && !is<NoNorm>(spec.norm));
+}
+
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
+  if (in.q.scalar_type() == at::kHalf && needs_float32(spec)) {
+    Inputs wide = in;
+    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
+    return run(spec, wide, statistics).to(at::kHalf);
+  }
   const c10::cuda::CUDAGuard guard(in.q.device());
   const auto dtype = in.q.scalar_type();
   const CountedKeys counted(spec.mask, in);

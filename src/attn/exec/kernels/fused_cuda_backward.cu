@@ -15,11 +15,13 @@ void Launch<HORNER_DTYPE>::rows(const Fused& f, bool is_exp, Stream stream) {
 template <>
 void Launch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    using Shape = BackwardShape<HORNER_DTYPE, C>;
-    const Grid grid{int64_t(f.B) * f.G * Shape::kParts, blocks(f.S, Shape::kKeys), Shape::kThreads,
-                    Shape::kBytes};
     std::visit(
-        [&]<class W>(const W& w) { launch(keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w); },
+        [&]<class W>(const W& w) {
+          using Shape = BackwardShape<HORNER_DTYPE, C, W>;
+          const Grid grid{int64_t(f.B) * f.G * Shape::kParts, blocks(f.S, Shape::kKeys),
+                          Shape::kThreads, Shape::kBytes};
+          launch(keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w);
+        },
         weights);
   });
 }

@@ -9,15 +9,16 @@
 
 namespace horner::attn::kernels::cuda {
 
-template <class T, int C>
+template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kAtoms = !kWide && C == 64 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
-  static constexpr int kBlocks = 1;  // at least, on a multiprocessor
+  static constexpr int kBlocks = !kWide && C == 64 ? 2 : 1;  // at least, on a multiprocessor
   static constexpr int kThreads = 32 * kWarps, kKeys = 16 * kAtoms * kWarps;
   static constexpr int kQueries = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
-  static constexpr int kStep = kQueries < 32 ? kQueries : 32;  // queries taken at once
+  // Queries taken at once; less where polynomials need the registers.
+  static constexpr int kStep = kQueries < 32 || (kAtoms == 2 && !std::is_same_v<W, Exp>) ? 16 : 32;
   // The sums of 256 channels would not fit in registers: two blocks have half of them each.
   static constexpr int kOwn = C < 128 ? C : 128, kParts = C / kOwn;
   // dq: [16 kDqAtoms, kDqColumns] for each warp
@@ -25,7 +26,7 @@ struct BackwardShape {
   static constexpr int kDqColumns = kOwn / (kWarps / kDqRows);
   static constexpr int kTileBytes = kQueries * C * int(sizeof(T));
   static constexpr int kDxBytes = kKeys * kQueries * int(sizeof(T));
-  static constexpr int kBytes = 2 * kKeys * C * int(sizeof(T)) + 4 * kTileBytes + kDxBytes +
+  static constexpr int kBytes = 2 * kKeys * C * int(sizeof(T)) + 4 * kTileBytes + 2 * kDxBytes +
                                 2 * kQueries * int(sizeof(Query) + sizeof(float));
 };
 
@@ -42,7 +43,7 @@ __device__ inline void add_pair(float* at, float a, float b) {
 // What the keys of a warp gather.
 template <class T, int C, class W>
 struct KeySums {
-  using Shape = BackwardShape<T, C>;
+  using Shape = BackwardShape<T, C, W>;
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kStep / 8;
   using Products = float[kAtoms][kTiles][4];
 
@@ -71,7 +72,7 @@ struct KeySums {
 
   // From products to weights times a (in x) and the gradients of scores (in dp), two columns of
   // tiles at a time.
-  template <bool Partial>
+  template <Care care>
   __device__ void grade(const Queries& tile, int at, Products& x, Products& dp) {
     const float scale = f.scale * kUnit<W>;
     constexpr int n = 8 * kAtoms;  // number i: atom i / 8, then tile, row and column
@@ -95,24 +96,25 @@ struct KeySums {
       s.a = lanes<n>([&](int i) { return of(i).a; });
       s.dW = lanes<n>([&](int i) { return of(i).dW; });
       s.seen = ~0u;
-      if constexpr (Partial) {
+      if constexpr (care == Care::any) {
         s.seen = 0;
 #pragma unroll
         for (int i = 0; i < n; ++i)
           s.seen |= uint32_t(sees(tile, tile.t0 + column_of(i), key(row_of(i)))) << i;
       }
-      Lanes<n> faded;
-      if (f.decay) {
-        faded = lanes<n>([&](int i) {
-          return fade(tile.fades[column_of(i)], from_start(f, tile.head, key(row_of(i)), s0));
-        });
-        s.a = s.a * faded, s.dW = s.dW * faded;
-      }
-      const Graded<n> y = graded<Partial, n>(
+      if constexpr (care == Care::any)
+        if (f.decay) {
+          const auto faded = lanes<n>([&](int i) {
+            return fade(tile.fades[column_of(i)], from_start(f, tile.head, key(row_of(i)), s0));
+          });
+          s.a = s.a * faded, s.dW = s.dW * faded;
+        }
+      const Graded<n> y = graded<care, n>(
           w, f, s, [&](int i) { return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1)); });
 #pragma unroll
       for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
-      if (f.decay) add_decay(s, y);
+      if constexpr (care == Care::any)
+        if (f.decay) add_decay(s, y);
       if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
     }
   }
@@ -146,15 +148,16 @@ struct KeySums {
   }
 
   __device__ void add(const Queries& tile, Tile<T, C> k, Tile<T, C> v) {
-    const bool partial =
-        is_partial(f.seen, tile.t0, tile.t0 + Shape::kQueries, s0, s0 + Shape::kKeys);
+    const Care care = care_for(f, tile.t0, tile.t0 + Shape::kQueries, s0, s0 + Shape::kKeys);
     const typename Mma<T>::template Writer<Shape::kQueries> writer(tile.dx, own);
 #pragma unroll 1
     for (int at = 0; at < Shape::kQueries; at += Shape::kStep) {
       Products x, dp;
       rows_by_rows<T>(x, k, own, tile.q, at);
       rows_by_rows<T>(dp, v, own, tile.g, at);
-      partial ? grade<true>(tile, at, x, dp) : grade<false>(tile, at, x, dp);
+      if (care == Care::none) grade<Care::none>(tile, at, x, dp);
+      if (care == Care::clamp) grade<Care::clamp>(tile, at, x, dp);
+      if (care == Care::any) grade<Care::any>(tile, at, x, dp);
       add_sums_by_columns<T>(dv, x, tile.g, at, column);
       add_sums_by_columns<T>(dk, dp, tile.q, at, column);
       if (!f.dq_sum) continue;
@@ -226,17 +229,17 @@ struct KeySums {
 
 template <class T, int C, class W>
 __global__ __launch_bounds__(
-    BackwardShape<T, C>::kThreads,
-    BackwardShape<T, C>::kBlocks) void keys_kernel(const __grid_constant__ Fused f,
-                                                   const __grid_constant__ W w) {
-  using Shape = BackwardShape<T, C>;
+    BackwardShape<T, C, W>::kThreads,
+    BackwardShape<T, C, W>::kBlocks) void keys_kernel(const __grid_constant__ Fused f,
+                                                      const __grid_constant__ W w) {
+  using Shape = BackwardShape<T, C, W>;
   constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Tile<T, C> k{shared_address(memory)}, v{k.at + kKeys * C * int(sizeof(T))};
   unsigned char* const stages = memory + 2 * kKeys * C * sizeof(T);
   const Tile<T, kQueries> dx{shared_address(stages + 4 * Shape::kTileBytes)};
   const auto* const of =
-      reinterpret_cast<const Query*>(stages + 4 * Shape::kTileBytes + Shape::kDxBytes);
+      reinterpret_cast<const Query*>(stages + 4 * Shape::kTileBytes + 2 * Shape::kDxBytes);
   const auto* const fades = reinterpret_cast<const float*>(of + 2 * kQueries);
 
   // Every query head that reads this key head, one after the other.
@@ -256,7 +259,7 @@ __global__ __launch_bounds__(
             {q.at + Shape::kTileBytes},
             of + stage * kQueries,
             fades + stage * kQueries,
-            dx};
+            {dx.at + stage * Shape::kDxBytes}};
   };
   const auto copy = [&](int stage, int h, int t0) {
     const auto to = queries(stage, h, t0);
@@ -275,19 +278,23 @@ __global__ __launch_bounds__(
   if (begin < end) copy(0, 0, begin);
 
   KeySums<T, C, W> sums(f, w, s0, column);
-  int stage = 0;
+  int stage = 0, before = -1, before_t0 = 0;
   for (int h = 0, t0 = begin; begin < end && h < each; stage ^= 1) {
     wait_for_copies();
     __syncthreads();  // these queries are there, and all are done with those before
     const auto tile = queries(stage, h, t0);
     if ((t0 += kQueries) >= end) t0 = begin, ++h;
     if (h < each) copy(stage ^ 1, h, t0);
+    // dq of the queries before: no warp has to wait for the others' dx once more
+    if (f.dq_sum && before >= 0) sums.add_dq(queries(stage ^ 1, before, before_t0), k);
+    before = tile.head.h - first_head, before_t0 = tile.t0;
     sums.add(tile, k, v);
-    if (!f.dq_sum) continue;
-    __syncthreads();
-    sums.add_dq(tile, k);
   }
   wait_for_copies();
+  if (f.dq_sum && before >= 0) {
+    __syncthreads();
+    sums.add_dq(queries(stage ^ 1, before, before_t0), k);
+  }
   sums.finish(Head(b, first_head, key_head % f.G));
 }
 

@@ -65,7 +65,7 @@ __device__ void find_tau(const QueryBlock<T, C>& block, const Other& w, Found (&
     over_scores(block, [&](int i, const auto& x) {
 #pragma unroll
       for (int j = 0; j < block.n; ++j) {
-        const float z = fmaxf((x[j] - r[i].top) * a - r[i].cut, 0), p = power(z, a);
+        const float z = fmaxf((x[j] - r[i].top) * a - r[i].cut, 0), p = root(z, a);
         total[i] += p;
         slope[i] += z > 0 ? p / z : 0;
       }
@@ -241,7 +241,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kerne
         y = lanes<n>([&](int j) { return parts(w, score[j], found).w; });
       } else {
         const float by = f.shift[row];
-        y = weights_of(w, (score + (std::is_same_v<W, Exp> ? -by : 0.0f)) * kUnit<W>).w;
+        y = weights_of(w, (score + (std::is_same_v<W, Exp> ? -by : 0.0f)) * kUnit<W>);
         if (!std::is_same_v<W, Exp>) y = y * exp_fast(-by);
       }
       Lanes<n> faded = lanes<n>([](int) { return 1.0f; });

@@ -14,10 +14,11 @@ template <class T, int C>
 struct ForwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  // Of 16 rows. Two of them share what a warp reads of k and v.
-  static constexpr int kAtoms = kWide || C == 256 ? 1 : 2;
+  static constexpr int kAtoms = 1;  // of 16 rows, in a warp
   static constexpr int kQueries = 16 * kAtoms * kWarps;
-  static constexpr int kBlocks = 1;  // at least, on a multiprocessor
+  static constexpr int kBlocks = kWide || C == 256 ? 1
+                                 : C == 128        ? 2
+                                                   : 4;  // at least, on a multiprocessor
   static constexpr int kKeys = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
   static constexpr int kBytes = (kQueries + 4 * kKeys) * C * int(sizeof(T)) + 2 * kKeys * 4;
 };
@@ -90,10 +91,10 @@ struct RunningSums {
   }
 
   // From products to weights, in place; adds those to the sum.
-  template <bool Partial>
+  template <Care care>
   __device__ void weigh(Products& x, int s0, const float* fades) {
     const int first = s0 + lane() % 4 * 2;
-    if constexpr (Partial && kIsExp) {
+    if constexpr (care == Care::any && kIsExp) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) {
         const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
@@ -116,17 +117,18 @@ struct RunningSums {
         const float by = finite(shift[i / 2][i % 2]), sub = (centre[i / 2][i % 2] + by) * kLog2e;
         const float scale = f.scale * kLog2e;
         y = lanes<2 * kTiles>([&](int j) { return y[j] * scale - sub; });
-        if (f.clamp < INFINITY) y = at_most(y, (f.clamp - by) * kLog2e);
-        y = weights_of(w, y).w;
+        if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kLog2e);
+        y = weights_of(w, y);
       } else {
-        y = value<Partial>(y, i, first);
+        y = value<care>(y, i, first);
       }
-      if (f.decay) {
-        const float query_fade = query_from_start(f, head, query(i), s0);
+      if constexpr (care == Care::any)
+        if (f.decay) {
+          const float query_fade = query_from_start(f, head, query(i), s0);
 #pragma unroll
-        for (int j = 0; j < 2 * kTiles; ++j)
-          y[j] *= fade(query_fade, fades[first - s0 + j / 2 * 8 + j % 2]);
-      }
+          for (int j = 0; j < 2 * kTiles; ++j)
+            y[j] *= fade(query_fade, fades[first - s0 + j / 2 * 8 + j % 2]);
+        }
       if constexpr (!kScaled) add(y, i);
       set_row(x, i, y);
     }
@@ -137,18 +139,18 @@ struct RunningSums {
     for (int j = 0; j < 2 * kTiles; ++j) sum[i / 2][i % 2] += y[j];
   }
   // Weights that need no maximum.
-  template <bool Partial>
+  template <Care care>
   __device__ Lanes<2 * kTiles> value(const Lanes<2 * kTiles>& x, int i, int first) const {
     const float sub = centre[i / 2][i % 2];
     auto y = lanes<2 * kTiles>([&](int j) { return x[j] * f.scale - sub; });
-    if (f.clamp < INFINITY) y = at_most(y, f.clamp);
+    if constexpr (care != Care::none) y = at_most(y, f.clamp);
     if constexpr (std::is_same_v<W, Other>) {
       const Found found = f.found ? f.found[row(i)] : Found{};
       y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });
     } else {
-      y = weights_of(w, y).w;
+      y = weights_of(w, y);
     }
-    if constexpr (Partial) {
+    if constexpr (care == Care::any) {
       const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
       y = lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
     }
@@ -234,10 +236,11 @@ __global__ __launch_bounds__(
     if (s0 + kKeys < end) copy_keys(s0 + kKeys, stage ^ 1);
     float x[Shape::kAtoms][kKeys / 8][4];
     rows_by_rows<T>(x, q, own, k, 0);
-    if (is_partial(f.seen, t0, t0 + kQueries, s0, s0 + kKeys))
-      sums.template weigh<true>(x, s0, fades + stage * kKeys);
-    else
-      sums.template weigh<false>(x, s0, fades + stage * kKeys);
+    const Care care = care_for(f, t0, t0 + kQueries, s0, s0 + kKeys);
+    const float* const tile_fades = fades + stage * kKeys;
+    if (care == Care::none) sums.template weigh<Care::none>(x, s0, tile_fades);
+    if (care == Care::clamp) sums.template weigh<Care::clamp>(x, s0, tile_fades);
+    if (care == Care::any) sums.template weigh<Care::any>(x, s0, tile_fades);
     add_sums_by_columns<T>(sums.N, x, v, 0);
   }
   if (begin >= end) wait_for_copies();

@@ -2,8 +2,8 @@
 // 8], and how their fragments come from tiles in shared memory.
 //
 // A thread of lane l holds of C the rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
-// 16-bit numbers multiply as they are (depth 16, sums in float32). A float32 is taken as the sum of
-// two TF32 numbers, and three of their four products are added: what is lost is 2^-22 of a product.
+// 16-bit numbers multiply as they are (depth 16, sums in float32). A float32 is the sum of three
+// TF32 numbers, and six of their nine products are added: what is lost is 2^-33 of a product.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -202,10 +202,10 @@ template <>
 struct Mma<float> {
   static constexpr int kDepth = 8;
   struct A {
-    uint32_t high[4], low[4];
+    uint32_t high[4], middle[4], low[4];
   };
   struct B {
-    uint32_t high[4], low[4];
+    uint32_t high[4], middle[4], low[4];
   };
 
   static __device__ uint32_t tf32(float x) {
@@ -220,7 +220,9 @@ struct Mma<float> {
     for (int i = 0; i < 4; ++i) {
       const float y = __uint_as_float(x[i]);
       f.high[i] = tf32(y);
-      f.low[i] = tf32(y - __uint_as_float(f.high[i]));
+      const float rest = y - __uint_as_float(f.high[i]);
+      f.middle[i] = tf32(rest);
+      f.low[i] = tf32(rest - __uint_as_float(f.middle[i]));
     }
     return f;
   }
@@ -306,6 +308,9 @@ struct Mma<float> {
     float sum[4] = {};
     multiply(sum, a.low, b.high[i], b.high[i + 1]);
     multiply(sum, a.high, b.low[i], b.low[i + 1]);
+    multiply(sum, a.middle, b.middle[i], b.middle[i + 1]);
+    multiply(sum, a.middle, b.high[i], b.high[i + 1]);
+    multiply(sum, a.high, b.middle[i], b.middle[i + 1]);
     multiply(sum, a.high, b.high[i], b.high[i + 1]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) c[j] = Add ? c[j] + sum[j] : sum[j];

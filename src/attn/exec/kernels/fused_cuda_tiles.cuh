@@ -67,6 +67,11 @@ __device__ inline bool is_partial(const Seen& seen, int t0, int t1, int s0, int 
   return seen.keep || seen.lo(min(t1, seen.T) - 1) > s0 || seen.hi(t0) < s1;
 }
 
+__device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) {
+  if (f.decay || is_partial(f.seen, t0, t1, s0, s1)) return Care::any;
+  return f.clamp < INFINITY ? Care::clamp : Care::none;
+}
+
 // A bit for each of the n keys first, first + 1, first + 8, first + 9, ... that query t sees.
 template <int n>
 __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {

@@ -95,22 +95,39 @@ template <class W>
 inline constexpr float kUnit = std::is_same_v<W, Exp> ? kLog2e : 1;
 
 template <int n>
-HORNER_HD Slope<Lanes<n>> weights_of(const Exp& w, const Lanes<n>& x) {
+HORNER_HD Slope<Lanes<n>> slopes_of(const Exp& w, const Lanes<n>& x) {
   const Lanes<n> y = weight(w, Doublings<n>{x}).w.of;
   return {y, y};
 }
+template <int n>
+HORNER_HD Lanes<n> weights_of(const Exp& w, const Lanes<n>& x) {
+  return slopes_of(w, x).w;
+}
 // The orders that are used most, unrolled.
 template <int n>
-HORNER_HD Slope<Lanes<n>> weights_of(const Polynomial& p, const Lanes<n>& x) {
+HORNER_HD Lanes<n> weights_of(const Polynomial& p, const Lanes<n>& x) {
   switch (p.degree) {
       // clang-format off
-    case 1: return weight(p, x, std::integral_constant<int, 1>());
-    case 2: return weight(p, x, std::integral_constant<int, 2>());
-    case 3: return weight(p, x, std::integral_constant<int, 3>());
-    case 4: return weight(p, x, std::integral_constant<int, 4>());
-    case 6: return weight(p, x, std::integral_constant<int, 6>());
-    case 8: return weight(p, x, std::integral_constant<int, 8>());
-    case 10: return weight(p, x, std::integral_constant<int, 10>());
+    case 2: return weight_of_degree<2>(p, x).w;
+    case 3: return weight_of_degree<3>(p, x).w;
+    case 4: return weight_of_degree<4>(p, x).w;
+    case 6: return weight_of_degree<6>(p, x).w;
+    case 8: return weight_of_degree<8>(p, x).w;
+    case 10: return weight_of_degree<10>(p, x).w;
+    default: return weight(p, x).w;
+      // clang-format on
+  }
+}
+template <int n>
+HORNER_HD Slope<Lanes<n>> slopes_of(const Polynomial& p, const Lanes<n>& x) {
+  switch (p.is_series ? p.degree : 0) {
+      // clang-format off
+    case 2: return series_of_degree<2>(p, x);
+    case 3: return series_of_degree<3>(p, x);
+    case 4: return series_of_degree<4>(p, x);
+    case 6: return series_of_degree<6>(p, x);
+    case 8: return series_of_degree<8>(p, x);
+    case 10: return series_of_degree<10>(p, x);
     default: return weight(p, x);
       // clang-format on
   }
@@ -121,7 +138,7 @@ struct Parts {
   float w, slope, share, pull;
 };
 
-HORNER_HD float power(float z, float a) {  // z^(1 / a)
+HORNER_HD float root(float z, float a) {  // z^(1 / a)
   return a == 1 ? z : a == 0.5f ? z * z : exp2_fast(log2f(z) / a);
 }
 HORNER_HD float range(const Found& r) {
@@ -139,7 +156,7 @@ HORNER_HD Parts parts(const Other& w, float x, const Found& r) {
   }
   if (r.top != r.top) return {r.top, r.top, r.top, r.top};
   if (w.kind == Other::entmax) {
-    const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.cut, 0), p = power(z, a);
+    const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.cut, 0), p = root(z, a);
     const float slope = z > 0 ? p / z : 0;  // p^(2 - alpha)
     return {p, slope, slope * r.unit, slope};
   }
@@ -164,6 +181,9 @@ HORNER_HD float d_score(const Other& w, float x, const Found& r, const Pull& s, 
   return dx;
 }
 
+// What a tile of scores asks for: nothing, a clamp, or anything, as a mask or a decay.
+enum class Care { none, clamp, any };
+
 // The scores of some keys and queries, in backward: z is x less the row's shift, in kUnit.
 template <int n>
 struct Scored {
@@ -177,20 +197,20 @@ struct Graded {
 };
 
 // `row(i)` is the row of [B, H, T] of number i.
-template <bool Partial, int n, class W, class Row>
-HORNER_HD Graded<n> graded(const W& w, const Fused& f, const Scored<n>& x, const Row&) {
-  const bool clamped = f.clamp < INFINITY;
+template <Care care, int n, class W, class Row>
+HORNER_HD Graded<n> graded(const W& w, const Fused&, const Scored<n>& x, const Row&) {
   Lanes<n> z = x.z;
-  if (clamped) z = lanes<n>([&](int i) { return at_most(z[i], x.limit[i]); });
-  const Slope<Lanes<n>> slope = weights_of(w, z);
+  if constexpr (care != Care::none) z = lanes<n>([&](int i) { return at_most(z[i], x.limit[i]); });
+  const Slope<Lanes<n>> slope = slopes_of(w, z);
   Graded<n> y{slope.w, lanes<n>([&](int i) { return slope.dw[i] * (x.a[i] * x.dp[i] + x.dW[i]); })};
-  if (clamped) y.dx = lanes<n>([&](int i) { return x.z[i] < x.limit[i] ? y.dx[i] : 0; });
-  if constexpr (Partial)
+  if constexpr (care != Care::none)
+    y.dx = lanes<n>([&](int i) { return x.z[i] < x.limit[i] ? y.dx[i] : 0; });
+  if constexpr (care == Care::any)
     y = {lanes<n>([&](int i) { return x.seen >> i & 1 ? y.w[i] : 0; }),
          lanes<n>([&](int i) { return x.seen >> i & 1 ? y.dx[i] : 0; })};
   return y;
 }
-template <bool Partial, int n, class Row>
+template <Care care, int n, class Row>
 HORNER_HD Graded<n> graded(const Other& w, const Fused& f, const Scored<n>& x, const Row& row) {
   Graded<n> y;
 #pragma unroll
@@ -198,7 +218,7 @@ HORNER_HD Graded<n> graded(const Other& w, const Fused& f, const Scored<n>& x, c
     const int64_t at = row(i);
     const Found found = f.found ? f.found[at] : Found{};
     const Pull pull = f.pulls ? f.pulls[at] : Pull{};
-    const bool seen = !Partial || x.seen >> i & 1;
+    const bool seen = care != Care::any || x.seen >> i & 1;
     const float score = at_most(x.z[i], x.limit[i]);
     const Parts p = parts(w, score, found);
     const float dx = d_score(w, score, found, pull, p, x.a[i] * x.dp[i] + x.dW[i]);
