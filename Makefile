@@ -1,6 +1,7 @@
 # make demo     set everything up, build, and show what there is
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
+# make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make format   clang-format all sources
 # make clean    remove what was built (clean-all: the virtual environment too)
 #
@@ -8,9 +9,9 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'tests/*.cpp')
+SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp')
 
-.PHONY: build demo test test-asan format format-check clean clean-all
+.PHONY: build demo test test-asan test-cuda format format-check clean clean-all
 
 build: build/build.ninja
 	@ninja -C build
@@ -42,6 +43,9 @@ test-asan: build-asan/build.ninja
 	@ninja -C build-asan
 	ctest --test-dir build-asan --output-on-failure -j 2
 
+test-cuda:
+	@PYTHON=$(VENV)/bin/python scripts/test-cuda
+
 format: $(VENV)/horner-ready
 	@$(VENV)/bin/clang-format -i $(SOURCES)
 
@@ -49,7 +53,7 @@ format-check: $(VENV)/horner-ready
 	@$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan
+	rm -rf build build-asan build-cuda
 
 clean-all: clean
 	rm -rf .venv

@@ -1,7 +1,9 @@
 #include "attn/bench.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -26,6 +28,37 @@ const Execution torch_sdpa{
           return at::scaled_dot_product_attention(in.q, in.k, in.v, {}, 0, /*is_causal=*/true);
         },
 };
+
+// The same by one of its backends on a GPU.
+template <bool cudnn>
+static at::Tensor run_backend(const Spec&, const Inputs& in, Statistics*) {
+  at::Context& context = at::globalContext();
+  const bool before[] = {context.userEnabledCuDNNSDP(), context.userEnabledFlashSDP(),
+                         context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP()};
+  auto allow = [&](bool a, bool b, bool c, bool d) {
+    context.setSDPUseCuDNN(a), context.setSDPUseFlash(b);
+    context.setSDPUseMemEfficient(c), context.setSDPUseMath(d);
+  };
+  allow(cudnn, !cudnn, false, false);
+  const at::Tensor out =
+      at::scaled_dot_product_attention(in.q, in.k, in.v, {}, 0, /*is_causal=*/true);
+  allow(before[0], before[1], before[2], before[3]);
+  return out;
+}
+static std::string no_backend(const Spec&, const Inputs& in) {
+  if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
+  const auto dtype = in.q.scalar_type();
+  return dtype == at::kBFloat16 || dtype == at::kHalf ? "" : "bfloat16 and float16 only";
+}
+static const Execution torch_cudnn{"cudnn", "torch's attention by cuDNN", no_backend,
+                                   run_backend<true>};
+static const Execution torch_flash{"flash", "torch's attention by FlashAttention-2", no_backend,
+                                   run_backend<false>};
+static const Execution* const kPeers[] = {&torch_sdpa, &torch_cudnn, &torch_flash};
+
+std::span<const Execution* const> peers() {
+  return kPeers;
+}
 
 static void wait_for(at::Device device) {
   if (!device.is_cpu())
@@ -58,12 +91,26 @@ struct Runner {
       if (const at::Tensor& x = in.*i.at; x.defined()) x.mutable_grad() = at::Tensor();
   }
   double ms() const {
+    if (!in.q.device().is_cpu()) return device_ms();
     const Stopwatch watch;
     run();
-    wait_for(in.q.device());
     const double ms = watch.ms();
     reset();
     return ms;
+  }
+  // By the device's own clock: of some runs one after the other, so that it does not wait for this
+  // thread.
+  double device_ms() const {
+    constexpr int kRuns = 5;
+    const at::Device device = in.q.device();
+    c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    begin.record(stream);
+    for (int i = 0; i < kRuns; ++i) run(), reset();
+    end.record(stream);
+    wait_for(device);
+    return begin.elapsedTime(end) / kRuns;
   }
 };
 

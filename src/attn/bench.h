@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -43,6 +44,7 @@ struct Benchmark {
 
 // Causal softmax by at::scaled_dot_product_attention: the yardstick. No execution of `attend`.
 extern const Execution torch_sdpa;
+std::span<const Execution* const> peers();  // torch_sdpa, and its backends on a GPU
 
 // With `yardstick`, torch_sdpa is timed beside it.
 Benchmark bench(const Spec&, const Execution&, const Case& c, const Effort&, bool yardstick);

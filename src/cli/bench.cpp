@@ -122,6 +122,12 @@ static BenchGroup measure(const BenchPlan& p, const attn::Case& c, Progress& pro
   for (std::optional<attn::Timing>* t : {&torch.result.forward, &torch.result.both})
     if (*t) (*t)->torch_ms = (*t)->ms;
   group.rows.push_back(torch);
+  for (const attn::Execution* peer : attn::peers().subspan(1)) {
+    if (!c.device.is_cuda() || stopped()) continue;
+    progress.show(where + "torch " + std::string(peer->name));
+    group.rows.push_back(
+        {"torch " + std::string(peer->name), "–", attn::bench({}, *peer, c, p.effort, yardstick)});
+  }
   for (const attn::Variant& v : p.variants)
     for (const attn::Execution* e : p.executions) {
       if (stopped()) return group;

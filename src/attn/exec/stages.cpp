@@ -85,12 +85,16 @@ struct Sharpened {
   }
 };
 
-at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
+double scale_factor(const Spec& spec, const Inputs& in) {
   const auto* fixed = std::get_if<Fixed>(&spec.scale);
   const auto* projected = std::get_if<Project>(&spec.features);
   const double D = projected ? projected->dim : double(in.q.size(-1));
-  const double factor = (fixed ? fixed->factor : 1 / std::sqrt(D)) / spec.temperature;
-  return factor * std::visit(Sharpened{in, count.clamp_min(1).log()}, spec.sharpness);
+  return (fixed ? fixed->factor : 1 / std::sqrt(D)) / spec.temperature;
+}
+
+at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
+  return scale_factor(spec, in) *
+         std::visit(Sharpened{in, count.clamp_min(1).log()}, spec.sharpness);
 }
 
 // A result whose true value is e^shift times o.

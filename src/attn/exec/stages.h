@@ -20,6 +20,9 @@ struct Seen {
 Seen seen(const Mask&, const Inputs&);
 at::Tensor first_keys(const Mask&, const Inputs&);  // [T]: where each query's interval begins
 
+// Scale and temperature: one number.
+double scale_factor(const Spec&, const Inputs&);
+
 // Scale, temperature and those kinds of sharpness that depend on the count alone; broadcasts to
 // [B, H, T, 1].
 at::Tensor scale(const Spec&, const Inputs&, const at::Tensor& count);

@@ -1,0 +1,122 @@
+#include "attn/exec/cuda.h"
+
+#include <ATen/ATen.h>
+
+#include "attn/exec/stages.h"
+
+namespace horner::attn::exec {
+
+namespace cuda = kernels::cuda;
+
+struct CudaWeights {
+  cuda::Weights operator()(Exp w) const { return w; }
+  cuda::Weights operator()(Taylor w) const { return polynomial(w); }
+  cuda::Weights operator()(Power w) const { return polynomial(w); }
+  cuda::Weights operator()(Sigmoid) const { return cuda::Other{.kind = cuda::Other::sigmoid}; }
+  cuda::Weights operator()(Entmax w) const {
+    return cuda::Other{.kind = cuda::Other::entmax, .alpha = w.alpha};
+  }
+  cuda::Weights operator()(TopK w) const {
+    return cuda::Other{.kind = cuda::Other::top_k, .k = w.k, .renormalise = w.renormalise};
+  }
+  cuda::Weights operator()(SelfAdjusted) const {
+    return cuda::Other{.kind = cuda::Other::self_adjusted};
+  }
+};
+cuda::Weights cuda_weights(const Weight& w) {
+  return std::visit(CudaWeights{}, w);
+}
+bool needs_the_row(const Weight& w) {
+  return is<Entmax>(w) || is<TopK>(w) || is<SelfAdjusted>(w);
+}
+
+struct SetCudaNorm {
+  cuda::Epilogue& p;
+
+  void operator()(NoNorm) const { p.norm = cuda::Epilogue::none; }
+  void operator()(L2 n) const { p.norm = cuda::Epilogue::l2, p.times_dim = n.times_dim; }
+  void operator()(Rms n) const { p.norm = cuda::Epilogue::rms, p.eps = n.eps; }
+  void operator()(Layer n) const { p.norm = cuda::Epilogue::layer, p.eps = n.eps; }
+};
+cuda::Epilogue cuda_epilogue(const Spec& spec) {
+  cuda::Epilogue p{};
+  if (const auto* z = std::get_if<Sum>(&spec.denominator)) {
+    p.by_sum = true;
+    p.plus = z->plus, p.least = z->least, p.detach = z->detach;
+  }
+  std::visit(SetCudaNorm{p}, spec.norm);
+  return p;
+}
+
+cuda::Seen cuda_seen(const Mask& mask, const Inputs& in) {
+  cuda::Seen seen{};
+  seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2)), seen.causal = !is<Full>(mask);
+  if (const auto* window = std::get_if<Window>(&mask)) seen.window = window->size;
+  return seen;
+}
+
+std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
+  const at::Tensor cuts = in.cu_seqlens.to(at::kInt).contiguous();
+  const at::Tensor t = at::arange(in.q.size(2), cuts.options());
+  const at::Tensor next = at::searchsorted(cuts, t, /*out_int32=*/false, /*right=*/true);
+  return {cuts.index_select(0, next - 1), cuts.index_select(0, next)};
+}
+
+at::Tensor laid_out(const at::Tensor& x) {
+  const int64_t size = x.element_size(), unit = cuda::kAlignment / size;
+  const int64_t rest = (unit - x.size(-1) % unit) % unit;
+  if (rest) return at::constant_pad_nd(x, {0, rest}).contiguous();
+  const bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % cuda::kAlignment == 0;
+  bool fits = x.stride(-1) == 1 && aligned;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i)
+    fits = fits && (x.size(i) == 1 || (x.stride(i) % unit == 0));
+  return fits ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+void CountedKeys::find_intervals() const {
+  if (lo.defined()) return;
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const at::Tensor past = at::arange(S - T + 1, S + 1, in.q.options().dtype(at::kLong));
+  const auto* window = std::get_if<Window>(&mask);
+  lo = window ? (past - window->size).clamp_min(0) : at::zeros_like(past);
+  hi = is<Full>(mask) ? at::full_like(past, S) : past.clamp_min(0);
+  if (in.cu_seqlens.defined()) {
+    const auto [begin, end] = sequences(in);
+    lo = at::maximum(lo, begin), hi = at::minimum(hi, end);
+  }
+  lo = at::minimum(lo, hi);
+}
+
+at::Tensor CountedKeys::running_sums(const at::Tensor& x) const {
+  find_intervals();
+  const at::Tensor sums = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
+  return sums.index_select(-2, hi) - sums.index_select(-2, lo);
+}
+
+at::Tensor CountedKeys::sums(const at::Tensor& x) const {
+  return running_sums(in.keep.defined() ? x * in.keep.view({x.size(0), 1, -1, 1}) : x);
+}
+
+at::Tensor CountedKeys::count() const {
+  if (counted.defined()) return counted;
+  find_intervals();
+  counted = in.keep.defined() ? running_sums(in.keep.view({in.q.size(0), 1, -1, 1}))
+                              : (hi - lo).view({1, 1, -1, 1});
+  return counted = counted.to(at::kFloat).clamp_min(1);
+}
+
+at::Tensor CountedKeys::divisor(const Spec& spec, const Inputs& given) const {
+  const std::vector<int64_t> shape = {in.q.size(0), in.q.size(1), in.q.size(2)};
+  if (is<Count>(spec.denominator)) return count().squeeze(-1).expand(shape);
+  if (is<CountPower>(spec.denominator))
+    return count().squeeze(-1).pow(given.count_exponent.sigmoid().view({-1, 1})).expand(shape);
+  const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
+  if (!z) return {};
+  const at::Tensor share = given.denominator_gate.to(at::kDouble).exp().unsqueeze(-1);
+  const at::Tensor gates =
+      sums(share).to(at::kFloat).repeat_interleave(in.q.size(1) / in.k.size(1), 1);
+  const at::Tensor Z = gates.squeeze(-1).clamp_min(z->least == 0 ? 1e-6 : z->least);
+  return (z->times_count ? Z * count().squeeze(-1) : Z).expand(shape);
+}
+
+}  // namespace horner::attn::exec

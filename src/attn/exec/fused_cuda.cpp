@@ -1,0 +1,313 @@
+// One pass over tiles of keys, on an NVIDIA GPU: no T x S matrix, forward or backward. Features,
+// the input gate, the centre and divisors other than the sum are tensor code before it.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+
+#include "attn/catalog.h"
+#include "attn/exec/cuda.h"
+#include "attn/exec/exec.h"
+#include "attn/exec/stages.h"
+#include "core/check.h"
+
+namespace horner::attn::exec {
+
+namespace cuda = kernels::cuda;
+using cuda::Fused;
+
+// What the kernels need beside the tensors that have gradients.
+struct CudaJob : torch::CustomClassHolder {
+  cuda::Weights weights;
+  float clamp, scale;
+  cuda::Seen seen{};
+  at::Tensor begin, end, keep;  // the memory of `seen`
+  at::Tensor found;             // [B, H, T, 4], or undefined
+  at::Tensor statistics;        // [4, B, H, T] to write to, or undefined
+  cuda::Epilogue epilogue{};    // without its pointers
+  int channels;                 // of the result
+
+  bool has_g() const { return epilogue.norm != cuda::Epilogue::none; }
+};
+
+// The tensors with gradients, in the order of CudaAttend's arguments; those behind q, k and v may
+// be undefined.
+struct CudaTensors {
+  at::Tensor q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
+
+  static CudaTensors from(const std::vector<at::Tensor>& x) {
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9]};
+  }
+  std::vector<at::Tensor> list() const {
+    return {q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
+  }
+};
+
+// What forward keeps for backward; u is undefined where it is o.
+struct CudaResult {
+  at::Tensor o, u, W, shift, r;
+};
+
+template <class T>
+static T* memory(const at::Tensor& x) {
+  return x.defined() ? static_cast<T*>(x.data_ptr()) : nullptr;
+}
+static cuda::View view(const at::Tensor& x) {
+  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+static cuda::Dtype dtype_of(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 ? cuda::Dtype::bfloat16
+         : x.scalar_type() == at::kHalf   ? cuda::Dtype::float16
+                                          : cuda::Dtype::float32;
+}
+
+static Fused problem(const CudaJob& job, const CudaTensors& x) {
+  Fused f{};
+  f.B = int(x.q.size(0)), f.H = int(x.q.size(1)), f.G = int(x.k.size(1));
+  f.T = int(x.q.size(2)), f.S = int(x.k.size(2)), f.D = int(x.q.size(3)), f.E = int(x.v.size(3));
+  f.channels = job.channels, f.dtype = dtype_of(x.q);
+  f.scale = job.scale, f.clamp = job.clamp;
+  f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
+  f.centre = memory<float>(x.centre), f.decay = memory<double>(x.decay);
+  f.seen = job.seen;
+  f.seen.begin = memory<int32_t>(job.begin), f.seen.end = memory<int32_t>(job.end);
+  f.seen.keep = memory<uint8_t>(job.keep);
+  f.found = memory<cuda::Found>(job.found);
+  f.epilogue = job.epilogue;
+  f.epilogue.divisor = memory<float>(x.divisor);
+  f.epilogue.out_gate = memory<float>(x.out_gate);
+  f.epilogue.post_gate = memory<float>(x.post_gate);
+  f.epilogue.norm_weight = memory<float>(x.norm_weight);
+  f.epilogue.norm_bias = memory<float>(x.norm_bias);
+  return f;
+}
+
+static cuda::Stream stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+
+static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_backward) {
+  Fused f = problem(job, x);
+  const auto rows = x.q.options().dtype(at::kFloat);
+  CudaResult r;
+  r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
+  if (for_backward && (x.norm_weight.defined() || x.post_gate.defined())) r.u = at::empty_like(r.o);
+  if (for_backward || job.statistics.defined()) {
+    r.W = at::empty({f.B, f.H, f.T}, rows);
+    r.shift = at::empty_like(r.W), r.r = at::empty_like(r.W);
+  }
+  f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
+  f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
+  f.statistics = memory<float>(job.statistics);
+  if (std::holds_alternative<cuda::Other>(job.weights) && f.found)
+    cuda::find(f, job.weights, /*adaptive=*/false, stream());
+  cuda::forward(f, job.weights, stream());
+  if (f.statistics) cuda::statistics(f, job.weights, stream());
+  return r;
+}
+
+// The gradients of the epilogue's inputs: memory for them, and their sums.
+static CudaTensors epilogue_gradients(const CudaTensors& x, Fused& f) {
+  const auto empty_like = [](const at::Tensor& y) { return y.defined() ? at::empty_like(y) : y; };
+  CudaTensors d;
+  d.divisor = empty_like(x.divisor);
+  d.out_gate = empty_like(x.out_gate), d.post_gate = empty_like(x.post_gate);
+  if (x.norm_weight.defined())
+    d.norm_weight = at::empty({cuda::row_blocks(f), f.E}, x.norm_weight.options());
+  if (x.norm_bias.defined()) d.norm_bias = at::empty_like(d.norm_weight);
+  cuda::Epilogue& p = f.epilogue;
+  p.d_divisor = memory<float>(d.divisor);
+  p.d_out_gate = memory<float>(d.out_gate), p.d_post_gate = memory<float>(d.post_gate);
+  p.d_norm_weight = memory<float>(d.norm_weight), p.d_norm_bias = memory<float>(d.norm_bias);
+  return d;
+}
+
+static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const CudaResult& r,
+                            const at::Tensor& given) {
+  Fused f = problem(job, x);
+  const at::Tensor grad = laid_out(given);
+  const auto rows = r.W.options();
+  const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows);
+  at::Tensor g, pulls, d_query;
+  CudaTensors d = epilogue_gradients(x, f);
+  if (job.has_g()) g = at::empty_like(r.o);
+  if (job.found.defined()) pulls = at::empty({f.B, f.H, f.T, 4}, rows);
+  if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
+  if (x.decay.defined()) {
+    d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
+    d.decay = at::empty_like(x.decay);
+  }
+  f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
+  f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
+  f.d_o = view(grad), f.g = memory<void>(g);
+  f.queries = memory<cuda::Query>(queries), f.pulls = memory<cuda::Pull>(pulls);
+  f.d_centre = memory<float>(d.centre);
+  f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
+  cuda::rows(f, job.weights, stream());
+  if (f.pulls) cuda::pulls(f, job.weights, stream());
+
+  d.k = at::empty({f.B, f.G, f.S, f.D}, x.k.options());
+  d.v = at::empty({f.B, f.G, f.S, f.E}, x.v.options());
+  f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
+  if (at::globalContext().deterministicAlgorithms()) {  // no atomic additions: two products more
+    d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
+    f.dq = d.q.data_ptr();
+    cuda::keys(f, job.weights, stream());
+    cuda::queries(f, job.weights, stream());
+  } else {
+    d.q = at::zeros({f.B, f.H, f.T, f.D}, rows);
+    f.dq_sum = memory<float>(d.q);
+    cuda::keys(f, job.weights, stream());
+    d.q = d.q.to(x.q.scalar_type());
+  }
+  for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
+    if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
+  if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
+    const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
+    const int64_t n = std::min(f.T, f.S);
+    d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
+  }
+  return d;
+}
+
+struct CudaAttend : torch::autograd::Function<CudaAttend> {
+  // q, k, v of one dtype, laid out for the kernels; decay in double, the rest in float32.
+  template <class... Optional>
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<CudaJob> job,
+                            const Optional&... given) {
+    const CudaTensors x = CudaTensors::from({given.value_or(at::Tensor())...});
+    const CudaResult r = exec::forward(*job, x, true);
+    std::vector<at::Tensor> saved = x.list();
+    for (const at::Tensor& y : {r.o, r.u, r.W, r.shift, r.r}) saved.push_back(y);
+    ctx->save_for_backward(saved);
+    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
+    return r.o;
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
+                                          const std::vector<at::Tensor>& grads) {
+    check(!c10::GradMode::is_enabled(),
+          "gradients of gradients: only 'reference' has them, not 'fused_cuda'");
+    const auto saved = ctx->get_saved_variables();
+    const c10::cuda::CUDAGuard guard(saved[0].device());
+    const auto job =
+        c10::static_intrusive_pointer_cast<CudaJob>(ctx->saved_data["job"].toCapsule());
+    const CudaResult r{saved[10], saved[11], saved[12], saved[13], saved[14]};
+    auto out = exec::backward(*job, CudaTensors::from(saved), r, grads[0]).list();
+    out.insert(out.begin(), at::Tensor());  // the job
+    return out;
+  }
+};
+
+static at::Tensor differentiable(const c10::intrusive_ptr<CudaJob>& job, const CudaTensors& x) {
+  bool gradients = false;
+  for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
+  if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
+  auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
+  return CudaAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.centre), maybe(x.decay),
+                           maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
+                           maybe(x.norm_weight), maybe(x.norm_bias));
+}
+
+// What multiplies the queries' scores, [B, H, T, 1], from the entropy of their softmax.
+static at::Tensor sharpness(const CudaJob& job, const at::Tensor& q, const at::Tensor& k) {
+  const at::NoGradGuard constant;
+  Fused f = problem(job, {.q = q, .k = k, .v = k});
+  f.clamp = kNoClamp;
+  const at::Tensor found = at::empty({f.B, f.H, f.T, 4}, q.options().dtype(at::kFloat));
+  f.found = memory<cuda::Found>(found);
+  cuda::find(f, job.weights, /*adaptive=*/true, stream());
+  return found.narrow(-1, 3, 1);
+}
+
+static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
+                                           Statistics* statistics) {
+  auto job = c10::make_intrusive<CudaJob>();
+  job->weights = cuda_weights(spec.weight);
+  job->clamp = spec.clamp, job->channels = int(in.v.size(-1));
+  job->seen = cuda_seen(spec.mask, in);
+  if (in.cu_seqlens.defined()) std::tie(job->begin, job->end) = sequences(in);
+  if (in.keep.defined()) job->keep = in.keep.contiguous();
+  job->epilogue = cuda_epilogue(spec);
+  const auto rows = in.q.options().dtype(at::kFloat);
+  if (needs_the_row(spec.weight))
+    job->found = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, rows);
+  if (statistics) {
+    const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, rows);
+    *statistics = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
+    job->statistics = all;
+  }
+  return job;
+}
+
+static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
+  return x.defined() ? x.to(at::kFloat).contiguous() : x;
+}
+
+// float16 keeps too few bits for queries times a scale of their own, and for the gradient of a norm
+// whose row can vanish.
+static bool needs_float32(const Spec& spec) {
+  return is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness) ||
+         (may_be_negative(spec) && !is<NoNorm>(spec.norm));
+}
+
+static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
+  if (in.q.scalar_type() == at::kHalf && needs_float32(spec)) {
+    Inputs wide = in;
+    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
+    return run(spec, wide, statistics).to(at::kHalf);
+  }
+  const c10::cuda::CUDAGuard guard(in.q.device());
+  const auto dtype = in.q.scalar_type();
+  const CountedKeys counted(spec.mask, in);
+  const auto job = job_for(spec, in, statistics);
+  const int64_t repeats = in.q.size(1) / in.k.size(1);
+  CudaTensors x;
+  at::Tensor q = mapped(spec.features, in.q, in.query_projection);
+  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats);
+  // The kernels want a scale above 0; any other goes into q.
+  const double factor = scale_factor(spec, in);
+  const bool by_row = is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness);
+  job->scale = by_row || factor <= 0 ? 1 : float(factor);
+  if (by_row) q = q * scale(spec, in, counted.count());
+  if (!by_row && factor <= 0) q = q * factor;
+  x.q = laid_out(q.to(dtype)), x.k = laid_out(k);
+  x.v = laid_out(spec.input_gate ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
+  if (is<Adaptive>(spec.sharpness)) {
+    q = q * sharpness(*job, x.q.detach(), x.k.detach());
+    x.q = laid_out(q.to(dtype));
+  }
+  if (spec.centred) {  // the query times the mean key
+    const at::Tensor mean = counted.sums(k) / counted.count();
+    const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(repeats, 1);
+    x.centre = plain((q * per_head).sum(-1) * job->scale);
+  }
+  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
+  x.divisor = plain(counted.divisor(spec, in));
+  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
+  const at::Tensor o = differentiable(job, x);
+  return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
+}
+
+static std::string why_not(const Spec&, const Inputs& in) {
+  if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
+  if (cuda::compute_capability(in.q.device().index()) < 80)
+    return "a GPU of compute capability 8.0 or above is wanted";
+  if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
+  if (std::max(in.q.size(-1), in.v.size(-1)) > cuda::kMostChannels)
+    return "head dimensions up to 256 only";
+  return "";
+}
+
+const Execution fused_cuda{
+    .name = "fused_cuda",
+    .about = "one pass over tiles of keys, on an NVIDIA GPU (tensor cores, from sm_80 on)",
+    .why_not = why_not,
+    .run = run,
+};
+
+}  // namespace horner::attn::exec

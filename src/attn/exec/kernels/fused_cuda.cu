@@ -1,0 +1,57 @@
+// Which kernels a problem takes.
+#include "attn/exec/kernels/fused_cuda.h"
+#include "attn/exec/kernels/fused_cuda_launch.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// The launches of a dtype, as a value.
+template <class F>
+static void with_dtype(Dtype dtype, const F& f) {
+  if (dtype == Dtype::bfloat16) return f(Launch<bf16>());
+  if (dtype == Dtype::float16) return f(Launch<fp16>());
+  f(Launch<float>());
+}
+
+static Other other(const Weights& weights) {
+  const Other* w = std::get_if<Other>(&weights);
+  return w ? *w : Other{};
+}
+
+// After `rows`, g is what stands for the gradient of the result.
+static Fused with_g(Fused f) {
+  const int64_t row = f.E, head = row * f.T, batch = head * f.H;
+  if (f.g) f.d_o = {f.g, batch, head, row};
+  return f;
+}
+
+int compute_capability(int device) {
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
+}
+
+void find(const Fused& f, const Weights& w, bool adaptive, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.find(f, other(w), adaptive, stream); });
+}
+void forward(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, stream); });
+}
+void statistics(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.statistics(f, w, stream); });
+}
+void rows(const Fused& f, const Weights& w, Stream stream) {
+  const bool is_exp = std::holds_alternative<Exp>(w);
+  with_dtype(f.dtype, [&](auto launch) { launch.rows(f, is_exp, stream); });
+}
+void pulls(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.pulls(with_g(f), other(w), stream); });
+}
+void keys(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
+}
+void queries(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.queries(with_g(f), w, stream); });
+}
+
+}  // namespace horner::attn::kernels::cuda

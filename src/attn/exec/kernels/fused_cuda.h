@@ -1,0 +1,148 @@
+// A variant on an NVIDIA GPU, in tiles: forward gives the result and what backward needs of every
+// row (W, shift, r and the normed row u); backward first takes the gradient of the result, row by
+// row, to that of the sums (dN = a g and dW), then those to q, k, v. Raw pointers and a stream: no
+// torch header in this folder.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+#include "attn/math.h"
+
+struct CUstream_st;
+
+namespace horner::attn::kernels::cuda {
+
+using Stream = CUstream_st*;
+
+enum class Dtype { bfloat16, float16, float32 };
+
+inline constexpr int kMostChannels = 256;
+inline constexpr int kAlignment = 16;  // bytes, of the rows of q, k, v and the gradient
+
+// A tensor [B, heads, rows, channels] of the problem's dtype: channels side by side, strides in
+// elements.
+struct View {
+  void* at;
+  int64_t batch, head, row;
+};
+
+// What the weights of a row need to know of it, where they need the whole row.
+struct Found {
+  float top;   // the largest score, or 0; NaN where one is not finite
+  float cut;   // Entmax: tau; TopK: between the last kept and the next; SelfAdjusted: min(x, 0)
+  float unit;  // 1 / sum: Entmax of p^(2 - alpha); TopK, SelfAdjusted of e^(x - top)
+  float beta;  // Adaptive: what multiplies the scores
+};
+// What the gradients of such a row share (weights.cuh).
+struct Pull {
+  float pull, at_low, at_high, unused;
+};
+
+// Weights of less common rows: one kernel for all, which branches.
+struct Other {
+  enum Kind { sigmoid, entmax, top_k, self_adjusted } kind;
+  float alpha;  // Entmax
+  int k;        // TopK
+  bool renormalise;
+};
+using Weights = std::variant<Exp, Polynomial, Other>;
+
+// The keys that query t sees, an interval that never goes back; `keep` is apart.
+struct Seen {
+  int T, S;
+  bool causal;
+  int window = INT_MAX;        // keys, the query's own among them
+  const int32_t *begin, *end;  // [T]: of the packed sequence of a token, or null
+  const uint8_t* keep;         // [B, S], or null
+
+  HORNER_HD int lo(int t) const {
+    const int p = t + S - T + 1;
+    const int at = window < p ? p - window : 0;
+    return begin && begin[t] > at ? begin[t] : at;
+  }
+  HORNER_HD int hi(int t) const {
+    const int p = t + S - T + 1, at = !causal ? S : p > 0 ? p : 0;
+    return end && end[t] < at ? end[t] : at;
+  }
+  // The queries that see some key of [s0, s1): from first_query to end_query.
+  HORNER_HD int first_query(int s0) const {
+    const int at = causal && s0 > S - T ? s0 - (S - T) : 0;
+    return begin && begin[s0] > at ? begin[s0] : at;
+  }
+  HORNER_HD int end_query(int s1) const {
+    const int64_t past = int64_t(s1) - 1 + window - (S - T);
+    const int at = past < 0 ? 0 : past < T ? int(past) : T;
+    return end && end[s1 - 1] < at ? end[s1 - 1] : at;
+  }
+};
+
+// Denominator, gates and norm. Pointers may be null: then there is no such stage.
+struct Epilogue {
+  bool by_sum;  // Z = max(W + plus, least); otherwise the divisor
+  float plus, least;
+  bool detach;
+  const float *divisor, *out_gate, *post_gate;  // [B, H, T]
+  enum Norm { none, l2, rms, layer } norm;
+  bool times_dim;
+  float eps;
+  const float *norm_weight, *norm_bias;         // [E]
+  float *d_divisor, *d_out_gate, *d_post_gate;  // [B, H, T]
+  float *d_norm_weight, *d_norm_bias;           // [row_blocks(), E]
+};
+
+// What the backward kernels need of a query: z = scale q.k - sub, w(min(z, limit)), dN = a g. For
+// exp z, sub and limit are in units of ln 2.
+struct Query {
+  float sub, limit, a, dW;
+};
+
+// Head h of batch b reads key head h / (H / G). D and E are multiples of 16 bytes.
+struct Fused {
+  int B, H, G, T, S, D, E;
+  int channels;  // of the result, without padding
+  Dtype dtype;
+  float scale, clamp;  // scale > 0
+  View q, k, v;
+  const float* centre;  // [B, H, T], or null
+  const double* decay;  // [B, G, S], running sums of the log gates, or null
+  Seen seen;
+  Epilogue epilogue;
+  Found* found;  // [B, H, T], of Other and Adaptive
+
+  // Forward.
+  void* o;               // [B, H, T, E]
+  void* u;               // [B, H, T, E], the normed row before weight, bias and post; or null
+  float *W, *shift, *r;  // [B, H, T], or null
+  float* statistics;     // [4, B, H, T]: entropy, largest, first, negative
+
+  // Backward.
+  View d_o;         // the gradient of the result
+  void* g;          // [B, H, T, E], or null: then g is d_o
+  Query* queries;   // [B, H, T]
+  Pull* pulls;      // [B, H, T], of Other
+  float* dq_sum;    // [B, H, T, D], zeros before: atomic sums; or null, then `dq`
+  void* dq;         // [B, H, T, D]
+  void *dk, *dv;    // [B, G, S, D], [B, G, S, E]
+  float* d_centre;  // [B, H, T], zeros before, or null
+  double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], or null
+};
+
+// Rows are taken by blocks in the first step of backward.
+inline constexpr int kRowsOfBlock = 32;
+inline int64_t row_blocks(const Fused& f) {
+  return (int64_t(f.B) * f.H * f.T + kRowsOfBlock - 1) / kRowsOfBlock;
+}
+
+int compute_capability(int device);  // 80 for 8.0
+
+// Each throws core/check.h's Error where the GPU refuses.
+void find(const Fused&, const Weights&, bool adaptive, Stream);  // Found, of Other and Adaptive
+void forward(const Fused&, const Weights&, Stream);
+void statistics(const Fused&, const Weights&, Stream);  // after forward
+void rows(const Fused&, const Weights&, Stream);        // the first step of backward
+void pulls(const Fused&, const Weights&, Stream);       // of Other, after rows
+void keys(const Fused&, const Weights&, Stream);        // dk and dv, and dq_sum
+void queries(const Fused&, const Weights&, Stream);     // dq, where there is no dq_sum
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,29 @@
+// The backward kernels of one dtype.
+#include "attn/exec/kernels/fused_cuda_backward.cuh"
+#include "attn/exec/kernels/fused_cuda_launch.cuh"
+#include "attn/exec/kernels/fused_cuda_rows.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <>
+void Launch<HORNER_DTYPE>::rows(const Fused& f, bool is_exp, Stream stream) {
+  with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
+    launch(rows_kernel<HORNER_DTYPE, C>, {row_blocks(f), 1, 32 * kRowWarps, 0}, stream, f, is_exp);
+  });
+}
+
+template <>
+void Launch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream stream) {
+  with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
+    std::visit(
+        [&]<class W>(const W& w) {
+          using Shape = BackwardShape<HORNER_DTYPE, C, W>;
+          const Grid grid{int64_t(f.B) * f.G * Shape::kParts, blocks(f.S, Shape::kKeys),
+                          Shape::kThreads, Shape::kBytes};
+          launch(keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w);
+        },
+        weights);
+  });
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,18 @@
+// The forward kernels of one dtype.
+#include "attn/exec/kernels/fused_cuda_forward.cuh"
+#include "attn/exec/kernels/fused_cuda_launch.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <>
+void Launch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights, Stream stream) {
+  with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
+    using Shape = ForwardShape<HORNER_DTYPE, C>;
+    const Grid grid{heads(f), blocks(f.T, Shape::kQueries), Shape::kThreads, Shape::kBytes};
+    std::visit([&]<class W>(
+                   const W& w) { launch(forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w); },
+               weights);
+  });
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,250 @@
+// Forward: a block of threads has a block of queries of one head, each warp some rows of it, and
+// goes over the tiles of keys that they see. The weights of a tile stay in registers, where they
+// are the left factor of the product with the values; the next tile is copied meanwhile.
+#pragma once
+
+#include <type_traits>
+
+#include "attn/exec/kernels/fused_cuda_epilogue.cuh"
+#include "attn/exec/kernels/fused_cuda_tiles.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <class T, int C>
+struct ForwardShape {
+  static constexpr bool kWide = sizeof(T) == 4;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kAtoms = 1;  // of 16 rows, in a warp
+  static constexpr int kQueries = 16 * kAtoms * kWarps;
+  static constexpr int kBlocks = kWide || C == 256 ? 1
+                                 : C == 128        ? 2
+                                                   : 4;  // at least, on a multiprocessor
+  static constexpr int kKeys = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
+  static constexpr int kBytes = (kQueries + 4 * kKeys) * C * int(sizeof(T)) + 2 * kKeys * 4;
+};
+
+// The rows of a thread: `atoms` times the rows i and i + 8 of sixteen.
+template <class T, int C, class W>
+struct RunningSums {
+  using Shape = ForwardShape<T, C>;
+  static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kKeys / 8;
+  // Exp is taken relative to the largest score so far; so is, to stay in its range, any weight
+  // without a bound that is rounded to float16.
+  static constexpr bool kIsExp = std::is_same_v<W, Exp>;
+  static constexpr bool kScaled = std::is_same_v<W, Polynomial> && std::is_same_v<T, fp16>;
+  using Products = float[kAtoms][kTiles][4];
+
+  const Fused& f;
+  const W& w;
+  const Head& head;
+  int t0;  // the first row of the thread
+  float N[kAtoms][C / 8][4];
+  float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
+  float centre[kAtoms][2];
+
+  __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
+      : f(f), w(w), head(head), t0(t0), N{} {
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      sum[i / 2][i % 2] = 0, shift[i / 2][i % 2] = -INFINITY;
+      centre[i / 2][i % 2] = f.centre ? f.centre[row(i)] : 0;
+    }
+  }
+  __device__ int query(int i) const { return t0 + i / 2 * 16 + i % 2 * 8; }
+  __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
+  static __device__ float finite(float shift) { return shift == -INFINITY ? 0 : shift; }
+
+  // The thread's numbers in its row i: two of every eight columns.
+  static __device__ Lanes<2 * kTiles> of_row(const Products& x, int i) {
+    return lanes<2 * kTiles>([&](int j) { return x[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+  }
+  static __device__ void set_row(Products& x, int i, const Lanes<2 * kTiles>& y) {
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) x[i / 2][j / 2][i % 2 * 2 + j % 2] = y[j];
+  }
+
+  // Raises the shift of each row where its tile needs it; what has been summed is brought to the
+  // new scale. Weights may grow to e^kSlack before that, since any shift will do.
+  static constexpr float kSlack = 5;
+  template <class Top>
+  __device__ void raise(const Top& top) {
+    float factor[2 * kAtoms];
+    bool raised = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      float& now = shift[i / 2][i % 2];
+      const float found = quad_max(top(i)), next = found > now + kSlack ? found : now;
+      factor[i] = exp_fast(now - finite(next));
+      raised |= next > now;
+      now = next;
+    }
+    if (!__any_sync(~0u, raised)) return;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      sum[i / 2][i % 2] *= factor[i];
+#pragma unroll
+      for (int j = 0; j < C / 8; ++j) {
+        N[i / 2][j][i % 2 * 2] *= factor[i];
+        N[i / 2][j][i % 2 * 2 + 1] *= factor[i];
+      }
+    }
+  }
+
+  // From products to weights, in place; adds those to the sum.
+  template <Care care>
+  __device__ void weigh(Products& x, int s0, const float* fades) {
+    const int first = s0 + lane() % 4 * 2;
+    if constexpr (care == Care::any && kIsExp) {
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) {
+        const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+        const auto y = of_row(x, i);
+        set_row(x, i, lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : -INFINITY; }));
+      }
+    }
+    if constexpr (kIsExp)
+      raise([&](int i) {
+        const auto y = of_row(x, i);
+        float top = y[0];
+#pragma unroll
+        for (int j = 1; j < 2 * kTiles; ++j) top = fmaxf(top, y[j]);
+        return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
+      });
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      auto y = of_row(x, i);
+      if constexpr (kIsExp) {
+        const float by = finite(shift[i / 2][i % 2]), sub = (centre[i / 2][i % 2] + by) * kLog2e;
+        const float scale = f.scale * kLog2e;
+        y = lanes<2 * kTiles>([&](int j) { return y[j] * scale - sub; });
+        if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kLog2e);
+        y = weights_of(w, y);
+      } else {
+        y = value<care>(y, i, first);
+      }
+      if constexpr (care == Care::any)
+        if (f.decay) {
+          const float query_fade = query_from_start(f, head, query(i), s0);
+#pragma unroll
+          for (int j = 0; j < 2 * kTiles; ++j)
+            y[j] *= fade(query_fade, fades[first - s0 + j / 2 * 8 + j % 2]);
+        }
+      if constexpr (!kScaled) add(y, i);
+      set_row(x, i, y);
+    }
+    if constexpr (kScaled) rescale(x);
+  }
+  __device__ void add(const Lanes<2 * kTiles>& y, int i) {
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) sum[i / 2][i % 2] += y[j];
+  }
+  // Weights that need no maximum.
+  template <Care care>
+  __device__ Lanes<2 * kTiles> value(const Lanes<2 * kTiles>& x, int i, int first) const {
+    const float sub = centre[i / 2][i % 2];
+    auto y = lanes<2 * kTiles>([&](int j) { return x[j] * f.scale - sub; });
+    if constexpr (care != Care::none) y = at_most(y, f.clamp);
+    if constexpr (std::is_same_v<W, Other>) {
+      const Found found = f.found ? f.found[row(i)] : Found{};
+      y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });
+    } else {
+      y = weights_of(w, y);
+    }
+    if constexpr (care == Care::any) {
+      const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+      y = lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
+    }
+    return y;
+  }
+  // Weights that are relative to their largest so far.
+  __device__ void rescale(Products& x) {
+    raise([&](int i) {
+      const auto y = of_row(x, i);
+      float top = 0;
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j) top = fmaxf(top, fabsf(y[j]));
+      return logf(top);
+    });
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      const auto y = of_row(x, i) * exp_fast(-finite(shift[i / 2][i % 2]));
+      add(y, i);
+      set_row(x, i, y);
+    }
+  }
+
+  // Denominator, gates and norm, and what backward needs.
+  __device__ void finish() const {
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
+      const bool inside = query(i) < f.T;
+      const int64_t at = row(i);
+      auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+      const auto channel = [](int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; };
+      const float r = normed(f.epilogue, f.channels, at, x, W_t, by, channel,
+                             [](float y) { return quad_sum(y); });
+      if (!inside) continue;
+      const float post = f.epilogue.post_gate ? f.epilogue.post_gate[at] : 1;
+#pragma unroll
+      for (int j = 0; j < C / 4; j += 2) {
+        const int e = channel(j);
+        if (e >= f.E) continue;
+        if (f.u) store_pair<T>(f.u, at * f.E + e, x[j], x[j + 1]);
+        const float on = r == 0 ? 0 : post;
+        store_pair<T>(f.o, at * f.E + e, on * scaled(f.epilogue, f.channels, e, x[j]),
+                      on * scaled(f.epilogue, f.channels, e + 1, x[j + 1]));
+      }
+      if (f.W && lane() % 4 == 0) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+    }
+  }
+};
+
+template <class T, int C, class W>
+__global__ __launch_bounds__(
+    ForwardShape<T, C>::kThreads,
+    ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
+                                                     const __grid_constant__ W w) {
+  using Shape = ForwardShape<T, C>;
+  constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
+  constexpr int kBytes = kKeys * C * int(sizeof(T));
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Tile<T, C> q{shared_address(memory)};
+  const Tile<T, C> first_tile{q.at + kQueries * C * int(sizeof(T))};
+  float* const fades = reinterpret_cast<float*>(memory + (kQueries + 4 * kKeys) * C * sizeof(T));
+
+  const Head head(f, int(blockIdx.x));
+  const int t0 = int(gridDim.y - 1 - blockIdx.y) * kQueries;  // longest rows first
+  const int begin = f.seen.lo(t0) / kKeys * kKeys, end = f.seen.hi(min(t0 + kQueries, f.T) - 1);
+  const auto copy_keys = [&](int s0, int stage) {
+    const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
+    copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
+    copy_rows<kKeys, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
+  };
+  copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
+  if (begin < end) copy_keys(begin, 0);
+
+  const int own = warp() * 16 * Shape::kAtoms;
+  RunningSums<T, C, W> sums(f, w, head, t0 + own + lane() / 4);
+  int stage = 0;
+  for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
+    const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
+    if (f.decay && threadIdx.x < kKeys)
+      fades[stage * kKeys + threadIdx.x] = from_start(f, head, s0 + int(threadIdx.x), s0);
+    wait_for_copies();
+    __syncthreads();  // this tile is there, and all are done with the one before
+    if (s0 + kKeys < end) copy_keys(s0 + kKeys, stage ^ 1);
+    float x[Shape::kAtoms][kKeys / 8][4];
+    rows_by_rows<T>(x, q, own, k, 0);
+    const Care care = care_for(f, t0, t0 + kQueries, s0, s0 + kKeys);
+    const float* const tile_fades = fades + stage * kKeys;
+    if (care == Care::none) sums.template weigh<Care::none>(x, s0, tile_fades);
+    if (care == Care::clamp) sums.template weigh<Care::clamp>(x, s0, tile_fades);
+    if (care == Care::any) sums.template weigh<Care::any>(x, s0, tile_fades);
+    add_sums_by_columns<T>(sums.N, x, v, 0);
+  }
+  if (begin >= end) wait_for_copies();
+  sums.finish();
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,368 @@
+// Products of small matrices in the tensor cores, by one warp: C [16, 8] += A [16, depth] B [depth,
+// 8], and how their fragments come from tiles in shared memory.
+//
+// A thread of lane l holds of C the rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
+// 16-bit numbers multiply as they are (depth 16, sums in float32). A float32 is the sum of three
+// TF32 numbers, and six of their nine products are added: what is lost is 2^-33 of a product.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace horner::attn::kernels::cuda {
+
+using bf16 = __nv_bfloat16;
+using fp16 = __half;
+
+// A tile in shared memory: rows of C numbers. Chunks of 16 bytes are permuted in each row, so that
+// neither eight rows of a chunk nor a row of chunks share a bank.
+template <class T, int C>
+struct Tile {
+  static constexpr int kChunk = 16 / sizeof(T);  // numbers
+  static constexpr int kChunks = C / kChunk;
+  static constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
+  static constexpr int kRow = C * int(sizeof(T));  // bytes
+  uint32_t at;                                     // shared address, a multiple of kRow
+
+  __device__ uint32_t chunk(int row, int chunk) const {
+    return at + uint32_t(row * kRow + ((chunk ^ (row & kMask)) << 4));
+  }
+  __device__ uint32_t number(int row, int column) const {
+    return chunk(row, column / kChunk) + uint32_t(column % kChunk * int(sizeof(T)));
+  }
+  // From a lane's place in the first rows and chunks to that some rows on, eight or a multiple, and
+  // some columns on, two chunks or a multiple: with constants, one instruction for all rows.
+  static __device__ uint32_t moved(uint32_t lane, int rows, int columns) {
+    return (lane ^ uint32_t(columns / kChunk << 4)) + uint32_t(rows * kRow);
+  }
+};
+
+__device__ inline int lane() {
+  return int(threadIdx.x) & 31;
+}
+__device__ inline int warp() {
+  return int(threadIdx.x) >> 5;
+}
+
+__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+__device__ inline void load_transposed(uint32_t (&x)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+__device__ inline uint32_t load_word(uint32_t at) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+__device__ inline void store_word(uint32_t at, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(at), "r"(x) : "memory");
+}
+
+// Where a lane's rows and chunks lie when four 8 x 8 matrices make up A (its rows first), or two
+// neighbours of B.
+__device__ inline int a_row() {
+  return lane() % 16;
+}
+__device__ inline int a_chunk() {
+  return lane() / 16;
+}
+__device__ inline int b_row() {
+  return lane() % 8 + lane() / 16 * 8;
+}
+__device__ inline int b_chunk() {
+  return lane() / 8 % 2;
+}
+
+__device__ inline uint32_t pair(bf16, float a, float b) {
+  const __nv_bfloat162 p = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&p);
+}
+__device__ inline uint32_t pair(fp16, float a, float b) {
+  const __half2 p = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&p);
+}
+
+// 16-bit numbers.
+template <class T>
+struct Mma {
+  static constexpr int kDepth = 16;
+  struct A {
+    uint32_t x[4];
+  };
+  struct B {  // of two neighbours: [depth, 16]
+    uint32_t x[4];
+  };
+
+  // Readers of a tile, from its row `first` on. Its rows are those of A, or the columns of B.
+  template <int C>
+  struct LeftRows {
+    uint32_t lane_at;
+    __device__ LeftRows(Tile<T, C> t, int first) : lane_at(t.chunk(first + a_row(), a_chunk())) {}
+    __device__ A at(int row, int column) const {
+      A a;
+      load_matrices(a.x, Tile<T, C>::moved(lane_at, row, column));
+      return a;
+    }
+  };
+  template <int C>
+  struct RightRows {
+    uint32_t lane_at;
+    __device__ RightRows(Tile<T, C> t, int first) : lane_at(t.chunk(first + b_row(), b_chunk())) {}
+    __device__ B at(int row, int column) const {
+      B b;
+      load_matrices(b.x, Tile<T, C>::moved(lane_at, row, column));
+      return b;
+    }
+  };
+  // Its columns, from `column` on, are the rows of A, or its rows are those of B.
+  template <int C>
+  struct LeftColumns {
+    uint32_t lane_at;
+    __device__ LeftColumns(Tile<T, C> t, int first, int column)
+        : lane_at(t.chunk(first + b_row(), column / 8 + b_chunk())) {}
+    __device__ A at(int row, int column) const {
+      A a;
+      load_transposed(a.x, Tile<T, C>::moved(lane_at, row, column));
+      return a;
+    }
+  };
+  template <int C>
+  struct RightColumns {
+    uint32_t lane_at;
+    __device__ RightColumns(Tile<T, C> t, int first, int column)
+        : lane_at(t.chunk(first + a_row(), column / 8 + a_chunk())) {}
+    __device__ B at(int row, int column) const {
+      B b;
+      load_transposed(b.x, Tile<T, C>::moved(lane_at, row, column));
+      return b;
+    }
+  };
+  // Of the sums of an earlier product, columns [16 i, 16 i + 16).
+  static __device__ A a_of_sums(const float (*c)[4], int i) {
+    const float *c0 = c[2 * i], *c1 = c[2 * i + 1];
+    return {{pair(T(), c0[0], c0[1]), pair(T(), c0[2], c0[3]), pair(T(), c1[0], c1[1]),
+             pair(T(), c1[2], c1[3])}};
+  }
+  // Writes them to a tile, at their place.
+  template <int C>
+  struct Writer {
+    uint32_t lane_at;
+    __device__ Writer(Tile<T, C> t, int first)
+        : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
+    __device__ void put(int row, int column, const float (&c)[4]) const {
+      store_word(Tile<T, C>::moved(lane_at, row, column), pair(T(), c[0], c[1]));
+      store_word(Tile<T, C>::moved(lane_at, row + 8, column), pair(T(), c[2], c[3]));
+    }
+  };
+  // d = a b + c
+  static __device__ void multiply(float (&d)[4], const A& a, uint32_t b0, uint32_t b1,
+                                  const float* c);
+  // Adds to the sums of two neighbours, or sets them.
+  template <bool Add>
+  static __device__ void multiply(float (&c0)[4], float (&c1)[4], const A& a, const B& b) {
+    constexpr float kZeros[4] = {};
+    multiply(c0, a, b.x[0], b.x[1], Add ? c0 : kZeros);
+    multiply(c1, a, b.x[2], b.x[3], Add ? c1 : kZeros);
+  }
+};
+
+template <>
+__device__ inline void Mma<bf16>::multiply(float (&d)[4], const A& a, uint32_t b0, uint32_t b1,
+                                           const float* c) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%10, %11, %12, %13};\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
+        "f"(c[2]), "f"(c[3]));
+}
+template <>
+__device__ inline void Mma<fp16>::multiply(float (&d)[4], const A& a, uint32_t b0, uint32_t b1,
+                                           const float* c) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%10, %11, %12, %13};\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
+        "f"(c[2]), "f"(c[3]));
+}
+
+// float32. Where a product runs over the columns of sums or over the rows of a tile, those are
+// taken in the order 0 2 4 6 1 3 5 7: the order in which a thread holds them.
+template <>
+struct Mma<float> {
+  static constexpr int kDepth = 8;
+  struct A {
+    uint32_t high[4], middle[4], low[4];
+  };
+  struct B {
+    uint32_t high[4], middle[4], low[4];
+  };
+
+  static __device__ uint32_t tf32(float x) {
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
+    return y;
+  }
+  template <class Fragment>
+  static __device__ Fragment split(const uint32_t (&x)[4]) {
+    Fragment f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float y = __uint_as_float(x[i]);
+      f.high[i] = tf32(y);
+      const float rest = y - __uint_as_float(f.high[i]);
+      f.middle[i] = tf32(rest);
+      f.low[i] = tf32(rest - __uint_as_float(f.middle[i]));
+    }
+    return f;
+  }
+  template <int C>
+  struct LeftRows {
+    uint32_t lane_at;
+    __device__ LeftRows(Tile<float, C> t, int first)
+        : lane_at(t.chunk(first + a_row(), a_chunk())) {}
+    __device__ A at(int row, int column) const {
+      uint32_t x[4];
+      load_matrices(x, Tile<float, C>::moved(lane_at, row, column));
+      return split<A>(x);
+    }
+  };
+  template <int C>
+  struct RightRows {
+    uint32_t lane_at;
+    __device__ RightRows(Tile<float, C> t, int first)
+        : lane_at(t.chunk(first + b_row(), b_chunk())) {}
+    __device__ B at(int row, int column) const {
+      uint32_t x[4];
+      load_matrices(x, Tile<float, C>::moved(lane_at, row, column));
+      return split<B>(x);
+    }
+  };
+  // A lane's two rows, and of each the numbers eight columns apart.
+  template <int C>
+  struct Columns {
+    uint32_t even, odd;
+    __device__ Columns(Tile<float, C> t, int first, int column)
+        : even(t.number(first + lane() % 4 * 2, column + lane() / 4)),
+          odd(t.number(first + lane() % 4 * 2 + 1, column + lane() / 4)) {}
+    __device__ uint32_t number(int i, int row, int column) const {
+      return load_word(Tile<float, C>::moved(i % 2 ? odd : even, row, column + i / 2 * 8));
+    }
+  };
+  template <int C>
+  struct LeftColumns : Columns<C> {
+    using Columns<C>::Columns;
+    __device__ A at(int row, int column) const {
+      const uint32_t x[4] = {this->number(0, row, column), this->number(2, row, column),
+                             this->number(1, row, column), this->number(3, row, column)};
+      return split<A>(x);
+    }
+  };
+  template <int C>
+  struct RightColumns : Columns<C> {
+    using Columns<C>::Columns;
+    __device__ B at(int row, int column) const {
+      const uint32_t x[4] = {this->number(0, row, column), this->number(1, row, column),
+                             this->number(2, row, column), this->number(3, row, column)};
+      return split<B>(x);
+    }
+  };
+  static __device__ A a_of_sums(const float (*c)[4], int i) {
+    const float* y = c[i];
+    const uint32_t x[4] = {__float_as_uint(y[0]), __float_as_uint(y[2]), __float_as_uint(y[1]),
+                           __float_as_uint(y[3])};
+    return split<A>(x);
+  }
+  template <int C>
+  struct Writer {
+    uint32_t lane_at;  // two neighbours share a chunk
+    __device__ Writer(Tile<float, C> t, int first)
+        : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
+    __device__ void put(int row, int column, const float (&c)[4]) const {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        store_word(Tile<float, C>::moved(lane_at, row + i / 2 * 8, column) + uint32_t(i % 2 * 4),
+                   __float_as_uint(c[i]));
+    }
+  };
+  static __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+  // The cores cut their sums off; added here, they are rounded.
+  template <bool Add>
+  static __device__ void multiply(float (&c)[4], const A& a, const B& b, int i) {
+    float sum[4] = {};
+    multiply(sum, a.low, b.high[i], b.high[i + 1]);
+    multiply(sum, a.high, b.low[i], b.low[i + 1]);
+    multiply(sum, a.middle, b.middle[i], b.middle[i + 1]);
+    multiply(sum, a.middle, b.high[i], b.high[i + 1]);
+    multiply(sum, a.high, b.middle[i], b.middle[i + 1]);
+    multiply(sum, a.high, b.high[i], b.high[i + 1]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) c[j] = Add ? c[j] + sum[j] : sum[j];
+  }
+  template <bool Add>
+  static __device__ void multiply(float (&c0)[4], float (&c1)[4], const A& a, const B& b) {
+    multiply<Add>(c0, a, b, 0);
+    multiply<Add>(c1, a, b, 2);
+  }
+};
+
+// C [16 atoms, 8 n] = rows of `a` from row_a on, times rows of `b` from row_b on, transposed.
+template <class T, int atoms, int n, int C>
+__device__ inline void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int row_a, Tile<T, C> b,
+                                    int row_b) {
+  const typename Mma<T>::template LeftRows<C> lefts(a, row_a);
+  const typename Mma<T>::template RightRows<C> rights(b, row_b);
+#pragma unroll
+  for (int k = 0; k < C; k += Mma<T>::kDepth) {
+    typename Mma<T>::A left[atoms];
+#pragma unroll
+    for (int i = 0; i < atoms; ++i) left[i] = lefts.at(16 * i, k);
+#pragma unroll
+    for (int j = 0; j < n; j += 2) {
+      const auto right = rights.at(8 * j, k);
+#pragma unroll
+      for (int i = 0; i < atoms; ++i)
+        k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], left[i], right)
+               : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
+    }
+  }
+}
+
+// C [16 atoms, 8 n] += x [16 atoms, 8 m], sums of an earlier product, times rows of `b` from row
+// on, its columns from `column` on.
+template <class T, int atoms, int n, int m, int C>
+__device__ inline void add_sums_by_columns(float (&c)[atoms][n][4], const float (&x)[atoms][m][4],
+                                           Tile<T, C> b, int row, int column = 0) {
+  const typename Mma<T>::template RightColumns<C> rights(b, row, column);
+#pragma unroll
+  for (int k = 0; k < 8 * m / Mma<T>::kDepth; ++k) {
+    typename Mma<T>::A left[atoms];
+#pragma unroll
+    for (int i = 0; i < atoms; ++i) left[i] = Mma<T>::a_of_sums(x[i], k);
+#pragma unroll
+    for (int j = 0; j < n; j += 2) {
+      const auto right = rights.at(k * Mma<T>::kDepth, 8 * j);
+#pragma unroll
+      for (int i = 0; i < atoms; ++i)
+        Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
+    }
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda

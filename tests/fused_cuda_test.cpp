@@ -1,0 +1,172 @@
+// What the CUDA kernels promise beyond the cases of `horner check`: every width of heads, strided
+// inputs, the same bits when torch asks for them, statistics, memory that does not grow with T
+// squared. Without a GPU every test is skipped.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+#include "attn/bench.h"
+#include "attn/catalog.h"
+#include "attn/inputs.h"
+
+namespace horner::attn {
+namespace {
+
+const char* const kVariants[] = {"softmax",
+                                 "taylor3",
+                                 "gated_decay",
+                                 "centred_taylor4",
+                                 "rms",
+                                 "l2",
+                                 "softmax1",
+                                 "sigmoid",
+                                 "entmax15",
+                                 "topk8",
+                                 "topk_raw8",
+                                 "sa_softmax",
+                                 "adaptive_temperature"};
+const at::ScalarType kDtypes[] = {at::kBFloat16, at::kHalf, at::kFloat};
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+// torch.use_deterministic_algorithms(True)
+struct Deterministic {
+  Deterministic() { at::globalContext().setDeterministicAlgorithms(true, true); }
+  ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
+void expect_right(const char* name, const Case& c) {
+  const Verdict v = verify(find(name).spec, execution("fused_cuda"), c);
+  EXPECT_TRUE(v.why_not.empty()) << v.why_not;
+  EXPECT_TRUE(v.ok()) << name << " " << c10::toString(c.dtype) << " " << v.worst()->of << ": "
+                      << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
+                      << text(c);
+}
+
+TEST_F(Cuda, SmallCasesAreRight) {
+  for (const char* name : kVariants)
+    for (at::ScalarType dtype : kDtypes)
+      for (const Case& c : standard_cases(dtype, at::kCUDA))
+        if (c.T < 200) expect_right(name, c);
+}
+
+TEST_F(Cuda, SmallCasesAreRightWithoutAtomicAdditions) {
+  const Deterministic guard;
+  for (const char* name : kVariants)
+    for (at::ScalarType dtype : kDtypes)
+      expect_right(
+          name,
+          {.T = 130, .S = 130, .D = 24, .E = 40, .dtype = dtype, .device = at::kCUDA, .seed = 3});
+}
+
+TEST_F(Cuda, EveryWidthOfHeadsIsRight) {
+  for (const char* name : {"softmax", "taylor4", "gated_decay", "entmax15"})
+    for (at::ScalarType dtype : kDtypes)
+      for (int64_t D : {16, 33, 64, 80, 128, 160, 256})
+        for (int64_t E : {D, 64 + D / 4})
+          expect_right(name, {.T = 150,
+                              .S = 170,
+                              .D = D,
+                              .E = E,
+                              .dtype = dtype,
+                              .device = at::kCUDA,
+                              .seed = uint64_t(D)});
+}
+
+TEST_F(Cuda, TheSameBitsComeOutWhenTorchAsks) {
+  const Deterministic guard;
+  for (const char* name : kVariants) {
+    const Case c{.T = 700, .S = 700, .D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA};
+    const Spec spec = find(name).spec;
+    std::vector<at::Tensor> first;
+    for (int run = 0; run < 3; ++run) {
+      Inputs in = random_inputs(spec, c);
+      for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
+      const at::Tensor o = attend(spec, in, "fused_cuda");
+      o.backward(at::ones_like(o));
+      const std::vector<at::Tensor> now = {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()};
+      if (first.empty()) first = now;
+      for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], first[i])) << name << i;
+    }
+  }
+}
+
+// As a model makes them: [B, T, H, D], transposed.
+TEST_F(Cuda, StridedInputsGiveWhatContiguousOnesGive) {
+  const Case c{.T = 90, .S = 90, .D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA};
+  const Inputs in = random_inputs(Spec{}, c);
+  Inputs strided = in;
+  for (at::Tensor* x : {&strided.q, &strided.k, &strided.v})
+    *x = x->transpose(1, 2).contiguous().transpose(1, 2);
+  EXPECT_FALSE(strided.q.is_contiguous());
+  EXPECT_TRUE(at::equal(attend(Spec{}, in, "fused_cuda"), attend(Spec{}, strided, "fused_cuda")));
+}
+
+TEST_F(Cuda, StatisticsAreThoseOfTheReferenceInDouble) {
+  for (const Variant& v : variants())
+    for (const Case& c : standard_cases(at::kFloat, at::kCUDA)) {
+      if (c.T > 200 || c.hot) continue;
+      const Inputs in = random_inputs(v.spec, c);
+      Inputs exact = in;
+      for (const Input& i : input_table())
+        if ((in.*i.at).defined() && i.role != Role::mask) exact.*i.at = (in.*i.at).to(at::kDouble);
+      Statistics found, truth;
+      attend(v.spec, in, "fused_cuda", &found);
+      attend(v.spec, exact, "reference", &truth);
+      const std::pair<at::Tensor, at::Tensor> pairs[] = {{found.entropy, truth.entropy},
+                                                         {found.largest, truth.largest},
+                                                         {found.first, truth.first},
+                                                         {found.negative, truth.negative}};
+      for (const auto& [x, y] : pairs)
+        EXPECT_LT((x - y).abs().max().item<double>(), 2e-5)
+            << v.name << " " << &x - &pairs[0].first << " " << text(c);
+    }
+}
+
+TEST_F(Cuda, MemoryIsLinearInTheTokens) {
+  auto bytes = [](int64_t T) {
+    const Case c{.B = 1,
+                 .H = 2,
+                 .G = 2,
+                 .T = T,
+                 .S = T,
+                 .D = 64,
+                 .E = 64,
+                 .dtype = at::kBFloat16,
+                 .device = at::kCUDA};
+    return double(bench(Spec{}, execution("fused_cuda"), c, {.repeats = 1}, false).extra_bytes);
+  };
+  const double at_4k = bytes(4096), at_16k = bytes(16384);
+  EXPECT_GT(at_4k, 0);
+  EXPECT_LT(at_16k, 4.5 * at_4k);
+}
+
+TEST_F(Cuda, NanStaysVisible) {
+  for (const char* name : {"softmax", "l2", "taylor2", "by_count", "entmax15"}) {
+    const Spec spec = find(name).spec;
+    Inputs in = random_inputs(spec, {.device = at::kCUDA});
+    in.q.select(2, 20).fill_(NAN);
+    const at::Tensor o = attend(spec, in, "fused_cuda");
+    EXPECT_TRUE(o.select(2, 20).isnan().all().item<bool>()) << name;
+    EXPECT_FALSE(o.select(2, 19).isnan().any().item<bool>()) << name;
+  }
+}
+
+TEST_F(Cuda, SizesMayBeZero) {
+  for (Case c : {Case{.B = 0, .device = at::kCUDA}, Case{.T = 0, .S = 5, .device = at::kCUDA}}) {
+    Inputs in = random_inputs(Spec{}, c);
+    in.q.requires_grad_();
+    const at::Tensor o = attend(Spec{}, in, "fused_cuda");
+    EXPECT_EQ(o.sizes(), (std::vector<int64_t>{c.B, c.H, c.T, c.E}));
+    o.sum().backward();
+    EXPECT_EQ(in.q.grad().sizes(), in.q.sizes());
+  }
+}
+
+}  // namespace
+}  // namespace horner::attn
