@@ -256,7 +256,8 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   job->scale = (one_scale ? p.factor.item<double>() : 1) / u;
   const at::Tensor q = one_scale ? p.q : p.q.to(dtype) * p.factor;
   const at::Tensor k = u == 1 ? p.k : p.k * u;
-  ChunkTensors x{padded(front(q), dtype), padded(k, dtype), padded(p.v, dtype)};
+  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  ChunkTensors x{padded(front(q), dtype), padded(k, dtype), padded(v, dtype)};
   x.decay = p.decay;
   at::Tensor keys;
   if (spec.centred) {

@@ -38,6 +38,9 @@ inline void store(float* p, Vec x) {
 inline Vec splat(float x) {
   return x - Vec{};
 }
+inline Vec splat(int x) {
+  return splat(float(x));
+}
 
 // The same of double, for sums that cancel.
 typedef double VecDouble __attribute__((vector_size(kWidth * 4)));

@@ -1,0 +1,17 @@
+// Hugging Face folders: config.json and model.safetensors, or several of them and their index.
+#pragma once
+
+#include <filesystem>
+
+#include "nn/model.h"
+
+namespace horner::nn {
+
+// Views of the mapped files wherever they are kept as we use them. An error names the file and the
+// tensor; nothing is half-loaded.
+Model load_model(const std::filesystem::path& folder);
+
+// So that `transformers` opens it, and load_model does.
+void save_model(const Model&, const std::filesystem::path& folder);
+
+}  // namespace horner::nn

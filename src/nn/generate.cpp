@@ -1,0 +1,55 @@
+#include "nn/generate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/stopwatch.h"
+
+namespace horner::nn {
+
+// From logits [V].
+static int64_t sample(const at::Tensor& given, const Sampling& s, const at::Generator& random) {
+  if (s.temperature == 0) return given.argmax().item<int64_t>();
+  const at::Tensor logits = given.to(at::kDouble) / s.temperature;
+  auto [p, tokens] = logits.softmax(-1).sort(-1, /*descending=*/true);
+  if (s.top_k > 0 && s.top_k < p.size(0)) p = p.narrow(0, 0, s.top_k);
+  if (s.top_p < 1) {  // those before which less than top_p is passed: always the first
+    const int64_t n = ((p.cumsum(0) - p) < s.top_p).sum().item<int64_t>();
+    p = p.narrow(0, 0, std::max<int64_t>(1, n));
+  }
+  return tokens[at::multinomial(p, 1, false, random).item<int64_t>()].item<int64_t>();
+}
+
+Generated generate(const Model& m, const std::vector<int64_t>& prompt, int64_t count,
+                   const Sampling& s, const std::function<bool(int64_t)>& use) {
+  const c10::NoGradGuard without_gradients;
+  check(!prompt.empty(), "the prompt has no tokens: there is nothing to go on from");
+  check(s.temperature >= 0, "the temperature must be 0 or more, not ", s.temperature);
+  check(s.top_p > 0 && s.top_p <= 1, "top-p must be above 0 and at most 1, not ", s.top_p);
+  for (int64_t t : prompt)
+    check(t >= 0 && t < m.config.V, "token ", t, " of the prompt is not among the model's ",
+          m.config.V);
+  const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(s.seed);
+  std::vector<attn::State> states = empty_states(m, 1);
+  Generated out;
+  at::Tensor tokens = at::tensor(prompt, at::kLong).unsqueeze(0);
+  Stopwatch watch;
+  while (int64_t(out.tokens.size()) < count) {
+    const at::Tensor x = hidden(m, tokens, {.states = &states}).select(1, -1);
+    const int64_t next = sample(logits(m, x).view({-1}), s, random);
+    if (out.tokens.empty()) out.prompt_seconds = watch.ms() / 1e3, watch = Stopwatch();
+    out.tokens.push_back(next);
+    const bool ends = std::ranges::find(m.config.ends, next) != m.config.ends.end();
+    if (ends || !use(next)) break;
+    tokens = at::full({1, 1}, next, at::kLong);
+  }
+  out.seconds = watch.ms() / 1e3;
+  for (const attn::State& state : states) out.state_bytes += attn::bytes(state);
+  return out;
+}
+
+}  // namespace horner::nn
