@@ -1,6 +1,7 @@
 # make demo     set everything up, build, and show what there is
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
+# make pretrained   Gemma 3 270M, real trained weights (1.1 GB in pretrained/): some tests want it, none needs it
 # make format   clang-format all sources
 # make clean    remove what was built (clean-all: the virtual environment too)
 #
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'tests/*.cpp')
 
-.PHONY: build demo test test-asan format format-check clean clean-all
+.PHONY: build demo test test-asan pretrained format format-check clean clean-all
 
 build: build/build.ninja
 	@ninja -C build
@@ -41,6 +42,9 @@ test: build format-check test-asan
 test-asan: build-asan/build.ninja
 	@ninja -C build-asan
 	ctest --test-dir build-asan --output-on-failure -j 2
+
+pretrained: $(VENV)/horner-ready
+	@$(VENV)/bin/python scripts/pretrained.py pretrained/gemma-3-270m
 
 format: $(VENV)/horner-ready
 	@$(VENV)/bin/clang-format -i $(SOURCES)
