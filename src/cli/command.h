@@ -28,6 +28,7 @@ Action list(CLI::App&);
 Action show(CLI::App&);
 Action check(CLI::App&);
 Action bench(CLI::App&);
+Action data(CLI::App&);
 Action info(CLI::App&);
 
 // The variants that the patterns name, each once: globs over `variants`, and names that attn::find

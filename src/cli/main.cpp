@@ -38,6 +38,13 @@ static const Command kCommands[] = {
       "horner bench attention --variant 'taylor*' --shape 1,8,4096,64",
       "horner bench attention --variant l2 --execution fused_cpu reference --dtype bfloat16"},
      bench},
+    {"data",
+     "text to files of tokens, and what is in one",
+     {"horner data pack --out torch.bin                   the Python sources of torch, as bytes",
+      "horner data pack book.txt corpus/ more.jsonl --tokenizer model/ --end '<eos>' --out "
+      "train.bin",
+      "horner data info train.bin --tokenizer model/"},
+     data},
     {"info", "versions, processor, GPUs", {"horner info", "horner info --json"}, info},
 };
 
