@@ -2,6 +2,7 @@
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
+# make pretrained   Gemma 3 270M, real trained weights (1.1 GB in pretrained/): some tests want it, none needs it
 # make format   clang-format all sources
 # make clean    remove what was built (clean-all: the virtual environment too)
 #
@@ -11,7 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp')
 
-.PHONY: build demo test test-asan test-cuda format format-check clean clean-all
+.PHONY: build demo test test-asan test-cuda pretrained format format-check clean clean-all
 
 build: build/build.ninja
 	@ninja -C build
@@ -45,6 +46,9 @@ test-asan: build-asan/build.ninja
 
 test-cuda:
 	@PYTHON=$(VENV)/bin/python scripts/test-cuda
+
+pretrained: $(VENV)/horner-ready
+	@$(VENV)/bin/python scripts/pretrained.py pretrained/gemma-3-270m
 
 format: $(VENV)/horner-ready
 	@$(VENV)/bin/clang-format -i $(SOURCES)

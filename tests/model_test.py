@@ -1,7 +1,6 @@
 """Models against the transformers package, in both directions, and decoding against the whole."""
 import json
 import os
-import random
 import subprocess
 
 import pytest
@@ -9,8 +8,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-TOOL = os.environ["MODEL_TOOL"]
 HORNER = os.environ["HORNER"]
+TOOL = os.path.join(os.path.dirname(HORNER), "model_tool")
+PRETRAINED = os.path.join(os.path.dirname(__file__), "..", "pretrained", "gemma-3-270m")
 transformers.logging.set_verbosity_error()
 SMALL = dict(vocab_size=99, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -136,7 +136,7 @@ def test_damaged_folders_are_refused(tmp_path):
 
 
 def test_gemma_3_270m(tmp_path):
-    folder = os.environ.get("PRETRAINED", "")
+    folder = PRETRAINED
     if not os.path.exists(os.path.join(folder, "config.json")):
         pytest.skip("no pretrained weights: make pretrained")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -1,9 +1,9 @@
 // For model_test.py:
 //   model_tool logits FOLDER TOKENS OUT        logits of tokens [B, T], both safetensors files
-//   model_tool stream FOLDER TOKENS OUT N      the same, N tokens as a prompt and the rest one by one
-//   model_tool copy FOLDER FOLDER              load and save
-//   model_tool new PRESET VARIANT SEED FOLDER  a random model
-//   model_tool loss FOLDER TOKENS OUT          the loss of each token's next, and its gradients
+//   model_tool stream FOLDER TOKENS OUT N      the same, N tokens as a prompt and the rest one by
+//   one model_tool copy FOLDER FOLDER              load and save model_tool new PRESET VARIANT SEED
+//   FOLDER  a random model model_tool loss FOLDER TOKENS OUT          the loss of each token's
+//   next, and its gradients
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -51,7 +51,8 @@ static int run(const std::vector<std::string>& a) {
   const at::Tensor tokens = attn::load_tensors(a[2]).tensors.at("tokens");
   if (a[0] == "loss") return attn::save_tensors(a[3], loss(m, tokens)), 0;
   const c10::NoGradGuard without_gradients;
-  const at::Tensor x = a[0] == "stream" ? stream(m, tokens, std::stoll(a[4])) : nn::hidden(m, tokens);
+  const at::Tensor x =
+      a[0] == "stream" ? stream(m, tokens, std::stoll(a[4])) : nn::hidden(m, tokens);
   attn::save_tensors(a[3], {{{"logits", nn::logits(m, x).contiguous()}}});
   return 0;
 }

@@ -28,6 +28,8 @@ Action list(CLI::App&);
 Action show(CLI::App&);
 Action check(CLI::App&);
 Action bench(CLI::App&);
+Action data(CLI::App&);
+Action generate(CLI::App&);
 Action info(CLI::App&);
 Action plan(CLI::App&);
 

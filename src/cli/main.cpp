@@ -44,6 +44,17 @@ static const Command kCommands[] = {
      {"horner plan taylor2 --dim 64 --heads 8 --tokens 65536",
       "horner plan softmax --layers 12 --json"},
      plan},
+    {"data",
+     "text to files of tokens, and what is in one",
+     {"horner data pack --out torch.bin                   the Python sources of torch, as bytes",
+      "horner data pack book.txt corpus/ more.jsonl --tokenizer model/ --end '<eos>' --out "
+      "train.bin",
+      "horner data info train.bin --tokenizer model/"},
+     data},
+    {"generate",
+     "text from a model, token by token",
+     {"horner generate --model DIR --prompt 'Once upon a time' --tokens 100 --temperature 0"},
+     generate},
     {"info", "versions, processor, GPUs", {"horner info", "horner info --json"}, info},
 };
 

@@ -48,6 +48,12 @@ MappedFile::~MappedFile() {
   if (size_ > 0) ::munmap(data_, size_);
 }
 
+void MappedFile::forget(size_t size) const {
+  const size_t page = size_t(::sysconf(_SC_PAGESIZE));
+  const size_t whole = size < size_ ? size / page * page : size_;
+  if (whole > 0) ::madvise(data_, whole, MADV_DONTNEED);
+}
+
 NewFile::NewFile(const std::filesystem::path& path) : path_(path) {
   static std::atomic<int> count = 0;
   temporary_ = path;

@@ -21,6 +21,8 @@ class MappedFile {
   Bytes bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
   std::string_view text() const { return {static_cast<const char*>(data_), size_}; }
   const std::filesystem::path& path() const { return path_; }
+  void forget(
+      size_t size) const;  // the first bytes need no memory any more; they can be read again
 
  private:
   std::filesystem::path path_;

@@ -1,0 +1,101 @@
+// horner data info: what is in a file of tokens.
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/data.h"
+#include "cli/table.h"
+#include "nn/token_file.h"
+
+namespace horner::cli {
+
+namespace {
+
+using nn::Token;
+
+struct Seen {
+  Token smallest = 0, largest = 0;
+  size_t different = 0;
+};
+
+Seen look(const nn::TokenFile& f) {
+  constexpr size_t kPart = 1 << 16;
+  constexpr Token kMostCounted =
+      1 << 26;  // no vocabulary is larger: a damaged file's are not counted
+  std::vector<bool> seen;
+  std::vector<int64_t> part(kPart);
+  Seen out{.smallest = f.size > 0 ? nn::token_at(f, 0) : 0};
+  for (size_t at = 0; at < f.size; at += kPart) {
+    const std::span<int64_t> here(part.data(), std::min(kPart, f.size - at));
+    nn::copy_tokens(f, at, here);
+    for (const int64_t token : here) {
+      const Token t = Token(token);
+      out.smallest = std::min(out.smallest, t);
+      out.largest = std::max(out.largest, t);
+      if (t >= kMostCounted) continue;
+      if (t >= seen.size()) seen.resize(size_t(t) + 1);
+      if (!seen[t]) ++out.different;
+      seen[t] = true;
+    }
+    f.file->forget(f.offset + at * f.width);
+  }
+  return out;
+}
+
+// The first tokens as text; none when these are not the tokenizer's.
+std::string first_text(const nn::TokenFile& f, const nn::Tokenizer& t, size_t shown) {
+  std::vector<Token> first;
+  for (size_t i = 0; i < std::min(shown, f.size); ++i) first.push_back(nn::token_at(f, i));
+  for (const Token token : first)
+    if (token >= t.size()) return "";
+  return t.decode(first, false);
+}
+
+std::string on_one_line(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if (c == '\n')
+      out += "↵";
+    else if (static_cast<unsigned char>(c) < ' ')
+      out += "·";
+    else
+      out += c;
+  return out;
+}
+
+}  // namespace
+
+Outcome describe_tokens(const TokensOptions& o) {
+  const nn::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
+  auto all = nlohmann::ordered_json::array();
+  for (const std::string& path : o.files) {
+    const nn::TokenFile f = nn::open_tokens(path);
+    const Seen seen = look(f);
+    const std::string text = first_text(f, tokenizer, o.shown);
+    const bool fits = f.size == 0 || seen.largest < tokenizer.size();
+    if (o.json) {
+      all.push_back({{"file", path},
+                     {"layout", f.layout},
+                     {"bits", f.width * 8},
+                     {"tokens", f.size},
+                     {"different", seen.different},
+                     {"smallest", seen.smallest},
+                     {"largest", seen.largest},
+                     {"vocabulary", tokenizer.size()},
+                     {"fits", fits},
+                     {"text", text}});
+      continue;
+    }
+    std::cout << bold(path) << "\n  layout      " << f.layout << ", " << f.width * 8
+              << " bits a token\n  tokens      " << f.size << "\n  vocabulary  " << seen.different
+              << " different ones, " << seen.smallest << " to " << seen.largest << "\n";
+    if (!fits)
+      std::cout << "  " << red("not of this tokenizer") << ", which has " << tokenizer.size()
+                << (o.tokenizer.empty() ? ": bytes; give --tokenizer" : "") << "\n";
+    if (!text.empty()) std::cout << "  begins      " << on_one_line(text) << "\n";
+  }
+  if (o.json) std::cout << all.dump(2) << "\n";
+  return Outcome::fine;
+}
+
+}  // namespace horner::cli

@@ -1,0 +1,158 @@
+// horner data pack: documents to tokens, a piece of a megabyte at a time.
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/data.h"
+#include "cli/run.h"
+#include "cli/table.h"
+#include "core/check.h"
+#include "core/files.h"
+#include "core/stopwatch.h"
+#include "nn/corpus.h"
+#include "nn/token_file.h"
+
+namespace horner::cli {
+
+namespace {
+
+using Path = std::filesystem::path;
+using nn::Token;
+
+constexpr size_t kPiece = 1 << 20;  // bytes that are encoded at once
+
+struct Packing {
+  const PackOptions& options;
+  nn::Tokenizer tokenizer;
+  nn::TokenWriter out;
+  std::vector<Token> begin, end;  // around every document
+  size_t bytes_all = 0, bytes = 0, documents = 0;
+  Stopwatch watch = {};
+  std::vector<Token> buffer = {};
+};
+
+double megabytes_per_second(const Packing& p) {
+  return double(p.bytes) / 1e3 / std::max(p.watch.ms(), 1e-3);
+}
+
+void show(const Packing& p) {
+  if (!isatty(STDERR_FILENO)) return;
+  constexpr size_t kWidth = 30;
+  const double part = p.bytes_all > 0 ? double(p.bytes) / double(p.bytes_all) : 1;
+  std::string bar;
+  for (size_t i = 0; i < kWidth; ++i) bar += double(i) < part * kWidth ? "█" : "░";
+  std::cerr << "\r\033[K" << bar << formatted(" %3.0f %%", 100 * part)
+            << formatted("  %.1f MB/s", megabytes_per_second(p)) << "  " << p.out.written()
+            << " tokens" << std::flush;
+}
+
+// A document, of which `size` bytes of the input are gone when it is done. False: Ctrl-C.
+bool pack_text(Packing& p, std::string_view text, size_t size, const MappedFile* file) {
+  const size_t before = p.bytes;
+  p.out.write(p.begin);
+  for (size_t done = 0; done < text.size();) {
+    if (stopped()) return false;
+    const size_t n = nn::safe_cut(p.tokenizer, text.substr(done), kPiece);
+    p.buffer.clear();
+    p.tokenizer.encode(text.substr(done, n), p.buffer, {.special = false, .continues = done > 0});
+    p.out.write(p.buffer);
+    done += n;
+    p.bytes = before + std::min(done, size);
+    if (file) file->forget(done);
+    if (file) show(p);
+  }
+  p.out.write(p.end);
+  ++p.documents;
+  p.bytes = before + size;
+  return true;
+}
+
+bool pack_lines(Packing& p, const MappedFile& file) {
+  const std::string_view all = file.text();
+  size_t number = 0, shown = 0;
+  for (size_t at = 0; at < all.size();) {
+    const size_t end = std::min(all.find('\n', at), all.size());
+    const std::string_view line = all.substr(at, end - at);
+    ++number;
+    const size_t size = std::min(end + 1, all.size()) - at;
+    at += size;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
+      p.bytes += size;
+      continue;
+    }
+    const std::string where = "'" + file.path().string() + "' line " + std::to_string(number);
+    const std::string text = nn::text_of_line(line, p.options.key, where);
+    if (!pack_text(p, text, size, nullptr)) return false;
+    if (at - shown < kPiece) continue;
+    shown = at;
+    file.forget(at);
+    show(p);
+  }
+  return true;
+}
+
+bool pack_file(Packing& p, const Path& path) {
+  const MappedFile file(path);
+  const std::string extension = path.extension().string();
+  if (extension == ".jsonl" || extension == ".ndjson") return pack_lines(p, file);
+  try {
+    return pack_text(p, file.text(), file.text().size(), &file);
+  } catch (const Error& e) {
+    fail("'", path.string(), "': ", e.what());
+  }
+}
+
+std::vector<Token> named(const nn::Tokenizer& t, const std::string& name) {
+  if (name.empty()) return {};
+  const auto token = t.find(name);
+  horner::check(token.has_value(), "the tokenizer has no token '", name, "'");
+  return {*token};
+}
+
+void report(const Packing& p, size_t files) {
+  std::vector<std::string> out;
+  for (const Path& path : p.out.files()) out.push_back(path.string());
+  if (p.options.json) {
+    std::cout << nlohmann::ordered_json{{"out", out},
+                                        {"layout", "llm.c"},
+                                        {"tokens", p.out.written()},
+                                        {"vocabulary", p.tokenizer.size()},
+                                        {"files", files},
+                                        {"documents", p.documents},
+                                        {"bytes", p.bytes},
+                                        {"seconds", p.watch.ms() / 1e3}}
+                     .dump(2)
+              << "\n";
+    return;
+  }
+  std::cout << p.out.written() << " tokens of " << p.documents << " documents in " << files
+            << " files (" << formatted("%.1f MB", double(p.bytes) / 1e6)
+            << formatted(", %.1f MB/s)", megabytes_per_second(p)) << " → " << out[0];
+  if (out.size() > 1) std::cout << " … " << out.back();
+  std::cout << "\n";
+}
+
+}  // namespace
+
+Outcome pack(const PackOptions& o) {
+  const std::vector<Path> files =
+      o.inputs.empty() ? nn::default_corpus() : nn::files_of({o.inputs.begin(), o.inputs.end()});
+  nn::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
+  const auto begin = named(tokenizer, o.begin), end = named(tokenizer, o.end);
+  const size_t vocabulary = tokenizer.size();
+  const size_t most = o.shard > 0 ? o.shard : nn::TokenWriter::kMostTokens;
+  Packing p{o, std::move(tokenizer), nn::TokenWriter(o.out, vocabulary, most), begin, end};
+  for (const Path& file : files) p.bytes_all += std::filesystem::file_size(file);
+  catch_interrupt();
+  bool all = true;
+  for (const Path& file : files) all = all && pack_file(p, file);
+  if (isatty(STDERR_FILENO)) std::cerr << "\r\033[K" << std::flush;
+  if (!all) return Outcome::interrupted;
+  p.out.finish();
+  report(p, files.size());
+  return Outcome::fine;
+}
+
+}  // namespace horner::cli

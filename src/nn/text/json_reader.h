@@ -1,0 +1,22 @@
+// A tokenizer.json in two parts: its few settings as JSON, and its two long lists as they are
+// needed.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace horner::nn::text {
+
+struct TokenizerJson {
+  nlohmann::json settings;  // all but model.vocab and model.merges, which are null in it
+  std::vector<std::pair<std::string, uint64_t>> vocabulary;
+  std::vector<std::pair<std::string, std::string>> merges;  // by rank
+};
+
+TokenizerJson parse_tokenizer_json(std::string_view text);
+
+}  // namespace horner::nn::text

@@ -1,0 +1,93 @@
+"""horner data: the command as people call it."""
+
+import json
+import os
+import subprocess
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+HORNER = os.environ["HORNER"]
+
+
+def horner(*arguments, rc=0):
+    run = subprocess.run([HORNER, "data", *map(str, arguments)], capture_output=True, text=True)
+    assert run.returncode == rc, run.stderr
+    return run.stdout if rc == 0 else run.stderr
+
+
+def tokens(path):
+    header = np.fromfile(path, "<i4", 256)
+    kind = {20240520: ("<u2", 1), 20240801: ("<u4", 7)}[header[0]]
+    out = np.fromfile(path, kind[0], offset=1024)
+    assert header[1] == kind[1] and header[2] == len(out) and not header[3:].any()
+    return out.tolist()
+
+
+def trained(folder, text):
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    t.train_from_iterator([text], trainers.BpeTrainer(vocab_size=400, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    t.add_special_tokens(["<|end|>"])
+    t.save(str(folder / "tokenizer.json"))
+    return t
+
+
+def test_bytes_of_files_folders_and_lines(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/b.txt").write_text("second")
+    (tmp_path / "in/a.txt").write_text("Grüße")
+    (tmp_path / "c.jsonl").write_text('{"text": "one\\n"}\n\n{"text": "two", "n": 1}\n')
+    out = json.loads(horner("pack", tmp_path / "in", tmp_path / "c.jsonl", "--out", tmp_path / "x.bin", "--json"))
+    assert bytes(tokens(tmp_path / "x.bin")).decode() == "Grüßesecondone\ntwo"
+    assert out["documents"] == 4 and out["files"] == 3 and out["tokens"] == len("Grüßesecondone\ntwo".encode())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.jsonl", "in", "x.bin"]
+
+
+def test_tokenizer_and_shards(tmp_path):
+    text = "The quick brown fox, and the other one.\n\n  It was the best of times.\n" * 30_000  # two pieces
+    t = trained(tmp_path, text[:10_000])
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text("the end")
+    horner("pack", tmp_path / "a.txt", tmp_path / "b.txt", "--tokenizer", tmp_path, "--end", "<|end|>", "--out", tmp_path / "x.bin",
+           "--shard", 300_000)  # fmt: skip
+    end = [t.token_to_id("<|end|>")]
+    wanted = t.encode(text).ids + end + t.encode("the end").ids + end
+    files = [tmp_path / "x.bin", *sorted(tmp_path.glob("x_*.bin"))]
+    assert len(files) == (len(wanted) + 299_999) // 300_000 > 1
+    assert sum((tokens(f) for f in files), []) == wanted
+    info = json.loads(horner("info", files[0], "--tokenizer", tmp_path, "--json"))[0]
+    assert info["layout"] == "llm.c" and info["tokens"] == 300_000 and info["fits"] and info["text"].startswith("The quick brown")
+    assert info["different"] == len(set(wanted[:300_000])) and info["largest"] == max(wanted[:300_000])
+    assert "not of this tokenizer" in horner("info", files[0])
+
+
+def test_nanogpt_layout(tmp_path):
+    np.array([72, 105, 10], "<u2").tofile(tmp_path / "n.bin")
+    out = horner("info", tmp_path / "n.bin")
+    assert "nanoGPT" in out and "Hi↵" in out
+
+
+def test_the_default_text_is_torch(tmp_path):
+    out = json.loads(horner("pack", "--out", tmp_path / "x.bin", "--json"))
+    assert out["files"] > 500 and out["tokens"] == out["bytes"] > 10_000_000
+    assert "import" in json.loads(horner("info", tmp_path / "x.bin", "--tokens", 5000, "--json"))[0]["text"]
+
+
+def test_errors(tmp_path):
+    out = tmp_path / "x.bin"
+    assert "no file or folder 'gone'" in horner("pack", "gone", "--out", out, rc=2)
+    (tmp_path / "bad.txt").write_bytes(b"ab\xff")
+    trained(tmp_path, "the text")
+    error = horner("pack", tmp_path / "bad.txt", "--tokenizer", tmp_path, "--out", out, rc=2)
+    assert "bad.txt" in error and "byte 2" in error
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
+    error = horner("pack", tmp_path / "bad.jsonl", "--out", out, rc=2)
+    assert "line 2" in error and "no text under 'text'; there is body" in error
+    assert "no token '<eos>'" in horner("pack", tmp_path / "bad.jsonl", "--end", "<eos>", "--out", out, rc=2)
+    assert "cannot write" in horner("pack", tmp_path / "bad.txt", "--out", tmp_path / "no/x.bin", rc=2)
+    assert "--bogus" in horner("pack", "--bogus", rc=2)
+    assert "subcommand" in horner(rc=2)
+    assert not out.exists() and not list(tmp_path.glob("*.part*"))
+    (tmp_path / "odd").write_bytes(b"abc")
+    assert "no file of tokens" in horner("info", tmp_path / "odd", rc=2)
