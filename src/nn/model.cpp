@@ -58,6 +58,7 @@ static const LayerTensor kLayerTensors[] = {
     {&Layer::before_mlp,            "C",  "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight",  "ln_2.weight",        always},
     {&Layer::before_mlp_bias,       "C",  "",                                "",                                  "ln_2.bias",          layer_norm},
     {&Layer::gate,                  "MC", "mlp.gate_proj.weight",            "mlp.gate_proj.weight",              "",                   gated},
+    {&Layer::gate_bias,             "M",  "mlp.gate_proj.bias",              "",                                  "",                   [](const ModelConfig& c) { return gated(c) && c.mlp_bias; }},
     {&Layer::up,                    "MC", "mlp.up_proj.weight",              "mlp.up_proj.weight",                "mlp.c_fc.weight",    always},
     {&Layer::up_bias,               "M",  "mlp.up_proj.bias",                "",                                  "mlp.c_fc.bias",      mlp_bias},
     {&Layer::down,                  "CM", "mlp.down_proj.weight",            "mlp.down_proj.weight",              "mlp.c_proj.weight",  always},
@@ -136,15 +137,17 @@ Model random_model(const ModelConfig& config, uint64_t seed) {
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
   const double range = config.json.value("initializer_range", 0.02);
   for (Slot& s : slots(m)) {
-    const bool vector = s.shape.size() == 1, ours = s.name.find(".horner.") != std::string::npos;
-    const bool bias = s.name.ends_with(".bias");
-    const bool is_norm = vector && !bias && !ours;
-    if (bias || (is_norm && config.family->norm == Family::rms_plus_one))
+    const size_t dims = s.shape.size();
+    const bool ours = s.name.find(".horner.") != std::string::npos,
+               bias = s.name.ends_with(".bias");
+    const bool parameter = ours && !bias && !s.name.ends_with(".weight");
+    if (bias || (dims == 1 && !ours && config.family->norm == Family::rms_plus_one))
       *s.at = at::zeros(s.shape);
-    else if (vector)
+    else if (dims == 1 || (parameter && dims == 2))
       *s.at = at::ones(s.shape);  // norms, and the parameters of variants
     else
-      *s.at = at::empty(s.shape).normal_(0, range, random);
+      *s.at = at::empty(s.shape).normal_(0, parameter ? 1 / std::sqrt(double(config.D)) : range,
+                                         random);
   }
   if (config.tied) m.head = m.embedding;
   return m;
@@ -230,8 +233,8 @@ static attn::Inputs attention_inputs(const Model& m, size_t i, const at::Tensor&
 static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x) {
   const auto act = [&](const at::Tensor& y) { return c.silu ? at::silu(y) : at::gelu(y, "tanh"); };
   const at::Tensor up = at::linear(x, l.up, l.up_bias);
-  return at::linear(c.family->gated_mlp ? act(at::linear(x, l.gate)) * up : act(up), l.down,
-                    l.down_bias);
+  return at::linear(c.family->gated_mlp ? act(at::linear(x, l.gate, l.gate_bias)) * up : act(up),
+                    l.down, l.down_bias);
 }
 
 std::vector<attn::State> empty_states(const Model& m, int64_t batch) {

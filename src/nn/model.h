@@ -15,14 +15,14 @@ namespace horner::nn {
 
 // Weights are [out, in]. Those that a family does not have are undefined.
 struct Layer {
-  at::Tensor before_attention, before_attention_bias;  // [C], norms
-  at::Tensor q, q_bias, k, k_bias, v, v_bias;          // [H D, C], [G D, C], [G D, C]
-  at::Tensor q_norm, k_norm;                           // [D]
-  at::Tensor o, o_bias;                                // [C, H D]
-  at::Tensor after_attention;                          // [C]
-  at::Tensor before_mlp, before_mlp_bias;              // [C]
-  at::Tensor gate, up, up_bias, down, down_bias;       // [M, C], [M, C], [C, M]
-  at::Tensor after_mlp;                                // [C]
+  at::Tensor before_attention, before_attention_bias;        // [C], norms
+  at::Tensor q, q_bias, k, k_bias, v, v_bias;                // [H D, C], [G D, C], [G D, C]
+  at::Tensor q_norm, k_norm;                                 // [D]
+  at::Tensor o, o_bias;                                      // [C, H D]
+  at::Tensor after_attention;                                // [C]
+  at::Tensor before_mlp, before_mlp_bias;                    // [C]
+  at::Tensor gate, gate_bias, up, up_bias, down, down_bias;  // [M, C], [M, C], [C, M]
+  at::Tensor after_mlp;                                      // [C]
   // What the variant takes beside q, k and v, by the name of the input: a parameter itself, or
   // "<gate>.weight" [heads, C] and "<gate>.bias" [heads].
   std::map<std::string, at::Tensor> variant;
