@@ -37,6 +37,9 @@ static Outcome run(const GenerateOptions& o) {
   const nn::Tokenizer words = tokenizer(o.model, model.config.V);
   std::vector<int64_t> prompt;
   for (nn::Token t : words.encode(o.prompt)) prompt.push_back(t);
+  const int64_t begin = model.config.begin;
+  if (begin >= 0 && !words.is_bytes() && (prompt.empty() || prompt[0] != begin))
+    prompt.insert(prompt.begin(), begin);
   catch_interrupt();
   nn::DecodeStream stream(words);
   std::string written;

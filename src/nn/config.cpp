@@ -10,13 +10,13 @@ namespace horner::nn {
 
 // clang-format off
 static const Family kFamilies[] = {
-    // name         architecture           names          norm                  rotary gated  qk_norm sandwich scaled qkv bias
-    {"llama",       "LlamaForCausalLM",    Family::llama, Family::rms,          true,  true,  false,  false,   false, false},
-    {"mistral",     "MistralForCausalLM",  Family::llama, Family::rms,          true,  true,  false,  false,   false, false},
-    {"qwen2",       "Qwen2ForCausalLM",    Family::llama, Family::rms,          true,  true,  false,  false,   false, true},
-    {"qwen3",       "Qwen3ForCausalLM",    Family::llama, Family::rms,          true,  true,  true,   false,   false, false},
-    {"gemma3_text", "Gemma3ForCausalLM",   Family::gemma, Family::rms_plus_one, true,  true,  true,   true,    true,  false},
-    {"gpt2",        "GPT2LMHeadModel",     Family::gpt2,  Family::layer,        false, false, false,  false,   false, true},
+    // name         architecture           names          norm                  rotary gated  qk_norm sandwich scaled qkv bias begins
+    {"llama",       "LlamaForCausalLM",    Family::llama, Family::rms,          true,  true,  false,  false,   false, false, true},
+    {"mistral",     "MistralForCausalLM",  Family::llama, Family::rms,          true,  true,  false,  false,   false, false, true},
+    {"qwen2",       "Qwen2ForCausalLM",    Family::llama, Family::rms,          true,  true,  false,  false,   false, true,  false},
+    {"qwen3",       "Qwen3ForCausalLM",    Family::llama, Family::rms,          true,  true,  true,   false,   false, false, false},
+    {"gemma3_text", "Gemma3ForCausalLM",   Family::gemma, Family::rms_plus_one, true,  true,  true,   true,    true,  false, true},
+    {"gpt2",        "GPT2LMHeadModel",     Family::gpt2,  Family::layer,        false, false, false,  false,   false, true,  false},
 };
 
 // Presets, in Llama's family but for gpt2: width, MLP, layers, heads, vocabulary, positions.
@@ -189,6 +189,8 @@ ModelConfig model_config(const Json& j) {
   const Json end = j.contains("eos_token_id") ? j["eos_token_id"] : Json();
   for (const Json& e : end.is_array() ? end : Json::array({end}))
     if (e.is_number_integer()) c.ends.push_back(e.get<int64_t>());
+  const Json begin = j.contains("bos_token_id") ? j["bos_token_id"] : Json();
+  if (c.family->begins && begin.is_number_integer()) c.begin = begin.get<int64_t>();
   return c;
 }
 

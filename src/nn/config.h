@@ -25,6 +25,7 @@ struct Family {
   bool sandwich;                           // norms after attention and after the MLP too
   bool scaled_embedding;                   // times the root of the width
   bool query_bias;                         // of q, k and v, whatever the config says
+  bool begins;                             // its texts begin with bos_token_id
 };
 std::span<const Family> model_families();
 
@@ -48,6 +49,7 @@ struct ModelConfig {
   bool tied, query_bias, out_bias, mlp_bias, silu;  // silu: else gelu, by tanh
   std::vector<LayerConfig> layers;
   std::vector<int64_t> ends;  // tokens that end a text
+  int64_t begin = -1;         // the token that begins one; -1 for none
   Json json;                  // all of it, as it is saved
 };
 
