@@ -48,17 +48,26 @@ void show(const Packing& p) {
             << " tokens" << std::flush;
 }
 
+// The next piece of `text` into the buffer; how many bytes that is.
+size_t encode_piece(Packing& p, std::string_view text, size_t done, const std::string& where) try {
+  const std::string_view rest = text.substr(done);
+  const size_t n = nn::safe_cut(p.tokenizer, rest, kPiece);
+  p.buffer.clear();
+  p.tokenizer.encode(rest.substr(0, n), p.buffer, {.special = false, .continues = done > 0});
+  return n;
+} catch (const Error& e) {
+  fail(where, done > 0 ? " from byte " + std::to_string(done) : "", ": ", e.what());
+}
+
 // A document, of which `size` bytes of the input are gone when it is done. False: Ctrl-C.
-bool pack_text(Packing& p, std::string_view text, size_t size, const MappedFile* file) {
+bool pack_text(Packing& p, std::string_view text, size_t size, const std::string& where,
+               const MappedFile* file) {
   const size_t before = p.bytes;
   p.out.write(p.begin);
   for (size_t done = 0; done < text.size();) {
     if (stopped()) return false;
-    const size_t n = nn::safe_cut(p.tokenizer, text.substr(done), kPiece);
-    p.buffer.clear();
-    p.tokenizer.encode(text.substr(done, n), p.buffer, {.special = false, .continues = done > 0});
+    done += encode_piece(p, text, done, where);
     p.out.write(p.buffer);
-    done += n;
     p.bytes = before + std::min(done, size);
     if (file) file->forget(done);
     if (file) show(p);
@@ -84,7 +93,7 @@ bool pack_lines(Packing& p, const MappedFile& file) {
     }
     const std::string where = "'" + file.path().string() + "' line " + std::to_string(number);
     const std::string text = nn::text_of_line(line, p.options.key, where);
-    if (!pack_text(p, text, size, nullptr)) return false;
+    if (!pack_text(p, text, size, where, nullptr)) return false;
     if (at - shown < kPiece) continue;
     shown = at;
     file.forget(at);
@@ -97,11 +106,7 @@ bool pack_file(Packing& p, const Path& path) {
   const MappedFile file(path);
   const std::string extension = path.extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return pack_lines(p, file);
-  try {
-    return pack_text(p, file.text(), file.text().size(), &file);
-  } catch (const Error& e) {
-    fail("'", path.string(), "': ", e.what());
-  }
+  return pack_text(p, file.text(), file.text().size(), "'" + path.string() + "'", &file);
 }
 
 std::vector<Token> named(const nn::Tokenizer& t, const std::string& name) {
