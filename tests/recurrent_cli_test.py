@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import torch
 
 HORNER = os.environ.get("HORNER") or str(Path(__file__).parent.parent / "build" / "horner")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -135,7 +136,7 @@ def test_bench_decode(tmp_path):
     assert names == ["softmax", "taylor2", "linear_elu"]
     for result in report["results"]:
         assert result["wrong"] == ""
-        assert [t["context"] for t in result["times"]] == [1000, 4000, 5000]
+        assert [t["context"] for t in result["times"]] == [250, 1000, 4000, 5000]
         assert all(t["us"] > 0 and t["bytes"] > 0 for t in result["times"])
     grows, flat = ({t["bytes"] for t in r["times"]} for r in report["results"][:2])
     assert len(flat) == 1 and len(grows) > 1
@@ -143,7 +144,7 @@ def test_bench_decode(tmp_path):
     predicted = report["results"][1]["predicted_crossover"]
     assert predicted == pytest.approx(math.comb(18, 2) * 17 / 32)
     drawn = lines(picture)
-    assert [len(line) for line in drawn] == [3, 3, 3]
+    assert [len(line) for line in drawn] == [4, 4, 4]
     assert {"softmax (cache)", "taylor2", "linear_elu"} <= set(texts(picture))
     assert os.listdir(tmp_path) == ["decode.svg"]
 
@@ -168,8 +169,27 @@ def test_bench_order_falls(orders):
             assert rms[0.5, centred, n + 1] < rms[0.5, centred, n]
         for n in range(2, 11, 2):
             assert rms[0.5, centred, n] < rms[1, centred, n] < rms[2, centred, n]
-    # The remainder of the series at 4 standard deviations bounds what order 10 leaves.
-    assert rms[0.5, False, 10] < 2**11 / math.factorial(11) * math.e**2
+
+
+@pytest.mark.parametrize("deviation, order, centred", [(0.5, 4, True), (2, 3, False), (3, 2, True)])
+def test_bench_order_against_a_formula_of_its_own(orders, deviation, order, centred):
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(256, 64, generator=random, dtype=torch.float64) for _ in range(3))
+    seen = torch.ones(256, 256, dtype=torch.float64).tril()
+    scores = deviation * q @ k.T / 8
+    truth = torch.softmax(scores.masked_fill(seen == 0, -math.inf), -1) @ v
+    if centred:
+        scores = scores - (scores * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
+    weights = sum(scores**n / math.factorial(n) for n in range(order + 1)) * seen
+    result = weights @ v / weights.sum(-1, keepdim=True)
+    error = (result - truth).norm(dim=-1) / truth.norm(dim=-1)
+    found = next(
+        r
+        for r in orders["results"]
+        if (r["deviation"], r["order"], r["centred"]) == (deviation, order, centred)
+    )
+    assert found["rms"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-6)
+    assert found["median"] == pytest.approx(error.median().item(), rel=1e-6)
 
 
 def test_bench_order_seed(orders):

@@ -28,7 +28,7 @@ struct DecodeRow {
 
 static std::vector<int64_t> contexts(int64_t longest) {
   std::vector<int64_t> out;
-  for (int64_t n = 1000; n < longest; n *= 4) out.push_back(n);
+  for (int64_t n = 250; n < longest; n *= 4) out.push_back(n);
   out.push_back(longest);
   return out;
 }
