@@ -35,8 +35,9 @@ struct BenchOptions {
                                     "taylor10", "by_count", "gated"};
   std::vector<std::string> executions, dtypes{"float32"};
   std::vector<std::string> shapes{"1,8,1024,64", "1,8,4096,64", "4,16,512,64", "1,8,2048,128"};
-  std::string device = "cpu";
+  std::string device = "cpu", svg;
   int repeats = 0;
+  uint64_t seed = 0;
   bool forward_only = false, statistics = false, json = false;
 };
 
@@ -89,7 +90,7 @@ static std::string case_text(const attn::Case& c) {
 
 static BenchPlan plan(const BenchOptions& o) {
   horner::check(o.what == "attention", "no benchmark '", o.what,
-                "'; possible: 'attention' and 'decode'");
+                "'; possible: 'attention', 'decode' and 'order'");
   BenchPlan p{.variants = select(o.variants)};
   for (const std::string& name : o.executions) p.executions.push_back(&attn::execution(name));
   if (o.executions.empty())
@@ -324,7 +325,8 @@ static Outcome run(const BenchOptions& o) {
 Action bench(CLI::App& app) {
   const auto o = std::make_shared<BenchOptions>();
   app.add_option("WHAT", o->what,
-                 "attention, or decode: a token after ever longer contexts, up to T")
+                 "attention; decode: a token after ever longer contexts, up to T; or order: the "
+                 "error of softmax's series")
       ->type_name("")
       ->required();
   app.add_option("--variant", o->variants,
@@ -344,14 +346,20 @@ Action bench(CLI::App& app) {
       ->type_name("N");
   app.add_flag("--forward-only", o->forward_only, "no gradients");
   app.add_flag("--statistics", o->statistics, "what the row statistics add to forward");
+  app.add_option("--svg", o->svg, "a picture, of decode and order")->type_name("FILE");
+  app.add_option("--seed", o->seed, "of the random numbers of order [0]")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
   app.add_flag("--json", o->json, "every number, not rounded, as JSON");
   return [o, &app] {
+    check_bench_options(app, o->what);
+    if (o->what == "order") return bench_order(o->seed, {o->json, o->svg});
     if (o->what != "decode") return run(*o);
     if (app.count("--variant") == 0) o->variants = {"softmax", "taylor2"};
     if (app.count("--shape") == 0) o->shapes = {"1,8,65536,64"};
     horner::check(o->shapes.size() == 1, "bench decode takes one --shape, not ", o->shapes.size());
     const attn::Case c = bench_case(o->shapes[0]);
-    return bench_decode(select(o->variants), {c.B, c.H, c.T, c.D}, o->json);
+    return bench_decode(select(o->variants), {c.B, c.H, c.T, c.D}, {o->json, o->svg});
   };
 }
 

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 
 #include "attn/bench.h"
 #include "attn/bench_state.h"
@@ -10,6 +12,8 @@
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
+#include "core/files.h"
+#include "report/svg.h"
 
 namespace horner::cli {
 
@@ -24,7 +28,7 @@ struct DecodeRow {
 
 static std::vector<int64_t> contexts(int64_t longest) {
   std::vector<int64_t> out;
-  for (int64_t n = 1000; n < longest; n *= 4) out.push_back(n);
+  for (int64_t n = 250; n < longest; n *= 4) out.push_back(n);
   out.push_back(longest);
   return out;
 }
@@ -53,6 +57,27 @@ static const DecodeRow* cache_row(const std::vector<DecodeRow>& rows) {
   return nullptr;
 }
 
+static std::string label(const DecodeRow& r) {
+  return r.variant.name + (has_state(r) ? "" : " (cache)");
+}
+
+static report::Chart chart(const std::vector<DecodeRow>& rows, const attn::Stream& s) {
+  std::ostringstream title;
+  title << "Decoding with a state and with a cache: B" << s.B << " H" << s.H << " D" << s.D
+        << ", float32";
+  report::Chart out{.title = title.str(),
+                    .x_label = "tokens of context",
+                    .y_label = "µs for a token, all heads",
+                    .log_x = true,
+                    .log_y = true,
+                    .series = {}};
+  for (const DecodeRow& r : rows) {
+    report::Series& line = out.series.emplace_back(report::Series{label(r), {}});
+    for (const attn::DecodeTime& t : r.times) line.points.push_back({double(t.context), t.us});
+  }
+  return out;
+}
+
 static Json json(const std::vector<DecodeRow>& rows, const attn::Stream& s, double peak) {
   Json results = Json::array();
   const DecodeRow* cache = cache_row(rows);
@@ -78,7 +103,7 @@ static void print(const std::vector<DecodeRow>& rows, const attn::Stream& s, dou
   size_t n = 0;
   for (const DecodeRow& r : rows) {
     table.right.push_back(table.head.size());
-    table.head.push_back(r.variant.name + (has_state(r) ? "" : " (cache)"));
+    table.head.push_back(label(r));
     n = std::max(n, r.times.size());
   }
   for (size_t i = 0; i < n; ++i) {
@@ -109,7 +134,9 @@ static void print(const std::vector<DecodeRow>& rows, const attn::Stream& s, dou
 }
 
 Outcome bench_decode(const std::vector<attn::Variant>& variants, const std::vector<int64_t>& shape,
-                     bool as_json) {
+                     const Shown& shown) {
+  std::optional<NewFile> file;  // fails before the work, not after it
+  if (!shown.svg.empty()) file.emplace(shown.svg);
   const attn::Stream s{.B = shape[0], .H = shape[1], .D = shape[3]};
   const std::vector<int64_t> lengths = contexts(shape[2]);
   catch_interrupt();
@@ -128,7 +155,8 @@ Outcome bench_decode(const std::vector<attn::Variant>& variants, const std::vect
     ++progress.done;
   }
   progress.clear();
-  if (as_json)
+  if (file && !stopped()) file->write(report::chart(chart(rows, s))), file->commit();
+  if (shown.json)
     std::cout << json(rows, s, peak).dump(2) << "\n";
   else
     print(rows, s, peak);
