@@ -10,7 +10,6 @@ inline constexpr int kRowWarps = 8;
 // Eight channels for each lane, so that a row lies over C / 8 lanes.
 template <class T>
 __device__ inline Lanes<8> load_8(const T* x) {
-  Lanes<8> y;
   if constexpr (std::is_same_v<T, float>) {
     const float4 a = *reinterpret_cast<const float4*>(x),
                  b = *reinterpret_cast<const float4*>(x + 4);
@@ -18,10 +17,8 @@ __device__ inline Lanes<8> load_8(const T* x) {
   } else {
     const uint4 words = *reinterpret_cast<const uint4*>(x);
     const T* numbers = reinterpret_cast<const T*>(&words);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) y[i] = float(numbers[i]);
+    return lanes<8>([&](int i) { return float(numbers[i]); });
   }
-  return y;
 }
 template <int lanes_of_row>
 __device__ inline float row_sum(float x) {
