@@ -63,8 +63,8 @@ std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
 }
 
 at::Tensor laid_out(const at::Tensor& x) {
-  const int64_t size = x.element_size(), unit = cuda::kAlignment / size;
-  const int64_t rest = (unit - x.size(-1) % unit) % unit;
+  const int64_t unit = cuda::kAlignment / x.element_size();
+  const int64_t rest = (cuda::kPad - x.size(-1) % cuda::kPad) % cuda::kPad;
   if (rest) return at::constant_pad_nd(x, {0, rest}).contiguous();
   const bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % cuda::kAlignment == 0;
   bool fits = x.stride(-1) == 1 && aligned;

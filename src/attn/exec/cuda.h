@@ -18,8 +18,8 @@ bool needs_the_row(const Weight&);                          // more than one sco
 // Where the packed sequence of each token begins and ends: [T] each, int32.
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 
-// With channels side by side, rows that begin at kAlignment bytes, and zeros up to the next such
-// multiple of channels.
+// With channels side by side, zeros up to a multiple of kPad, and rows that begin at multiples of
+// kAlignment bytes.
 at::Tensor laid_out(const at::Tensor&);
 
 // The numbers and sums of the keys that each query sees. Nothing is computed before it is asked

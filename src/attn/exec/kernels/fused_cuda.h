@@ -18,6 +18,7 @@ using Stream = CUstream_st*;
 enum class Dtype { bfloat16, float16, float32 };
 
 inline constexpr int kMostChannels = 256;
+inline constexpr int kPad = 8;         // channels are padded with zeros to a multiple of this
 inline constexpr int kAlignment = 16;  // bytes, of the rows of q, k, v and the gradient
 
 // A tensor [B, heads, rows, channels] of the problem's dtype: channels side by side, strides in
@@ -97,7 +98,7 @@ struct Query {
   float sub, limit, a, dW;
 };
 
-// Head h of batch b reads key head h / (H / G). D and E are multiples of 16 bytes.
+// Head h of batch b reads key head h / (H / G). D and E are padded.
 struct Fused {
   int B, H, G, T, S, D, E;
   int channels;  // of the result, without padding

@@ -27,7 +27,7 @@ struct BackwardShape {
   static constexpr int kTileBytes = kQueries * C * int(sizeof(T));
   static constexpr int kDxBytes = kKeys * kQueries * int(sizeof(T));
   static constexpr int kBytes = 2 * kKeys * C * int(sizeof(T)) + 4 * kTileBytes + 2 * kDxBytes +
-                                2 * kQueries * int(sizeof(Query) + sizeof(float));
+                                2 * kQueries * int(sizeof(Query) + sizeof(double));
 };
 
 // Adds two neighbours in memory.
@@ -59,8 +59,8 @@ struct KeySums {
     Head head;
     int t0;
     Tile<T, C> q, g;
-    const Query* of;     // [kQueries]
-    const float* fades;  // [kQueries]
+    const Query* of;      // [kQueries]
+    const double* gates;  // [kQueries]
     Tile<T, Shape::kQueries> dx;
   };
 
@@ -105,7 +105,7 @@ struct KeySums {
       if constexpr (care == Care::any)
         if (f.decay) {
           const auto faded = lanes<n>([&](int i) {
-            return fade(tile.fades[column_of(i)], from_start(f, tile.head, key(row_of(i)), s0));
+            return fade(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
           });
           s.a = s.a * faded, s.dW = s.dW * faded;
         }
@@ -240,7 +240,7 @@ __global__ __launch_bounds__(
   const Tile<T, kQueries> dx{shared_address(stages + 4 * Shape::kTileBytes)};
   const auto* const of =
       reinterpret_cast<const Query*>(stages + 4 * Shape::kTileBytes + 2 * Shape::kDxBytes);
-  const auto* const fades = reinterpret_cast<const float*>(of + 2 * kQueries);
+  const auto* const gates = reinterpret_cast<const double*>(of + 2 * kQueries);
 
   // Every query head that reads this key head, one after the other.
   const int each = f.H / f.G, key_head = int(blockIdx.x) / Shape::kParts;
@@ -258,7 +258,7 @@ __global__ __launch_bounds__(
             q,
             {q.at + Shape::kTileBytes},
             of + stage * kQueries,
-            fades + stage * kQueries,
+            gates + stage * kQueries,
             {dx.at + stage * Shape::kDxBytes}};
   };
   const auto copy = [&](int stage, int h, int t0) {
@@ -271,7 +271,7 @@ __global__ __launch_bounds__(
     const int n = int(threadIdx.x);
     copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
                   n < real);
-    if (f.decay) const_cast<float*>(to.fades)[n] = query_from_start(f, to.head, t0 + n, s0);
+    if (f.decay) const_cast<double*>(to.gates)[n] = gates_at_query(f, to.head, t0 + n);
   };
   copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, b, key_head % f.G, s0), f.k.row, f.S - s0, f.D);
   copy_rows<kKeys, kThreads>(v, row_of<T>(f.v, b, key_head % f.G, s0), f.v.row, f.S - s0, f.E);

@@ -72,11 +72,11 @@ struct RowGradient {
   double pull;
 };
 
-// From du, the gradient of u, to g, in place.
+// From du, the gradient of u, to g, in place. One lane of the group writes the gates' gradients.
 template <int n, class Total>
 __device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int64_t row,
-                                           const Lanes<n>& u, Lanes<n>& du, float W, float shift,
-                                           float r, const Total& total) {
+                                           bool writes, const Lanes<n>& u, Lanes<n>& du, float W,
+                                           float shift, float r, const Total& total) {
   const float count = float(channels), unit = p.times_dim ? count : 1;
   const float dot = sum_over<n>(total, [&](int i) { return du[i] * u[i]; });
   const bool at_bound = p.norm == Epilogue::l2 && r >= unit / kTinyLength;
@@ -94,8 +94,8 @@ __device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int6
   const float dy_y = p.norm == Epilogue::none || at_bound ? dot : dot * eps * r * r;
   const Divisor d = divisor(p, row, W, shift);
   const float out = p.out_gate ? p.out_gate[row] : 1, dZ = -dy_y / d.Z;
-  if (p.d_out_gate && lane() == 0) p.d_out_gate[row] = r == 0 ? 0 : dy_y / out;
-  if (p.d_divisor && lane() == 0) p.d_divisor[row] = r == 0 ? 0 : dZ;
+  if (p.d_out_gate && writes) p.d_out_gate[row] = r == 0 ? 0 : dy_y / out;
+  if (p.d_divisor && writes) p.d_divisor[row] = r == 0 ? 0 : dZ;
   if (r == 0) return {};
   const float dW = d.follows_w ? dZ : 0;
   return {r * out / d.Z, dW, double(dy_y) + double(W) * dW};

@@ -20,7 +20,7 @@ struct ForwardShape {
                                  : C == 128        ? 2
                                                    : 4;  // at least, on a multiprocessor
   static constexpr int kKeys = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
-  static constexpr int kBytes = (kQueries + 4 * kKeys) * C * int(sizeof(T)) + 2 * kKeys * 4;
+  static constexpr int kBytes = (kQueries + 4 * kKeys) * C * int(sizeof(T)) + 2 * kKeys * 8;
 };
 
 // The rows of a thread: `atoms` times the rows i and i + 8 of sixteen.
@@ -92,7 +92,7 @@ struct RunningSums {
 
   // From products to weights, in place; adds those to the sum.
   template <Care care>
-  __device__ void weigh(Products& x, int s0, const float* fades) {
+  __device__ void weigh(Products& x, int s0, const double* gates) {
     const int first = s0 + lane() % 4 * 2;
     if constexpr (care == Care::any && kIsExp) {
 #pragma unroll
@@ -124,10 +124,10 @@ struct RunningSums {
       }
       if constexpr (care == Care::any)
         if (f.decay) {
-          const float query_fade = query_from_start(f, head, query(i), s0);
+          const double here = gates_at_query(f, head, query(i));
 #pragma unroll
           for (int j = 0; j < 2 * kTiles; ++j)
-            y[j] *= fade(query_fade, fades[first - s0 + j / 2 * 8 + j % 2]);
+            y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
         }
       if constexpr (!kScaled) add(y, i);
       set_row(x, i, y);
@@ -211,7 +211,7 @@ __global__ __launch_bounds__(
   extern __shared__ __align__(1024) unsigned char memory[];
   const Tile<T, C> q{shared_address(memory)};
   const Tile<T, C> first_tile{q.at + kQueries * C * int(sizeof(T))};
-  float* const fades = reinterpret_cast<float*>(memory + (kQueries + 4 * kKeys) * C * sizeof(T));
+  double* const gates = reinterpret_cast<double*>(memory + (kQueries + 4 * kKeys) * C * sizeof(T));
 
   const Head head(f, int(blockIdx.x));
   const int t0 = int(gridDim.y - 1 - blockIdx.y) * kQueries;  // longest rows first
@@ -230,17 +230,17 @@ __global__ __launch_bounds__(
   for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
     if (f.decay && threadIdx.x < kKeys)
-      fades[stage * kKeys + threadIdx.x] = from_start(f, head, s0 + int(threadIdx.x), s0);
+      gates[stage * kKeys + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
     wait_for_copies();
     __syncthreads();  // this tile is there, and all are done with the one before
     if (s0 + kKeys < end) copy_keys(s0 + kKeys, stage ^ 1);
     float x[Shape::kAtoms][kKeys / 8][4];
     rows_by_rows<T>(x, q, own, k, 0);
     const Care care = care_for(f, t0, t0 + kQueries, s0, s0 + kKeys);
-    const float* const tile_fades = fades + stage * kKeys;
-    if (care == Care::none) sums.template weigh<Care::none>(x, s0, tile_fades);
-    if (care == Care::clamp) sums.template weigh<Care::clamp>(x, s0, tile_fades);
-    if (care == Care::any) sums.template weigh<Care::any>(x, s0, tile_fades);
+    const double* const tile_gates = gates + stage * kKeys;
+    if (care == Care::none) sums.template weigh<Care::none>(x, s0, tile_gates);
+    if (care == Care::clamp) sums.template weigh<Care::clamp>(x, s0, tile_gates);
+    if (care == Care::any) sums.template weigh<Care::any>(x, s0, tile_gates);
     add_sums_by_columns<T>(sums.N, x, v, 0);
   }
   if (begin >= end) wait_for_copies();

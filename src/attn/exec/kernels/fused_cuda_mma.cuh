@@ -3,7 +3,7 @@
 //
 // A thread of lane l holds of C the rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
 // 16-bit numbers multiply as they are (depth 16, sums in float32). A float32 is the sum of three
-// TF32 numbers, and six of their nine products are added: what is lost is 2^-33 of a product.
+// numbers of eight bits, and eight of their nine products are added: what is lost is 2^-30 of one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -208,21 +208,17 @@ struct Mma<float> {
     uint32_t high[4], middle[4], low[4];
   };
 
-  static __device__ uint32_t tf32(float x) {
-    uint32_t y;
-    asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(y) : "f"(x));
-    return y;
-  }
+  static __device__ uint32_t eight_bits(float x) { return __float_as_uint(x) & 0xffff0000u; }
   template <class Fragment>
   static __device__ Fragment split(const uint32_t (&x)[4]) {
     Fragment f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float y = __uint_as_float(x[i]);
-      f.high[i] = tf32(y);
+      f.high[i] = eight_bits(y);
       const float rest = y - __uint_as_float(f.high[i]);
-      f.middle[i] = tf32(rest);
-      f.low[i] = tf32(rest - __uint_as_float(f.middle[i]));
+      f.middle[i] = eight_bits(rest);
+      f.low[i] = __float_as_uint(rest - __uint_as_float(f.middle[i]));
     }
     return f;
   }
@@ -302,18 +298,21 @@ struct Mma<float> {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
-  // The cores cut their sums off; added here, they are rounded.
+  // The cores cut their sums off. The largest products have few enough bits to be summed exactly;
+  // the others are small, and what is added here is rounded.
   template <bool Add>
   static __device__ void multiply(float (&c)[4], const A& a, const B& b, int i) {
-    float sum[4] = {};
-    multiply(sum, a.low, b.high[i], b.high[i + 1]);
-    multiply(sum, a.high, b.low[i], b.low[i + 1]);
-    multiply(sum, a.middle, b.middle[i], b.middle[i + 1]);
-    multiply(sum, a.middle, b.high[i], b.high[i + 1]);
-    multiply(sum, a.high, b.middle[i], b.middle[i + 1]);
-    multiply(sum, a.high, b.high[i], b.high[i + 1]);
+    float large[4] = {}, small[4] = {};
+    multiply(small, a.low, b.middle[i], b.middle[i + 1]);
+    multiply(small, a.middle, b.low[i], b.low[i + 1]);
+    multiply(small, a.low, b.high[i], b.high[i + 1]);
+    multiply(small, a.high, b.low[i], b.low[i + 1]);
+    multiply(small, a.middle, b.middle[i], b.middle[i + 1]);
+    multiply(small, a.middle, b.high[i], b.high[i + 1]);
+    multiply(small, a.high, b.middle[i], b.middle[i + 1]);
+    multiply(large, a.high, b.high[i], b.high[i + 1]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) c[j] = Add ? c[j] + sum[j] : sum[j];
+    for (int j = 0; j < 4; ++j) c[j] = (Add ? c[j] : 0) + (large[j] + small[j]);
   }
   template <bool Add>
   static __device__ void multiply(float (&c0)[4], float (&c1)[4], const A& a, const B& b) {

@@ -62,8 +62,8 @@ struct QueryBlock {
     });
   }
   __device__ Lanes<n> fades(int i, int s0) const {
-    const float query_fade = query_from_start(f, head, query(i), s0);
-    return lanes<n>([&](int j) { return fade(query_fade, from_start(f, head, key(s0, j), s0)); });
+    const double here = gates_at_query(f, head, query(i));
+    return lanes<n>([&](int j) { return fade(here, gates_at_key(f, head, key(s0, j))); });
   }
 
   // each(s0, x, dp, k) for every tile of keys: x = q k, dp = g v unless there are no values.

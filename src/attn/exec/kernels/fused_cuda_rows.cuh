@@ -1,5 +1,4 @@
-// The first step of backward: from the gradient of the result to that of the sums, one warp for a
-// row.
+// The first step of backward: from the gradient of the result to that of the sums, row by row.
 #pragma once
 
 #include "attn/exec/kernels/fused_cuda_epilogue.cuh"
@@ -8,79 +7,84 @@ namespace horner::attn::kernels::cuda {
 
 inline constexpr int kRowWarps = 8;
 
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
+// Eight channels for each lane, so that a row lies over C / 8 lanes.
 template <class T>
-__device__ inline float2 load_pair(const T* x) {
-  if constexpr (std::is_same_v<T, float>) return *reinterpret_cast<const float2*>(x);
-  if constexpr (std::is_same_v<T, bf16>)
-    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x));
-  if constexpr (std::is_same_v<T, fp16>)
-    return __half22float2(*reinterpret_cast<const __half2*>(x));
+__device__ inline Lanes<8> load_8(const T* x) {
+  if constexpr (std::is_same_v<T, float>) {
+    const float4 a = *reinterpret_cast<const float4*>(x),
+                 b = *reinterpret_cast<const float4*>(x + 4);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  } else {
+    const uint4 words = *reinterpret_cast<const uint4*>(x);
+    const T* numbers = reinterpret_cast<const T*>(&words);
+    return lanes<8>([&](int i) { return float(numbers[i]); });
+  }
+}
+template <int lanes_of_row>
+__device__ inline float row_sum(float x) {
+#pragma unroll
+  for (int step = 1; step < lanes_of_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
 }
 
 template <class T, int C>
 __global__ __launch_bounds__(32 * kRowWarps) void rows_kernel(const __grid_constant__ Fused f,
                                                               bool is_exp) {
-  constexpr int n = C / 32;
-  const auto channel = [](int i) { return i / 2 * 64 + lane() * 2 + i % 2; };
+  constexpr int n = 8, kLanes = C / n, kRows = 32 / kLanes;  // rows at once, of a warp
+  const int first = lane() % kLanes * n;                     // channel
+  const bool leads = lane() % kLanes == 0;
   const Epilogue& p = f.epilogue;
   const int64_t rows = int64_t(f.B) * f.H * f.T;
   const T* const us = static_cast<const T*>(f.u ? f.u : f.o);
   Lanes<n> d_weight{}, d_bias{};
-  for (int k = warp(); k < kRowsOfBlock; k += kRowWarps) {
-    const int64_t row = int64_t(blockIdx.x) * kRowsOfBlock + k;
-    if (row >= rows) break;
+  for (int k = warp() * kRows + lane() / kLanes; k < kRowsOfBlock; k += kRowWarps * kRows) {
+    const int64_t at = int64_t(blockIdx.x) * kRowsOfBlock + k, row = at < rows ? at : rows - 1;
+    const bool inside = at < rows, real = first < f.E;
     const int t = int(row % f.T), head = int(row / f.T);
-    const T* const given = row_of<T>(f.d_o, head / f.H, head % f.H, t);
     const float W = f.W[row], shift = f.shift[row], r = f.r[row];
     const float post = p.post_gate ? p.post_gate[row] : 1;
     Lanes<n> u{}, du{};
-#pragma unroll
-    for (int i = 0; i < n; i += 2) {
-      if (channel(i) >= f.E) continue;
-      const float2 a = load_pair(us + row * f.E + channel(i)), b = load_pair(given + channel(i));
-      u[i] = a.x, u[i + 1] = a.y, du[i] = b.x, du[i + 1] = b.y;
+    if (real) {
+      u = load_8(us + row * f.E + first);
+      du = load_8(row_of<T>(f.d_o, head / f.H, head % f.H, t) + first);
     }
     float d_post = 0;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      if (channel(i) >= f.channels || r == 0) du[i] = 0;
-      d_post += du[i] * scaled(p, f.channels, channel(i), u[i]);
+      if (first + i >= f.channels || r == 0 || !inside) du[i] = 0;
+      d_post += du[i] * scaled(p, f.channels, first + i, u[i]);
       du[i] *= post;
       d_weight[i] += du[i] * u[i], d_bias[i] += du[i];
-      if (p.norm_weight && channel(i) < f.channels) du[i] *= p.norm_weight[channel(i)];
+      if (p.norm_weight && first + i < f.channels) du[i] *= p.norm_weight[first + i];
     }
-    d_post = warp_sum(d_post);
-    if (p.d_post_gate && lane() == 0) p.d_post_gate[row] = d_post;
-    const RowGradient d =
-        row_gradient(p, f.channels, row, u, du, W, shift, r, [](float x) { return warp_sum(x); });
-    if (f.g)
+    if (p.d_post_gate) {
+      d_post = row_sum<kLanes>(d_post);
+      if (leads && inside) p.d_post_gate[row] = d_post;
+    }
+    const RowGradient d = row_gradient(p, f.channels, row, leads && inside, u, du, W, shift, r,
+                                       [](float x) { return row_sum<kLanes>(x); });
+    if (!inside) continue;
+    if (f.g && real)
 #pragma unroll
-      for (int i = 0; i < n; i += 2)
-        if (channel(i) < f.E) store_pair<T>(f.g, row * f.E + channel(i), du[i], du[i + 1]);
-    if (lane() != 0) continue;
+      for (int i = 0; i < n; i += 2) store_pair<T>(f.g, row * f.E + first + i, du[i], du[i + 1]);
+    if (!leads) continue;
     // Without g the gradient of the result stands for it, without the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
-    const float sub = (f.centre ? f.centre[row] : 0) + by;
-    const float per = is_exp ? kLog2e : 1;
+    const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
     f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
     if (f.d_decay_query) f.d_decay_query[row] = d.pull;
   }
   if (!p.d_norm_weight) return;
-  __shared__ float sums[2][kRowWarps][C];
+  __shared__ float sums[2][kRowWarps * kRows][C];
 #pragma unroll
   for (int i = 0; i < n; ++i) {
-    sums[0][warp()][channel(i)] = d_weight[i];
-    sums[1][warp()][channel(i)] = d_bias[i];
+    sums[0][warp() * kRows + lane() / kLanes][first + i] = d_weight[i];
+    sums[1][warp() * kRows + lane() / kLanes][first + i] = d_bias[i];
   }
   __syncthreads();
   for (int c = int(threadIdx.x); c < f.E; c += 32 * kRowWarps) {
     float sum[2] = {};
-    for (int k = 0; k < kRowWarps; ++k) sum[0] += sums[0][k][c], sum[1] += sums[1][k][c];
+    for (int k = 0; k < kRowWarps * kRows; ++k) sum[0] += sums[0][k][c], sum[1] += sums[1][k][c];
     p.d_norm_weight[int64_t(blockIdx.x) * f.E + c] = sum[0];
     if (p.d_norm_bias) p.d_norm_bias[int64_t(blockIdx.x) * f.E + c] = sum[1];
   }

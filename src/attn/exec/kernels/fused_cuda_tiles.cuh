@@ -86,17 +86,16 @@ __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) 
   return bits;
 }
 
-// The product of the gates in (s, t] is e^min(from_start(t) - from_start(s), 0), each taken from
-// the first key of a tile: differences of running sums in double are exact enough in float32.
-__device__ inline float from_start(const Fused& f, const Head& head, int s, int start) {
-  const double* sums = f.decay + head.key(f, 0);
-  return float(sums[min(max(s, 0), f.S - 1)] - sums[start]);
+// The product of the gates in (s, t], from their running sums: of those a difference is taken in
+// double.
+__device__ inline double gates_at_key(const Fused& f, const Head& head, int s) {
+  return f.decay[head.key(f, min(max(s, 0), f.S - 1))];
 }
-__device__ inline float query_from_start(const Fused& f, const Head& head, int t, int start) {
-  return from_start(f, head, t + f.S - f.T, start);
+__device__ inline double gates_at_query(const Fused& f, const Head& head, int t) {
+  return gates_at_key(f, head, t + f.S - f.T);
 }
-__device__ inline float fade(float query, float key) {
-  return exp_fast(fminf(query - key, 0));
+__device__ inline float fade(double query, double key) {
+  return exp_fast(fminf(float(query - key), 0));
 }
 
 template <class T>
