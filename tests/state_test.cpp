@@ -26,16 +26,6 @@ std::vector<Variant> with_state() {
   return out;
 }
 
-// Tokens [from, to) of every input.
-Inputs part(Inputs in, int64_t from, int64_t to) {
-  for (const Input& i : input_table()) {
-    at::Tensor& x = in.*i.at;
-    const size_t axis = std::string_view(i.shape).find_first_of("TS");
-    if (x.defined() && axis != std::string_view::npos) x = x.narrow(int64_t(axis), from, to - from);
-  }
-  return in;
-}
-
 Inputs leaves(Inputs in) {
   for (const Input& i : input_table()) {
     at::Tensor& x = in.*i.at;
@@ -100,8 +90,8 @@ TEST(Chunks, CarryGradientsThroughTheState) {
     const at::Tensor direction = at::randn_like(truth);
     truth.backward(direction);
     Carry middle, last;
-    const at::Tensor first = attend_from(v.spec, part(in, 0, 20), {}, &middle);
-    const at::Tensor second = attend_from(v.spec, part(in, 20, 53), middle, &last);
+    const at::Tensor first = attend_from(v.spec, tokens(in, 0, 20), {}, &middle);
+    const at::Tensor second = attend_from(v.spec, tokens(in, 20, 53), middle, &last);
     const at::Tensor o = at::cat({first, second}, 2);
     o.backward(direction);
     expect_near(o, truth, 1e-9, v.name);
@@ -160,7 +150,7 @@ TEST(Chunks, GiveTheSameBitsWhateverTheThreads) {
 at::Tensor stream(State& state, const Inputs& in, const std::vector<int64_t>& ends) {
   std::vector<at::Tensor> results;
   int64_t from = 0;
-  for (int64_t to : ends) results.push_back(step(state, part(in, from, to))), from = to;
+  for (int64_t to : ends) results.push_back(step(state, tokens(in, from, to))), from = to;
   return at::cat(results, 2);
 }
 
@@ -203,9 +193,9 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
     State first = make_state(spec, shape_of(in), at::kDouble, 5);
     State second = make_state(spec, shape_of(in), at::kDouble, 7);
     stream(whole, in, {20, 21, 22, 52});
-    stream(first, in, {20, 21}), stream(second, part(in, 21, 53), {1, 2, 31});
+    stream(first, in, {20, 21}), stream(second, tokens(in, 21, 53), {1, 2, 31});
     merge(first, second);
-    const Inputs next = part(in, 52, 53);
+    const Inputs next = tokens(in, 52, 53);
     expect_near(step(first, next), step(whole, next), 1e-9, name);
     EXPECT_EQ(first.tokens, whole.tokens);
   }
@@ -230,11 +220,11 @@ TEST(States, AreSavedAndLoaded) {
     const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
     const Inputs in = random_inputs(v.spec, c);
     State state = make_state(v.spec, shape_of(in), at::kFloat, 8);
-    stream(state, part(in, 0, 40), {23, 40});
+    stream(state, tokens(in, 0, 40), {23, 40});
     save(state, file);
     State loaded = load_state(file);
     EXPECT_EQ(bytes(loaded), bytes(state)) << v.name;
-    const Inputs next = part(in, 40, 41);
+    const Inputs next = tokens(in, 40, 41);
     EXPECT_TRUE(at::equal(step(loaded, next), step(state, next))) << v.name;
   }
 }

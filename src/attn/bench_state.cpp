@@ -12,19 +12,9 @@
 
 namespace horner::attn {
 
-static Inputs tokens(const Spec& spec, const Stream& s, int64_t T, uint64_t seed) {
+static Inputs random_tokens(const Spec& spec, const Stream& s, int64_t T, uint64_t seed) {
   return random_inputs(
       spec, {.B = s.B, .H = s.H, .G = s.H, .T = T, .S = T, .D = s.D, .E = s.D, .seed = seed});
-}
-
-// Tokens [from, to) of every input.
-static Inputs span(Inputs in, int64_t from, int64_t to) {
-  for (const Input& i : input_table()) {
-    at::Tensor& x = in.*i.at;
-    const size_t axis = std::string_view(i.shape).find_first_of("TS");
-    if (x.defined() && axis != std::string_view::npos) x = x.narrow(int64_t(axis), from, to - from);
-  }
-  return in;
 }
 
 static State empty_state(const Spec& spec, const Stream& s) {
@@ -33,7 +23,7 @@ static State empty_state(const Spec& spec, const Stream& s) {
 
 std::string why_wrong(const Spec& spec, const Stream& s) {
   constexpr int64_t T = 150, kPrompt = 40;
-  const Inputs in = tokens(spec, s, T, 1);
+  const Inputs in = random_tokens(spec, s, T, 1);
   Inputs exact = in;
   for (const Input& i : input_table())
     if ((in.*i.at).defined()) exact.*i.at = (in.*i.at).to(at::kDouble);
@@ -42,8 +32,8 @@ std::string why_wrong(const Spec& spec, const Stream& s) {
   const auto distance = [&](const at::Tensor& o) { return (o - truth).abs().max().item<double>(); };
   const double own = distance(reference.run(spec, in, nullptr));
   State state = empty_state(spec, s);
-  std::vector<at::Tensor> results{step(state, span(in, 0, kPrompt))};
-  for (int64_t t = kPrompt; t < T; ++t) results.push_back(step(state, span(in, t, t + 1)));
+  std::vector<at::Tensor> results{step(state, tokens(in, 0, kPrompt))};
+  for (int64_t t = kPrompt; t < T; ++t) results.push_back(step(state, tokens(in, t, t + 1)));
   const double error = distance(at::cat(results, 2));
   const double allowed = 2 * own + 16 * 1.2e-7 * (1 + truth.abs().max().item<double>());
   if (error <= allowed) return "";
@@ -64,14 +54,14 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
   constexpr int kRuns = 7;
   std::vector<DecodeTime> out;
   State state = empty_state(spec, s);
-  const Inputs prompt = tokens(spec, s, kPrompt, 2), next = tokens(spec, s, kRun, 3);
+  const Inputs prompt = random_tokens(spec, s, kPrompt, 2), next = random_tokens(spec, s, kRun, 3);
   for (int64_t context : contexts) {
     while (state.tokens < context && !stop())
-      step(state, span(prompt, 0, std::min(kPrompt, context - state.tokens)));
+      step(state, tokens(prompt, 0, std::min(kPrompt, context - state.tokens)));
     std::vector<double> us;
     for (int run = 0; run <= kRuns && !stop(); ++run) {
       const Stopwatch watch;
-      for (int64_t t = 0; t < kRun; ++t) step(state, span(next, t, t + 1));
+      for (int64_t t = 0; t < kRun; ++t) step(state, tokens(next, t, t + 1));
       if (run > 0) us.push_back(watch.ms() / kRun * 1e3);
       if (state.finite) continue;
       // A cache forgets them again: each run begins after `context` tokens.
@@ -85,7 +75,7 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
 
 double state_gflops(const Spec& spec, const Stream& s, int64_t T) {
   const c10::NoGradGuard without_gradients;
-  const Inputs in = tokens(spec, s, T, 4);
+  const Inputs in = random_tokens(spec, s, T, 4);
   State state = empty_state(spec, s);
   step(state, in);
   std::vector<double> seconds;

@@ -43,6 +43,15 @@ std::span<const Input> input_table() {
   return kInputs;
 }
 
+Inputs tokens(Inputs in, int64_t from, int64_t to) {
+  for (const Input& i : kInputs) {
+    at::Tensor& x = in.*i.at;
+    const size_t axis = std::string_view(i.shape).find_first_of("TS");
+    if (x.defined() && axis != std::string_view::npos) x = x.narrow(int64_t(axis), from, to - from);
+  }
+  return in;
+}
+
 // The shape as a reader wants it: "[B, H, 3]".
 static std::string shape_text(const char* shape) {
   std::string out;

@@ -21,6 +21,9 @@ struct Input {
 
 std::span<const Input> input_table();
 
+// Tokens from <= t < to of one stream: of every input that has tokens, keys' and queries' alike.
+Inputs tokens(Inputs, int64_t from, int64_t to);
+
 std::string dtype_name(at::ScalarType);  // "float32"
 
 // Throws, naming what was wanted and what came, unless the inputs are those that the spec takes.

@@ -20,19 +20,10 @@ static int64_t padded_size(int64_t n) {
   return (n + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
 }
 
-// Which axis of an input counts tokens, of which letters; -1 for none.
-static int64_t token_axis(const Input& i, std::string_view letters) {
-  const size_t at = std::string_view(i.shape).find_first_of(letters);
+// Which axis of an input counts keys; -1 for none.
+static int64_t key_axis(const Input& i) {
+  const size_t at = std::string_view(i.shape).find('S');
   return at == std::string_view::npos ? -1 : int64_t(at);
-}
-
-static Inputs token(Inputs in, int64_t t) {
-  for (const Input& i : input_table()) {
-    at::Tensor& x = in.*i.at;
-    const int64_t axis = token_axis(i, "TS");
-    if (x.defined() && axis >= 0) x = x.narrow(axis, t, 1);
-  }
-  return in;
 }
 
 static at::ScalarType sums_dtype(const State& s) {
@@ -258,7 +249,7 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
     x = fresh;
   };
   for (const Input& i : input_table()) {
-    const int64_t axis = token_axis(i, "S");
+    const int64_t axis = key_axis(i);
     const at::Tensor& from = in.*i.at;
     at::Tensor& x = s.recent.*i.at;
     if (axis < 0 || i.role == Role::mask || !from.defined()) continue;
@@ -286,7 +277,7 @@ static bool has_kernel(const State& s) {
 static void append(State& s, const Inputs& in, int64_t n) {
   make_room(s, in, n);
   for (const Input& i : input_table()) {
-    const int64_t axis = token_axis(i, "S");
+    const int64_t axis = key_axis(i);
     if (axis >= 0 && i.role != Role::mask && (in.*i.at).defined())
       put(s.recent.*i.at, in.*i.at, axis, s.held);
   }
@@ -302,7 +293,7 @@ static at::Tensor step_keys(State& s, const Inputs& in) {
   if (n == 1 && has_kernel(s)) return result(s, in, in.q);
   Inputs all = in;
   for (const Input& i : input_table()) {
-    const int64_t axis = token_axis(i, "S");
+    const int64_t axis = key_axis(i);
     if (axis < 0 || !(s.recent.*i.at).defined()) continue;
     at::Tensor x = (s.recent.*i.at).narrow(axis, 0, s.held);
     if (x.dim() == 4) x = x.narrow(3, 0, (in.*i.at).size(3));
@@ -331,7 +322,7 @@ at::Tensor step(State& s, const Inputs& in) {
     return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
   }
   std::vector<at::Tensor> results;
-  for (int64_t t = 0; t < in.q.size(2); ++t) results.push_back(step_sums(s, token(in, t)));
+  for (int64_t t = 0; t < in.q.size(2); ++t) results.push_back(step_sums(s, tokens(in, t, t + 1)));
   return results.size() == 1 ? results[0] : at::cat(results, 2);
 }
 
@@ -340,7 +331,7 @@ static Inputs held_keys(const State& later) {
   Inputs keys;
   for (const Input& i : input_table()) {
     const at::Tensor& x = later.recent.*i.at;
-    if (x.defined()) keys.*i.at = x.narrow(token_axis(i, "S"), 0, later.held);
+    if (x.defined()) keys.*i.at = x.narrow(key_axis(i), 0, later.held);
   }
   return keys;
 }

@@ -9,17 +9,6 @@
 
 namespace horner::attn::exec {
 
-// Tokens [from, to) of every input.
-static Inputs span(Inputs in, int64_t from, int64_t to) {
-  for (const Input& i : input_table()) {
-    at::Tensor& x = in.*i.at;
-    const size_t axis = std::string_view(i.shape).find_first_of("TS");
-    if (x.defined() && axis != std::string_view::npos) x = x.narrow(int64_t(axis), from, to - from);
-  }
-  in.cu_seqlens = at::Tensor();
-  return in;
-}
-
 static at::Tensor one_by_one(const Spec& spec, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2), B = in.q.size(0), G = in.k.size(1);
   Inputs whole = in;  // with queries for the first keys, which nobody asks
@@ -31,6 +20,7 @@ static at::Tensor one_by_one(const Spec& spec, const Inputs& in) {
     shape[axis] = S - T;
     x = at::cat({at::zeros(shape, x.options()), x}, int64_t(axis));
   }
+  whole.cu_seqlens = at::Tensor();
   std::vector<int64_t> cuts{0, S};
   if (in.cu_seqlens.defined()) {
     const at::Tensor c = in.cu_seqlens.to(at::kLong).contiguous();
@@ -40,7 +30,7 @@ static at::Tensor one_by_one(const Spec& spec, const Inputs& in) {
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     State state = make_state(spec, {B, G, in.k.size(3), in.v.size(3)}, in.q.scalar_type(), 1);
     for (int64_t t = cuts[i]; t < cuts[i + 1]; ++t)
-      results.push_back(step(state, span(whole, t, t + 1)));
+      results.push_back(step(state, tokens(whole, t, t + 1)));
   }
   return at::cat(results, 2).narrow(2, S - T, T);
 }
