@@ -48,6 +48,21 @@ void expect_right(const char* name, const Case& c) {
                       << text(c);
 }
 
+// For the sanitizers: no kernels but our own and torch's simplest.
+TEST_F(Cuda, SmallRunsAreFinite) {
+  for (const char* name : kVariants)
+    for (at::ScalarType dtype : kDtypes)
+      for (const Case& c : standard_cases(dtype, at::kCUDA)) {
+        if (c.T > 200 || c.hot) continue;
+        Inputs in = random_inputs(find(name).spec, c);
+        for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
+        const at::Tensor o = attend(find(name).spec, in, "fused_cuda");
+        o.backward(at::ones_like(o));
+        for (const at::Tensor& x : {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()})
+          EXPECT_TRUE(x.isfinite().all().item<bool>()) << name << " " << text(c);
+      }
+}
+
 TEST_F(Cuda, SmallCasesAreRight) {
   for (const char* name : kVariants)
     for (at::ScalarType dtype : kDtypes)

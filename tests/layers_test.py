@@ -19,7 +19,7 @@ LAYERS = {
 TORCH = re.compile(r"^(ATen|c10|torch)/")
 WITHOUT_TORCH = ("src/core/", "src/report/", "src/attn/exec/kernels/", "src/attn/spec.h", "src/attn/math.h",
                  "src/attn/formula", "src/attn/plan", "src/attn/spec_text", "src/attn/catalog")  # fmt: skip
-SOURCES = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in {".h", ".cpp", ".cu"})
+SOURCES = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"})
 
 
 def includes(path):

@@ -95,7 +95,7 @@ __device__ inline double gates_at_query(const Fused& f, const Head& head, int t)
   return gates_at_key(f, head, t + f.S - f.T);
 }
 __device__ inline float fade(double query, double key) {
-  return exp_fast(fminf(float(query - key), 0));
+  return expf(fminf(float(query - key), 0));
 }
 
 template <class T>
