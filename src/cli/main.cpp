@@ -2,7 +2,6 @@
 //   exit code 0: fine · 1: a check failed · 2: an error, one line on stderr · 130: stopped by
 //   Ctrl-C
 #include <c10/util/Exception.h>
-#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -137,8 +136,6 @@ static int exit_code(Outcome outcome) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);
-  // Large tensors come and go all the time: keep their pages.
-  mallopt(M_MMAP_THRESHOLD, 1 << 30), mallopt(M_TRIM_THRESHOLD, 1 << 30);
   try {
     return horner::cli::exit_code(horner::cli::run(argc, argv));
   } catch (const c10::Error& e) {
