@@ -145,3 +145,16 @@ def test_gemma_3_270m(tmp_path):
     with torch.no_grad():
         wanted = model(tokens).logits
     assert (logits_of(folder, tokens, tmp_path) - wanted).abs().max() < 1e-3 * wanted.abs().max() / 10
+
+
+@pytest.mark.skipif(not os.path.exists(PRETRAINED), reason="no pretrained weights: make pretrained")
+def test_gemma_goes_on_with_the_same_tokens(tmp_path):
+    prompt = "The history of mathematics begins"
+    done = subprocess.run([HORNER, "generate", "--model", PRETRAINED, "--prompt", prompt, "--tokens", "24",
+                           "--temperature", "0", "--json"], capture_output=True, text=True, check=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(PRETRAINED).eval()
+    words = transformers.AutoTokenizer.from_pretrained(PRETRAINED)
+    tokens = torch.tensor([[2, *words(prompt, add_special_tokens=False).input_ids]])
+    with torch.no_grad():
+        wanted = model.generate(tokens, max_new_tokens=24, min_new_tokens=24, do_sample=False)[0, tokens.shape[1]:]
+    assert json.loads(done.stdout)["tokens"] == wanted.tolist()
