@@ -34,6 +34,8 @@ struct Rope {
   double theta = 10000, factor = 1;
   bool llama3 = false;
   double low = 1, high = 4, original = 8192;
+
+  bool operator==(const Rope&) const = default;
 };
 
 struct LayerConfig {

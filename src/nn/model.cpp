@@ -170,11 +170,14 @@ static at::Tensor normed(const ModelConfig& c, const at::Tensor& x, const at::Te
   return unit.to(x.scalar_type()) * weight;
 }
 
-// cos and sin [T, D / 2] of the positions from `from` on.
-static std::pair<at::Tensor, at::Tensor> rotation(const Rope& r, int64_t D, int64_t from,
-                                                  int64_t T) {
+struct Rotation {
+  at::Tensor cos, sin;  // [T, D / 2]
+};
+// Of the positions from `from` on.
+static Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t T) {
   constexpr double kTurn = 2 * M_PI;
   const at::Tensor f = at::empty({D / 2}, at::kFloat);
+  float* const frequency = f.data_ptr<float>();
   for (int64_t i = 0; i < D / 2; ++i) {
     double inverse = 1 / std::pow(r.theta, double(2 * i) / double(D));
     if (r.llama3) {
@@ -187,14 +190,14 @@ static std::pair<at::Tensor, at::Tensor> rotation(const Rope& r, int64_t D, int6
     } else {
       inverse /= r.factor;
     }
-    f[i] = float(inverse);
+    frequency[i] = float(inverse);
   }
   const at::Tensor angle = at::arange(from, from + T, at::kFloat).unsqueeze(1) * f;
   return {angle.cos(), angle.sin()};
 }
 // The two halves of the channels turn together.
-static at::Tensor turned(const at::Tensor& x, const std::pair<at::Tensor, at::Tensor>& by) {
-  const at::Tensor cos = by.first.to(x.scalar_type()), sin = by.second.to(x.scalar_type());
+static at::Tensor turned(const at::Tensor& x, const Rotation& by) {
+  const at::Tensor cos = by.cos.to(x.scalar_type()), sin = by.sin.to(x.scalar_type());
   const auto half = x.chunk(2, -1);
   return at::cat({half[0] * cos - half[1] * sin, half[1] * cos + half[0] * sin}, -1);
 }
@@ -203,7 +206,8 @@ static at::Tensor heads_of(const at::Tensor& x, int64_t heads) {  // [B, T, n D]
   return x.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
 }
 
-static attn::Inputs attention_inputs(const Model& m, size_t i, const at::Tensor& x, int64_t from) {
+static attn::Inputs attention_inputs(const Model& m, size_t i, const at::Tensor& x,
+                                     const Rotation& by) {
   const ModelConfig& c = m.config;
   const Layer& l = m.layers[i];
   attn::Inputs in;
@@ -211,10 +215,7 @@ static attn::Inputs attention_inputs(const Model& m, size_t i, const at::Tensor&
   in.k = heads_of(at::linear(x, l.k, l.k_bias), c.G);
   in.v = heads_of(at::linear(x, l.v, l.v_bias), c.G);
   if (c.family->query_key_norm) in.q = normed(c, in.q, l.q_norm), in.k = normed(c, in.k, l.k_norm);
-  if (c.family->rotary) {
-    const auto by = rotation(c.layers[i].rope, c.D, from, x.size(1));
-    in.q = turned(in.q, by), in.k = turned(in.k, by);
-  }
+  if (c.family->rotary) in.q = turned(in.q, by), in.k = turned(in.k, by);
   for (const attn::Input& input : attn::input_table()) {
     if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
     if (!input.wanted(c.layers[i].attention)) continue;
@@ -255,11 +256,20 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   if (c.family->scaled_embedding)
     x = x * at::scalar_tensor(std::sqrt(double(c.C)), at::kFloat).to(x.scalar_type());
   if (!c.family->rotary) x = x + m.positions.narrow(0, from, T);
+  // Layers share few kinds of positions: each is computed once.
+  std::vector<std::pair<Rope, Rotation>> rotations;
+  const auto rotation_of = [&](const Rope& r) -> const Rotation& {
+    for (const auto& [rope, by] : rotations)
+      if (rope == r) return by;
+    const Rotation by = c.family->rotary ? rotation(r, c.D, from, T) : Rotation{};
+    return rotations.emplace_back(r, by).second;
+  };
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const Layer& l = m.layers[i];
     const attn::Spec& spec = c.layers[i].attention;
     const attn::Inputs in =
-        attention_inputs(m, i, normed(c, x, l.before_attention, l.before_attention_bias), from);
+        attention_inputs(m, i, normed(c, x, l.before_attention, l.before_attention_bias),
+                         rotation_of(c.layers[i].rope));
     at::Tensor a =
         run.states ? attn::step((*run.states)[i], in) : attn::attend(spec, in, run.execution);
     if (run.probe && run.probe->attention) run.probe->attention(int64_t(i), spec, in, a);
