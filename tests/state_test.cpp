@@ -183,6 +183,16 @@ TEST(States, APromptThenDecodingIsTheWholeSequence) {
   }
 }
 
+// q^40 is beyond the range of a float: a prompt in chunks and tokens after it share one state.
+TEST(States, OfHighOrderGoOnFromAPrompt) {
+  const Spec spec = find("taylor40").spec;
+  Inputs in = random_inputs(spec, {.T = 41, .S = 41, .D = 2, .E = 3, .dtype = at::kDouble});
+  in.q *= 12;
+  State state = make_state(spec, shape_of(in), at::kDouble, 3);
+  const at::Tensor truth = execution("reference").run(spec, in, nullptr);
+  expect_near(stream(state, in, {23, 24, 25, 30, 41}), truth, 1e-6, "taylor40");
+}
+
 TEST(States, MergeAsIfOneHadFollowedTheOther) {
   uint64_t seed = 900;
   for (const char* name : {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax",

@@ -12,6 +12,23 @@ static double choose(double n, int k) {
   return std::round(c);
 }
 
+struct OrdersOf {
+  Orders operator()(Power w) const { return {w.degree, w.degree}; }
+  Orders operator()(Taylor w) const { return {0, w.order}; }
+  template <class W>
+  Orders operator()(W) const {
+    return {0, 0};
+  }
+};
+Orders orders(const Weight& w) {
+  return std::visit(OrdersOf{}, w);
+}
+
+static int64_t channels(const Spec& spec, int64_t D) {
+  const auto* projected = std::get_if<Project>(&spec.features);
+  return projected ? projected->dim : D;
+}
+
 struct FeatureCount {
   double D;
 
@@ -25,22 +42,12 @@ struct FeatureCount {
 
 double feature_count(const Spec& spec, int64_t D) {
   if (!why_no_state(spec).empty()) return INFINITY;
-  const auto* projected = std::get_if<Project>(&spec.features);
-  return std::visit(FeatureCount{double(projected ? projected->dim : D)}, spec.weight);
+  return std::visit(FeatureCount{double(channels(spec, D))}, spec.weight);
 }
-
-struct HighestOrder {
-  int operator()(Power w) const { return w.degree; }
-  int operator()(Taylor w) const { return w.order; }
-  template <class W>
-  int operator()(W) const {
-    return 0;
-  }
-};
 
 bool sums_in_double(const Spec& spec) {
   constexpr int kHighestInFloat = 3;
-  return std::visit(HighestOrder{}, spec.weight) > kHighestInFloat;
+  return orders(spec.weight).last > kHighestInFloat;
 }
 
 double state_bytes(const Spec& spec, int64_t D, int64_t E) {
@@ -62,8 +69,7 @@ std::string why_too_large(const Spec& spec, const StateShape& s) {
 
 // The same with one order less.
 static Spec lowered(Spec spec) {
-  const int order = std::visit(HighestOrder{}, spec.weight);
-  spec.weight = Taylor{std::max(0, order - 1)};
+  spec.weight = Taylor{std::max(0, orders(spec.weight).last - 1)};
   return spec;
 }
 
@@ -85,11 +91,6 @@ std::string why_no_state(const Spec& spec) {
   if (is<Adaptive>(spec.sharpness)) return "its temperature needs the whole row";
   if (!is<Causal>(spec.mask)) return "only a causal mask has a running state";
   return "";
-}
-
-static int64_t channels(const Spec& spec, int64_t D) {
-  const auto* projected = std::get_if<Project>(&spec.features);
-  return projected ? projected->dim : D;
 }
 
 double work_in_tiles(const Spec& spec, int64_t T, int64_t S, int64_t D, int64_t E) {

@@ -13,6 +13,12 @@ namespace horner::attn {
 // weight has no finite state.
 double feature_count(const Spec&, int64_t D);
 
+// The lowest and the highest order of a polynomial weight; 0 and 0 of any other.
+struct Orders {
+  int first, last;
+};
+Orders orders(const Weight&);
+
 // Whether the sums of its state are kept in double: above order 3 they cancel more than the weights
 // themselves do, and in float32 would be further from the truth than `reference` is.
 bool sums_in_double(const Spec&);

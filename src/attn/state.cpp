@@ -133,7 +133,7 @@ static Decode<R> problem(const State& s) {
   c.room = s.room, c.to = s.held;
   if (!s.finite) return c;
   c.S = pointer<R>(s.carry.S), c.z = pointer<R>(s.carry.z), c.F = s.carry.z.size(2);
-  const exec::Orders o = exec::orders(s.spec.weight);
+  const Orders o = orders(s.spec.weight);
   c.first = o.first, c.last = o.last;
   return c;
 }
@@ -142,14 +142,10 @@ static Decode<R> problem(const State& s) {
 template <class R, class F>
 static void for_each_head(const Decode<R>& c, const F& task) {
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
-  const int64_t size = kernels_for<R>().scratch(c) * int64_t(sizeof(R) / sizeof(float)) + 16;
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
-  const auto one = [&](int64_t i, float* own) {
-    task(c, i, reinterpret_cast<R*>((reinterpret_cast<uintptr_t>(own) + 63) / 64 * 64));
-  };
-  if (heads * each >= kWorth) return exec::for_each_task(heads, size, one);
-  const std::unique_ptr<float[]> own(new float[size_t(size)]);
-  for (int64_t i = 0; i < heads; ++i) one(i, own.get());
+  exec::for_each_task<R>(
+      heads, kernels_for<R>().scratch(c), [&](int64_t i, R* own) { task(c, i, own); },
+      heads * each >= kWorth ? heads : 1);
 }
 
 // N, W and shift of one query a head.

@@ -29,18 +29,6 @@ struct ChunkJob : torch::CustomClassHolder {
   bool wanted, in_place;
 };
 
-struct OrdersOf {
-  Orders operator()(Taylor w) const { return {0, w.order}; }
-  Orders operator()(Power w) const { return {w.degree, w.degree}; }
-  template <class W>
-  Orders operator()(W) const {
-    fail("its weight has no orders");
-  }
-};
-Orders orders(const Weight& w) {
-  return std::visit(OrdersOf{}, w);
-}
-
 at::ScalarType sums_dtype(const Spec& spec, at::ScalarType of_inputs) {
   return of_inputs == at::kDouble || sums_in_double(spec) ? at::kDouble : at::kFloat;
 }
@@ -83,12 +71,8 @@ static Chunked<R> problem(const ChunkJob& job, const ChunkTensors& x) {
 
 template <class R, class F>
 static void for_each_segment(const Chunked<R>& c, const F& task) {
-  const int64_t size = kernels_for<R>().scratch(c), n = c.B * c.G * c.segments;
-  // scratch is counted in floats
-  for_each_task(n, size * int64_t(sizeof(R) / sizeof(float)) + 16, [&](int64_t i, float* own) {
-    const auto aligned = (reinterpret_cast<uintptr_t>(own) + 63) / 64 * 64;
-    task(c, i, reinterpret_cast<R*>(aligned));
-  });
+  for_each_task<R>(c.B * c.G * c.segments, kernels_for<R>().scratch(c),
+                   [&](int64_t i, R* own) { task(c, i, own); });
 }
 
 struct ChunkResult {
@@ -128,17 +112,14 @@ static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const a
                              const at::Tensor& z, const std::vector<at::Tensor>& grads) {
   Chunked<R> c = problem<R>(job, x);
   c.F = S.size(3), c.slots = S.size(2);
-  const auto contiguous = [](const at::Tensor& g, const at::Tensor& like_or_shape) {
-    return g.defined() ? g.contiguous() : at::zeros_like(like_or_shape);
+  const auto or_zeros = [&](const at::Tensor& g, std::vector<int64_t> shape) {
+    return g.defined() ? g.contiguous() : at::zeros(shape, x.q.options());
   };
-  const at::Tensor N_like = at::empty({0}, x.q.options());
-  const at::Tensor dN = grads[0].defined() ? grads[0].contiguous()
-                                           : at::zeros({c.B, c.H, c.T, c.E}, N_like.options());
-  const at::Tensor dW =
-      grads[1].defined() ? grads[1].contiguous() : at::zeros({c.B, c.H, c.T}, N_like.options());
+  const at::Tensor dN = or_zeros(grads[0], {c.B, c.H, c.T, c.E});
+  const at::Tensor dW = or_zeros(grads[1], {c.B, c.H, c.T});
   const at::Tensor dS = at::empty_like(S), dz = at::empty_like(z);
-  dS.select(2, c.segments).copy_(contiguous(grads[2], S.select(2, 0)));
-  dz.select(2, c.segments).copy_(contiguous(grads[3], z.select(2, 0)));
+  dS.select(2, c.segments).copy_(or_zeros(grads[2], {c.B, c.G, c.F, c.E}));
+  dz.select(2, c.segments).copy_(or_zeros(grads[3], {c.B, c.G, c.F}));
   c.wanted = job.wanted && (grads[2].defined() || grads[3].defined());
   ChunkTensors d{at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v)};
   if (x.decay.defined()) d.decay = at::zeros_like(x.decay);
@@ -182,7 +163,7 @@ struct ChunkedAttend : torch::autograd::Function<ChunkedAttend> {
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
-    check_first_order();
+    check_first_order("chunked");
     const auto saved = ctx->get_saved_variables();
     const auto job =
         c10::static_intrusive_pointer_cast<ChunkJob>(ctx->saved_data["job"].toCapsule());
@@ -230,11 +211,6 @@ Cut cut(const Spec& spec, const Inputs& in) {
   return {C, (T + length - 1) / length, length};
 }
 
-// e_N needs q^N: a power of two between the two sides keeps that inside the range of a float.
-static double unit(int order) {
-  return order <= 20 ? 1 : order <= 80 ? 4 : 8;
-}
-
 at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, const Carry* before,
                             Carry* after, bool in_place) {
   const Prepared p(spec, in, before ? before->count : at::Tensor());
@@ -248,21 +224,19 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   job->wanted = after != nullptr, job->in_place = in_place;
   if (in.keep.defined()) job->keep = in.keep.contiguous();
 
-  const double u = unit(job->orders.last);
   const auto front = [&](const at::Tensor& x) {  // queries for the first keys, which nobody asks
     return S == T ? x : at::constant_pad_nd(x, {0, 0, S - T, 0});
   };
   const bool one_scale = p.factor.dim() == 0;  // for all queries: the kernel multiplies
-  job->scale = (one_scale ? p.factor.item<double>() : 1) / u;
+  job->scale = one_scale ? p.factor.item<double>() : 1;
   const at::Tensor q = one_scale ? p.q : p.q.to(dtype) * p.factor;
-  const at::Tensor k = u == 1 ? p.k : p.k * u;
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-  ChunkTensors x{padded(front(q), dtype), padded(k, dtype), padded(v, dtype)};
+  ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
   x.decay = p.decay;
   at::Tensor keys;
   if (spec.centred) {
-    keys = p.seen.sums(k * p.ones);  // [B, G, T, D], double
-    if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2) * u;
+    keys = p.seen.sums(p.k * p.ones);  // [B, G, T, D], double
+    if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2);
     const at::Tensor mean = (keys / p.count.clamp_min(1)).repeat_interleave(p.repeats, 1);
     x.centre = front((q * mean).sum(-1, true) * job->scale).squeeze(-1).to(dtype).contiguous();
   }
@@ -287,7 +261,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
     const int64_t B = in.q.size(0);
     Carry next{r.S.contiguous(), r.z.contiguous(), {}, {}, {}, {}};
     next.count = p.count.select(2, T - 1).reshape({-1}).to(at::kDouble).expand({B}).contiguous();
-    if (spec.centred) next.keys = keys.select(2, T - 1) / u;
+    if (spec.centred) next.keys = keys.select(2, T - 1);
     if (sums.gates.defined())
       next.gates = sums.gates.to(at::kDouble)
                        .view({B, in.k.size(1), p.repeats, T})

@@ -14,12 +14,6 @@ struct Cut {
 // float32 up to the order where its sums hold what `reference` does, double above and for double.
 at::ScalarType sums_dtype(const Spec&, at::ScalarType of_inputs);
 
-// The highest order of a polynomial weight, and the lowest.
-struct Orders {
-  int first, last;
-};
-Orders orders(const Weight&);
-
 // By the shape alone: the same bits whatever the number of threads.
 Cut cut(const Spec&, const Inputs&);
 

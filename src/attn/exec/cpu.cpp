@@ -60,9 +60,9 @@ at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
   return all;
 }
 
-void check_first_order() {
-  check(!c10::GradMode::is_enabled(),
-        "gradients of gradients: only 'reference' has them, not 'fused_cpu'");
+void check_first_order(std::string_view execution) {
+  check(!c10::GradMode::is_enabled(), "gradients of gradients: only 'reference' has them, not '",
+        execution, "'");
 }
 
 at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {

@@ -7,20 +7,25 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <memory>
 
 #include "attn/attend.h"
 
 namespace horner::attn::exec {
 
-// Tasks one by one to whichever thread is free: they differ in length. Each thread has `scratch`
-// floats of its own.
-template <class F>
-void for_each_task(int64_t n, int64_t scratch, const F& f) {
+// Tasks one by one to whichever thread is free: they differ in length. Each thread, of which there
+// are at most `threads`, has `scratch` numbers of its own, at the beginning of a vector.
+template <class R = float, class F>
+void for_each_task(int64_t n, int64_t scratch, const F& f,
+                   int64_t threads = std::numeric_limits<int64_t>::max()) {
+  constexpr int64_t kRoom = 64 / int64_t(sizeof(R));
   std::atomic<int64_t> next = 0;
-  at::parallel_for(0, std::min<int64_t>(n, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    const std::unique_ptr<float[]> own(scratch ? new float[size_t(scratch)] : nullptr);
-    for (int64_t i; (i = next++) < n;) f(i, own.get());
+  threads = std::min<int64_t>({n, threads, at::get_num_threads()});
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    const std::unique_ptr<R[]> own(scratch ? new R[size_t(scratch + kRoom)] : nullptr);
+    R* aligned = reinterpret_cast<R*>((reinterpret_cast<uintptr_t>(own.get()) + 63) / 64 * 64);
+    for (int64_t i; (i = next++) < n;) f(i, aligned);
   });
 }
 template <class F>
@@ -57,8 +62,9 @@ struct Prepared {
 // null.
 at::Tensor statistics_memory(const Inputs&, Statistics* to);
 
-// Throws where a graph of the gradients is wanted: the kernels have no gradients of gradients.
-void check_first_order();
+// Throws where a graph of the gradients is wanted: the kernels of that execution have no gradients
+// of gradients.
+void check_first_order(std::string_view execution);
 
 // With channels of zeros up to a multiple of kernels::kPad, contiguous.
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);

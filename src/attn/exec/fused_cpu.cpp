@@ -215,7 +215,7 @@ struct FusedAttend : torch::autograd::Function<FusedAttend> {
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
-    check_first_order();
+    check_first_order("fused_cpu");
     const auto saved = ctx->get_saved_variables();
     const auto job = c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule());
     const at::Tensor* sums = &saved[Tensors::kCount];

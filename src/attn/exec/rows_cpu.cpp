@@ -98,7 +98,7 @@ struct RowSums : torch::autograd::Function<RowSums> {
 
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
-    check_first_order();
+    check_first_order("fused_cpu");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &g = saved[3];
     const auto job = c10::static_intrusive_pointer_cast<RowJob>(ctx->saved_data["job"].toCapsule());
