@@ -116,11 +116,16 @@ static int unused(const Words& a) {
   const auto make = [] { return at::ones({3}, at::kDouble).requires_grad_(true); };
   const at::Tensor shared = make(), first = make(), none = make();
   train::GradientAverage average(group, {shared, first, none});
+  const auto half = [&] {
+    const at::Tensor loss = (shared * (0.5 * (r.rank + 1))).sum();
+    return r.rank == 0 ? loss + 3 * first.sum() : loss;
+  };
   for (int step = 0; step < 3; ++step) {
     drop_gradients({shared, first, none});
-    at::Tensor loss = (shared * double(r.rank + 1)).sum();
-    if (r.rank == 0) loss = loss + 6 * first.sum();
-    average.backward(loss);
+    average.backward(half(), false);
+    check(shared.grad().eq(0.5 * (r.rank + 1)).all().item<bool>(),
+          "averaged before the last part of a step: ", shared.grad());
+    average.backward(half());
   }
   check(!none.grad().defined(), "a gradient of a parameter that nobody uses");
   attn::save_tensors(a[1] + std::to_string(r.rank),
