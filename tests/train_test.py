@@ -257,8 +257,8 @@ def test_tensorboard_reads_what_is_written(tmp_path):
 
 def together(out, n, *options, **more):
     """The same by n processes that torchrun starts."""
-    torchrun = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--no-python", f"--nproc-per-node={n}"]
-    return subprocess.Popen([*torchrun, "--master-port=0", HORNER, "train", "--out", str(out), *map(str, options)],
+    torchrun = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--no-python", "--standalone", f"--nproc-per-node={n}"]
+    return subprocess.Popen([*torchrun, HORNER, "train", "--out", str(out), *map(str, options)],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env={**os.environ, "OMP_NUM_THREADS": "1"}, **more)  # fmt: skip
 
