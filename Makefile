@@ -37,6 +37,7 @@ demo: build
 	build/horner check --dtype float32
 
 test: build format-check test-asan
+	@PYTHON=$(PYTHON) scripts/install-packages test || echo "without a browser: the tests of reports are skipped" >&2
 	ctest --test-dir build --output-on-failure -j 2
 
 # The tests of the library under the address and undefined-behaviour sanitizers, on the smaller sizes.
