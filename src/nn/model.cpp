@@ -212,7 +212,8 @@ static attn::Inputs attention_inputs(const Model& m, size_t i, const at::Tensor&
   const Layer& l = m.layers[i];
   attn::Inputs in;
   in.q = heads_of(at::linear(x, l.q, l.q_bias), c.H);
-  in.k = heads_of(at::linear(x, l.k, l.k_bias), c.G);
+  const at::Tensor before = c.key_shift ? at::constant_pad_nd(x, {0, 0, 1, -1}) : x;
+  in.k = heads_of(at::linear(before, l.k, l.k_bias), c.G);
   in.v = heads_of(at::linear(x, l.v, l.v_bias), c.G);
   if (c.family->query_key_norm) in.q = normed(c, in.q, l.q_norm), in.k = normed(c, in.k, l.k_norm);
   if (c.family->rotary) in.q = turned(in.q, by), in.k = turned(in.k, by);
@@ -239,6 +240,9 @@ static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x)
 }
 
 std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
+  check(!m.config.key_shift,
+        "a model with key_shift cannot go on token by token: its states do not keep the token "
+        "before");
   std::vector<attn::State> out;
   for (const LayerConfig& l : m.config.layers)
     out.push_back(attn::make_state(l.attention, {batch, m.config.G, m.config.D, m.config.D},
