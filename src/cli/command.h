@@ -32,6 +32,7 @@ Action data(CLI::App&);
 Action generate(CLI::App&);
 Action info(CLI::App&);
 Action plan(CLI::App&);
+Action train(CLI::App&);
 
 // The variants that the patterns name, each once: globs over `variants`, and names that attn::find
 // knows. Without a pattern all of them. A pattern that names none throws, with the nearest.

@@ -30,7 +30,11 @@ static bool is_joined(const Slot& s) {
 }
 
 Model load_model(const fs::path& folder) {
-  Model m{model_config(read_json(folder / "config.json"))};
+  return load_model(folder, model_config(read_json(folder / "config.json")));
+}
+
+Model load_model(const fs::path& folder, const ModelConfig& config) {
+  Model m{config};
   const attn::TensorsFile file = attn::load_tensors(folder);
   std::map<std::string, int64_t> taken;  // of joined tensors: how many rows
   for (Slot& s : slots(m)) {

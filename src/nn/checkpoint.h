@@ -10,6 +10,8 @@ namespace horner::nn {
 // Views of the mapped files wherever they are kept as we use them. An error names the file and the
 // tensor; nothing is half-loaded.
 Model load_model(const std::filesystem::path& folder);
+// The same with another config than the folder's.
+Model load_model(const std::filesystem::path& folder, const ModelConfig&);
 
 // So that `transformers` opens it, and load_model does.
 void save_model(const Model&, const std::filesystem::path& folder);

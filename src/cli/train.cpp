@@ -1,0 +1,142 @@
+// horner train: a model from a preset, a folder or a config.json, and its run's folder.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <iostream>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/run.h"
+#include "cli/table.h"
+#include "core/check.h"
+#include "core/stopwatch.h"
+#include "study/tasks.h"
+#include "train/start.h"
+#include "train/trainer.h"
+
+namespace horner::cli {
+
+using train::Json;
+
+struct TrainOptions {
+  std::map<std::string, std::string> given;  // settings by name, as typed
+  std::string config, out;
+  bool resume = false, json = false;
+};
+
+// A typed value as JSON of the kind that the setting has.
+static Json typed(const train::Setting& row, const std::string& text) {
+  if (row.at.index() == 0) return text;
+  const Json j = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  horner::check(!j.is_discarded(), "--", row.name, " cannot be '", text, "'");
+  return j;
+}
+
+static train::Settings settings_of(const TrainOptions& o) {
+  train::Settings s;
+  const std::filesystem::path before = std::filesystem::path(o.out) / "settings.json";
+  if (o.resume && std::filesystem::exists(before))
+    read_settings(s, train::read_json(before), before.string());
+  if (!o.config.empty()) read_settings(s, train::read_json(o.config), o.config);
+  for (const train::Setting& row : train::setting_table())
+    if (const auto found = o.given.find(row.name); found != o.given.end())
+      read_settings(s, {{row.name, typed(row, found->second)}}, "--" + std::string(row.name));
+  return s;
+}
+
+static std::string duration(double seconds) {
+  const auto n = int64_t(seconds);
+  return n >= 3600
+             ? formatted("%.0f h ", double(n / 3600)) + formatted("%.0f min", double(n / 60 % 60))
+         : n >= 60 ? formatted("%.0f min ", double(n / 60)) + formatted("%.0f s", double(n % 60))
+                   : formatted("%.0f s", double(n));
+}
+
+static std::string line(const train::Progress& p) {
+  std::string out = std::to_string(p.step) + "/" + std::to_string(p.steps);
+  out += formatted("  loss %.4f", p.loss) + formatted("  gradient %.3g", p.norm);
+  if (!std::isnan(p.validation_loss)) out += formatted("  validation %.4f", p.validation_loss);
+  out += "  " + count_text(std::round(p.tokens_per_second)) + " tokens/s";
+  out += formatted("  %.0f %% of peak", 100 * p.share_of_peak);
+  return out + "  " + duration(p.seconds_left) + " left";
+}
+
+// A bar that is drawn over on a terminal; elsewhere a line now and then.
+static void show(const train::Progress& p, Stopwatch& since) {
+  constexpr size_t kWidth = 20;
+  const bool live = isatty(STDERR_FILENO), last = p.step == p.steps;
+  if (!last && p.step != 1 && since.ms() < (live ? 100 : 10000)) return;
+  since = Stopwatch();
+  if (!live) {
+    std::cerr << line(p) << "\n";
+    return;
+  }
+  std::string bar;
+  for (size_t i = 0; i < kWidth; ++i)
+    bar += double(i) < double(p.step) / double(p.steps) * kWidth ? "█" : "░";
+  std::cerr << "\r\033[K" << bar << " " << line(p) << std::flush;
+}
+
+static void print_settings(const train::Settings& s) {
+  const Json j = to_json(s);
+  Table t;
+  for (const train::Setting& row : train::setting_table()) {
+    const Json& x = j[row.name];
+    t.rows.push_back({row.name, x.is_string() ? x.get<std::string>() : x.dump()});
+  }
+  std::cout << text(t) << std::flush;
+}
+
+static Outcome run(const TrainOptions& o) {
+  const train::Settings s = settings_of(o);
+  train::check_settings(s);
+  const train::Source source = study::make_source(s.task, s.data, s.seed);
+  if (!o.json) print_settings(s);
+  catch_interrupt();
+  Stopwatch since;
+  train::Watch watch;
+  watch.stop = stopped;
+  watch.progress = [&](const train::Progress& p) { show(p, since); };
+  watch.say = [](const std::string& what) {
+    std::cerr << (isatty(STDERR_FILENO) ? "\r\033[K" : "") << what << "\n";
+  };
+  const train::Outcome outcome = train::train(s, source, o.out, o.resume, watch);
+  if (isatty(STDERR_FILENO)) std::cerr << "\n";
+  if (!outcome.finished) {
+    std::cerr << "stopped after step " << outcome.step << "; go on with: horner train --out "
+              << o.out << " --resume\n";
+    return Outcome::interrupted;
+  }
+  if (o.json) {
+    std::cout << outcome.result.dump(2) << "\n";
+    return Outcome::fine;
+  }
+  std::cout << "done: " << o.out << "/result.json\n" << outcome.result.dump(2) << "\n";
+  return Outcome::fine;
+}
+
+Action train(CLI::App& app) {
+  auto o = std::make_shared<TrainOptions>();
+  app.add_option("--out", o->out, "the run's folder")->required()->type_name("DIR");
+  app.add_flag("--resume", o->resume, "go on with the run that is there, if one is");
+  app.add_option("--config", o->config, "settings from a JSON file; options go before it")
+      ->type_name("FILE");
+  app.add_flag("--json", o->json, "print the result as JSON, and no settings");
+  for (const train::Setting& row : train::setting_table()) {
+    const std::string name = row.name;
+    const auto set = [o, name](const std::string& text) { o->given[name] = text; };
+    const Json now = to_json(train::Settings())[name];
+    const std::string text = now.is_string() ? now.get<std::string>() : now.dump();
+    if (row.at.index() == 4)
+      app.add_flag_function(
+          "--" + name + ",!--no-" + name,
+          [o, name](int64_t n) { o->given[name] = n > 0 ? "true" : "false"; }, row.about);
+    else
+      app.add_option_function<std::string>("--" + name, set, row.about)
+          ->type_name(text.empty() ? "TEXT" : "[" + text + "]");
+  }
+  return [o] { return run(*o); };
+}
+
+}  // namespace horner::cli

@@ -1,0 +1,90 @@
+#include "train/batch.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace horner::train {
+
+Batch make_batch(const Source& source, Split split, uint64_t first, int64_t count, int64_t at_once,
+                 int64_t T, int64_t V) {
+  const int64_t parts = count / at_once;
+  Batch out{at::empty({parts, at_once, T}, at::kLong), at::empty({parts, at_once, T}, at::kLong),
+            std::vector<int64_t>(size_t(parts))};
+  int64_t* const tokens = out.tokens.data_ptr<int64_t>();
+  int64_t* const targets = out.targets.data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    const std::span<int64_t> x(tokens + i * T, size_t(T)), y(targets + i * T, size_t(T));
+    source.fill(split, first + uint64_t(i), x, y);
+    for (const std::span<int64_t> all : {x, y}) {
+      const int64_t most = *std::max_element(all.begin(), all.end());
+      check(most < V, source.name, " has a token ", most, "; the model's vocabulary has ", V);
+    }
+    out.counts[size_t(i / at_once)] +=
+        std::count_if(y.begin(), y.end(), [](int64_t t) { return t >= 0; });
+  }
+  return out;
+}
+
+Score evaluate(const nn::Model& m, const nn::Run& run, const Source& source, const Settings& s,
+               int64_t first, int64_t last) {
+  constexpr int64_t kSlice = 2048;  // tokens whose logits are there at once
+  const c10::NoGradGuard without_gradients;
+  const at::Device device = m.embedding.device();
+  const int64_t T = s.length, C = m.config.C, most = s.at_once > 0 ? s.at_once : s.batch;
+  at::Tensor sums = at::zeros({3}, at::TensorOptions(device).dtype(at::kDouble));
+  for (int64_t i = first; i < last; i += most) {
+    const int64_t b = std::min(most, last - i);
+    const Batch batch = make_batch(source, Split::validation, uint64_t(i), b, b, T, m.config.V);
+    const at::Tensor x = nn::hidden(m, batch.tokens[0].to(device), run).reshape({-1, C});
+    const at::Tensor y = batch.targets.reshape({-1}).to(device);
+    for (int64_t t = 0; t < y.size(0); t += kSlice) {
+      const int64_t n = std::min(kSlice, y.size(0) - t);
+      const at::Tensor wanted = y.narrow(0, t, n), counted = wanted.ge(0);
+      const at::Tensor z = nn::logits(m, x.narrow(0, t, n)).to(at::kFloat);
+      const at::Tensor loss =
+          z.logsumexp(-1) - z.gather(1, wanted.clamp_min(0).unsqueeze(1)).squeeze(1);
+      const at::Tensor right = z.argmax(-1).eq(wanted).logical_and(counted);
+      sums += at::stack({loss.masked_fill(counted.logical_not(), 0).sum(at::kDouble),
+                         right.sum().to(at::kDouble), counted.sum().to(at::kDouble)});
+    }
+  }
+  const at::Tensor all = sums.cpu();
+  const double* const p = all.data_ptr<double>();
+  return {p[0], p[1], p[2]};
+}
+
+std::vector<double> row_entropies(const nn::Model& m, const nn::Run& run,
+                                  const at::Tensor& tokens) {
+  const c10::NoGradGuard without_gradients;
+  std::vector<at::Tensor> means;
+  const nn::Probe probe{
+      [&](int64_t, const attn::Spec& spec, const attn::Inputs& in, const at::Tensor&) {
+        attn::Statistics statistics;
+        attn::attend(spec, in, "auto", &statistics);
+        means.push_back(statistics.entropy.mean().to(at::kDouble));
+      }};
+  nn::Run watched = run;
+  watched.probe = &probe;
+  nn::hidden(m, tokens, watched);
+  const at::Tensor all = at::stack(means).cpu();
+  return {all.data_ptr<double>(), all.data_ptr<double>() + all.numel()};
+}
+
+int64_t first_broken_layer(const nn::Model& m, const nn::Run& run, const at::Tensor& tokens) {
+  const c10::NoGradGuard without_gradients;
+  int64_t broken = -1;
+  const nn::Probe probe{
+      [&](int64_t layer, const attn::Spec&, const attn::Inputs&, const at::Tensor& result) {
+        if (broken < 0 && !result.isfinite().all().item<bool>()) broken = layer;
+      }};
+  nn::Run watched = run;
+  watched.probe = &probe;
+  nn::hidden(m, tokens, watched);
+  return broken;
+}
+
+}  // namespace horner::train

@@ -1,0 +1,23 @@
+// Where torch has no CUDA.
+#include "train/graph.h"
+#include "train/machine.h"
+
+namespace horner::train {
+
+struct CapturedWork {};
+
+void use_own_stream(at::Device) {}
+std::shared_ptr<CapturedWork> capture(const std::function<void()>&) {
+  return nullptr;
+}
+void launch(CapturedWork&) {}
+void wait_for(at::Device) {}
+void begin_peak(at::Device) {}
+int64_t peak_bytes(at::Device) {
+  return process_peak_bytes();
+}
+std::string device_name(at::Device) {
+  return processor_name();
+}
+
+}  // namespace horner::train

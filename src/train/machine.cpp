@@ -1,0 +1,47 @@
+#include "train/machine.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "core/stopwatch.h"
+#include "train/graph.h"
+
+namespace horner::train {
+
+// What stands behind `key` and a colon in a file of such lines; empty where there is none.
+static std::string value_of(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const size_t colon = line.find(':');
+    if (line.starts_with(key) && colon != std::string::npos)
+      return line.substr(std::min(line.size(), line.find_first_not_of(" \t", colon + 1)));
+  }
+  return "";
+}
+
+std::string processor_name() {
+  return value_of("/proc/cpuinfo", "model name");
+}
+
+int64_t process_peak_bytes() {
+  const std::string kilobytes = value_of("/proc/self/status", "VmHWM");
+  return kilobytes.empty() ? 0 : std::stoll(kilobytes) * 1024;
+}
+
+double matmul_peak(at::Device device, at::ScalarType dtype) {
+  const int64_t n = device.is_cuda() ? 8192 : 1024;
+  const at::Tensor a = at::ones({n, n}, at::TensorOptions(device).dtype(dtype));
+  double best = 1e300;
+  for (int i = 0; i < 8; ++i) {
+    wait_for(device);
+    const Stopwatch watch;
+    const at::Tensor b = at::matmul(a, a);
+    wait_for(device);
+    if (i > 1) best = std::min(best, watch.ms());
+  }
+  return 2 * double(n) * double(n) * double(n) / (best * 1e-3);
+}
+
+}  // namespace horner::train

@@ -1,0 +1,75 @@
+#include "train/optimizer.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <map>
+
+namespace horner::train {
+
+static int64_t layer_of(const std::string& name) {
+  for (const char* before : {".layers.", ".h."}) {
+    const size_t at = name.find(before);
+    if (at != std::string::npos) return std::stoll(name.substr(at + std::string(before).size()));
+  }
+  return -1;
+}
+
+Optimizer make_optimizer(nn::Model& m, at::Device device) {
+  const c10::NoGradGuard without_gradients;
+  Optimizer out;
+  std::map<std::string, int> seen;  // GPT-2 keeps q, k and v under one name
+  for (const nn::Slot& s : nn::slots(m)) {
+    at::Tensor x = at::empty(s.at->sizes(), at::TensorOptions(device).dtype(at::kFloat));
+    x.copy_(*s.at);
+    x.set_requires_grad(true);
+    *s.at = x;
+    const int before = seen[s.name]++;
+    const std::string name = before == 0 ? s.name : s.name + "#" + std::to_string(before);
+    out.parameters.push_back({name, x, at::zeros_like(x), at::zeros_like(x), layer_of(s.name)});
+  }
+  if (m.config.tied) m.head = m.embedding;
+  out.count = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));
+  return out;
+}
+
+StepNumbers step_numbers(const Optimizer& o) {
+  const auto zeros = [&](at::IntArrayRef shape) { return at::zeros(shape, o.count.options()); };
+  return {zeros({}), zeros({2}), zeros({}), zeros({}), zeros({int64_t(o.parameters.size())})};
+}
+
+void clear_gradients(Optimizer& o) {
+  for (Parameter& p : o.parameters) p.at.mutable_grad() = at::Tensor();
+}
+
+void update(Optimizer& o, const Settings& s, StepNumbers& n) {
+  const c10::NoGradGuard without_gradients;
+  std::vector<at::Tensor> all;
+  for (Parameter& p : o.parameters) {
+    // A variant may leave a parameter without a gradient; a row of norms has a place for it still.
+    if (!p.at.grad().defined()) p.at.mutable_grad() = at::zeros_like(p.at);
+    all.push_back(p.at.grad());
+  }
+  n.norms.copy_(at::stack(at::_foreach_norm(all)));
+  n.norm.copy_(n.norms.norm());
+  const at::Tensor fine =
+      n.loss.le(n.limits[0]).logical_and(n.norm.le(n.limits[1])).to(at::kFloat);  // NaN is not
+  o.count.add_(fine);
+  // The kernels divide the gradients by the first and do nothing where the second is 1.
+  const at::Tensor divisor = s.clip > 0 ? (n.norm / s.clip).clamp_min(1) : at::ones_like(n.norm);
+  const at::Tensor skip = 1 - fine;
+  for (const bool matrices : {true, false}) {
+    std::vector<at::Tensor> x, g, mean, square, count;
+    for (const Parameter& p : o.parameters) {
+      if ((p.at.dim() >= 2) != matrices) continue;
+      x.push_back(p.at), g.push_back(p.at.grad());
+      mean.push_back(p.mean), square.push_back(p.square), count.push_back(o.count);
+    }
+    if (x.empty()) continue;
+    at::_fused_adamw_(x, g, mean, square, {}, count, n.rate, s.beta1, s.beta2,
+                      matrices ? s.weight_decay : 0, s.eps, /*amsgrad=*/false, /*maximize=*/false,
+                      divisor, skip);
+  }
+}
+
+}  // namespace horner::train

@@ -1,0 +1,22 @@
+// How a run begins: its model, and the folder it writes to.
+#pragma once
+
+#include <filesystem>
+
+#include "nn/model.h"
+#include "train/settings.h"
+
+namespace horner::train {
+
+// A random model of a preset or a config.json, or the weights of a Hugging Face folder; with the
+// attention and the fields of config.json that the settings have.
+nn::Model start_model(const Settings&);
+
+// The file as JSON; an error names it.
+Json read_json(const std::filesystem::path&);
+void write_json(const std::filesystem::path&, const Json&);  // whole or not at all
+
+// Throws unless a run can begin or go on in `folder`; writes settings.json. False: it is finished.
+bool claim_folder(const std::filesystem::path& folder, const Settings&, bool resume);
+
+}  // namespace horner::train
