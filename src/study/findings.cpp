@@ -62,7 +62,7 @@ static void say_softmax(const TaskData& t, Sentences& out) {
   if (g.loss.n > 1) s += " ± " + formatted("%.4f", g.loss.deviation);
   s += " after " + std::to_string(g.runs[0]->step) + " steps";
   if (g.loss.n > 1) s += " (" + std::to_string(g.loss.n) + " seeds)";
-  out.push_back(s + ". Below, losses are compared with it.");
+  out.push_back(s + "; the percentages that follow are losses against it.");
 }
 
 static void say_norms(const TaskData& t, Sentences& out) {
@@ -70,10 +70,9 @@ static void say_norms(const TaskData& t, Sentences& out) {
   if (norms.empty()) return;
   double worst = -INFINITY;
   for (const Group* g : norms) worst = std::max(worst, behind(t, *g));
-  const bool plural = norms.size() > 1;
   out.push_back((worst < 0.03 ? "A norm can stand for the denominator: "
                               : "A norm stands for the denominator only in part: ") +
-                each(t, norms) + (plural ? "." : " of softmax's loss."));
+                each(t, norms) + ".");
 }
 
 // The smallest order from which on every order is within `share`; -1: none.
@@ -91,15 +90,15 @@ static void say_orders(const TaskData& t, Sentences& out) {
   for (const Group* g : orders)
     parts.push_back(std::to_string(g->order) + " " + signed_percent(behind(t, *g)));
   std::string s = "The series of exp, cut at order " + joined(parts) + ".";
-  int last = -1;
-  for (const double share : {0.1, 0.05, 0.03, 0.01}) {
-    const int from = from_order(t, orders, share);
-    if (from < 0 || from == last) continue;
-    s += last < 0 ? " Orders from " : ", from ";
-    s += std::to_string(from) + " on are within " + percent(share);
-    last = from;
-  }
-  out.push_back(s + (last < 0 ? " No order here comes within 10 % of softmax." : "."));
+  std::map<int, double> within;  // from an order on: the tightest
+  for (const double share : {0.1, 0.05, 0.03, 0.01})
+    if (const int from = from_order(t, orders, share); from >= 0) within[from] = share;
+  std::vector<std::string> reached;
+  for (const auto& [from, share] : within)
+    reached.push_back("from " + std::to_string(from) + " on within " +
+                      formatted("%.0f %%", 100 * share));
+  out.push_back(s + (reached.empty() ? " No order comes within 10 % of softmax."
+                                     : " Orders " + joined(reached) + "."));
 }
 
 static void say_centred(const TaskData& t, Sentences& out) {

@@ -107,19 +107,19 @@ static Section ranking(const TaskData& t) {
     return sign * score(t, *a).mean < sign * score(t, *b).mean;
   });
   Bars b{.label = score_name(t), .dots = t.chance == 0};
-  std::map<std::string, size_t> series;
-  for (const Group* g : groups) b.categories.push_back(g->name);
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const Group& g = *groups[i];
-    const std::string kind = &g == t.softmax ? "softmax" : g.kind;
-    const auto [at, fresh] = series.emplace(kind, b.series.size());
-    if (fresh) {
-      const std::vector<double> none(groups.size(), std::nan(""));
+  std::map<std::string, size_t> series;  // a colour for each kind, as in the curves
+  const auto kind = [&](const Group& g) {
+    return &g == t.softmax ? std::string("softmax") : g.kind;
+  };
+  const std::vector<double> none(groups.size(), std::nan(""));
+  for (const Group& g : t.groups)
+    if (score(t, g).n > 0 && series.emplace(kind(g), b.series.size()).second)
       b.series.push_back(
-          {.name = kind, .values = none, .spread = none, .strong = kind == "softmax"});
-    }
-    b.series[at->second].values[i] = score(t, g).mean;
-    b.series[at->second].spread[i] = score(t, g).deviation;
+          {.name = kind(g), .values = none, .spread = none, .strong = &g == t.softmax});
+  for (size_t i = 0; i < groups.size(); ++i) {
+    Bar& bar = b.series[series[kind(*groups[i])]];
+    b.categories.push_back(groups[i]->name);
+    bar.values[i] = score(t, *groups[i]).mean, bar.spread[i] = score(t, *groups[i]).deviation;
   }
   return {"Best first: " + task_title(t), "", b, true};
 }
@@ -136,11 +136,19 @@ static std::string with_spread(const char* format, const Spread& s) {
   return formatted(format, s.mean) + (s.n > 1 ? " ± " + formatted(format, s.deviation) : "");
 }
 
+// Losses in per cent, accuracies in points.
+static Cell against_softmax(const TaskData& t, const Group& g) {
+  if (!t.softmax || &g == t.softmax || score(t, g).n == 0) return {"–", &g == t.softmax ? 0 : NAN};
+  if (t.chance == 0) return {signed_percent(behind(t, g)), behind(t, g)};
+  const double by = g.accuracy.mean - t.softmax->accuracy.mean;
+  return {(by < 0 ? "−" : "+") + formatted("%.1f points", 100 * std::abs(by)), by};
+}
+
 static Section ablation(const std::vector<TaskData>& tasks) {
   Table table{.columns = {{"variant"},
                           {"task"},
                           {"validation loss", true, "at the end; ± standard deviation over seeds"},
-                          {"against softmax", true},
+                          {"against softmax", true, "losses in per cent, accuracies in points"},
                           {"accuracy", true, "of the tokens that are asked"},
                           {"seeds", true},
                           {"spikes", true, "steps at which the loss or the gradient jumped, a run"},
@@ -152,13 +160,11 @@ static Section ablation(const std::vector<TaskData>& tasks) {
   for (const TaskData& t : tasks)
     for (const Group& g : t.groups) {
       const double rate = mean_of(g, "tokens_per_second"), bytes = mean_of(g, "peak_bytes"),
-                   spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters"),
-                   by = behind(t, g);
+                   spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters");
       table.rows.push_back({{g.name},
                             {t.name},
                             {with_spread("%.4f", g.loss), g.loss.mean},
-                            {std::isfinite(by) && &g != t.softmax ? signed_percent(by) : "–",
-                             &g == t.softmax ? 0 : by},
+                            against_softmax(t, g),
                             {with_spread("%.3f", g.accuracy), g.accuracy.mean},
                             {std::to_string(g.runs.size()), double(g.runs.size())},
                             {formatted("%.3g", spikes), spikes},

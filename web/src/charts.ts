@@ -5,6 +5,8 @@ import { text_of } from "./dom";
 import { type View, frame, tip, tip_style, whiskers, with_spread } from "./frame";
 
 export function bars(section: HTMLElement, tools: HTMLElement, heading: string, data: Bars) {
+  // Each category with one bar of whatever series: they need no room beside each other.
+  const alone = data.categories.every((_, i) => data.series.filter((s) => s.values[i] !== null).length <= 1);
   const ends = (s: Bars["series"][number]) => s.values.flatMap((v, i) => (v === null ? [] : [v - (s.spread?.[i] ?? 0), v + (s.spread?.[i] ?? 0)]));
   const option = (view: View) => {
     const t = view.theme;
@@ -16,10 +18,10 @@ export function bars(section: HTMLElement, tools: HTMLElement, heading: string, 
       const at = s.values.map((v, i) => [v, i]);
       const shape = data.dots
         ? { type: "scatter", symbolSize: 10, data: at, z: 4 }
-        : { type: "bar", barMaxWidth: 16, data: at, itemStyle: { borderRadius: [0, 3, 3, 0] } };
+        : { type: "bar", barMaxWidth: 16, barGap: alone ? "-100%" : "15%", data: at, itemStyle: { borderRadius: [0, 3, 3, 0] } };
       const reach = s.values.flatMap((v, i) => (v !== null && s.spread?.[i] ? [[v - s.spread[i]!, v + s.spread[i]!, i]] : []));
       const body = { ...shape, name: s.name, color: colour };
-      return reach.length && (data.dots || data.series.length === 1) ? [body, whiskers(s.name, reach, data.dots ? colour : t.ink, true)] : [body];
+      return reach.length && (data.dots || alone) ? [body, whiskers(s.name, reach, data.dots ? colour : t.ink, true)] : [body];
     });
     return {
       grid: { left: 8, right: 22, top: 8, bottom: 30, containLabel: true },
@@ -38,7 +40,7 @@ export function bars(section: HTMLElement, tools: HTMLElement, heading: string, 
     return tip(data.categories[i], data.series.filter((s) => !view.hidden.has(s.name) && s.values[i] !== null)
       .map((s) => ({ name: s.name, colour: view.colours.get(s.name)!.colour, value: with_spread(s.values[i], s.spread?.[i]) })));
   };
-  const each = data.dots ? 24 : Math.max(24, 15 * data.series.length + 8);
+  const each = data.dots || alone ? 24 : Math.max(24, 15 * data.series.length + 8);
   frame(section, tools, heading, data.series, () => 60 + each * data.categories.length, option);
 }
 
