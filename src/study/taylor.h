@@ -11,7 +11,7 @@ namespace horner::study {
 
 using train::Json;
 
-inline constexpr int kHighestOrder = 60;
+inline constexpr int kHighestOrder = 100;
 
 // [layers][orders from 0 on], as natural logarithms: they outgrow a double.
 std::vector<std::vector<double>> log_magnitudes(const nn::Model&, const at::Tensor& tokens);

@@ -28,7 +28,7 @@ export const file_name = (heading: string, end: string) =>
 export function text_of(x: number | null | undefined): string {
   if (x === null || x === undefined || !Number.isFinite(x)) return "–";
   const size = Math.abs(x);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return x.toExponential(2);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return x.toExponential(2).replace(/\.?0+e/, "e");
   if (Number.isInteger(x)) return x.toLocaleString("en");
   return size >= 1000 ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
 }
