@@ -1,16 +1,22 @@
-// For model_test.py:
-//   model_tool logits FOLDER TOKENS OUT        logits of tokens [B, T], both safetensors files
-//   model_tool stream FOLDER TOKENS OUT N      the same, N tokens as a prompt and the rest one by
-//   one model_tool copy FOLDER FOLDER              load and save model_tool new PRESET VARIANT SEED
-//   FOLDER  a random model model_tool loss FOLDER TOKENS OUT          the loss of each token's
-//   next, and its gradients
+// For model_test.py and bench/model.py. Tokens [B, T] and results are safetensors files.
+//   model_tool new PRESET VARIANT SEED FOLDER    a random model
+//   model_tool copy FOLDER FOLDER                load and save
+//   model_tool logits FOLDER TOKENS OUT          logits of the tokens
+//   model_tool stream FOLDER TOKENS OUT N        the same: N tokens as a prompt, the rest one by
+//   one model_tool loss FOLDER TOKENS OUT [DTYPE]    the loss of each token's next, and its
+//   gradients model_tool steps FOLDER TOKENS DTYPE         a step of training for each line of
+//   input, and its
+//                                                seconds and loss
 #include <ATen/ATen.h>
+#include <ATen/ops/_fused_adamw.h>
 #include <c10/core/GradMode.h>
 
 #include <iostream>
 
 #include "attn/tensors_file.h"
 #include "core/check.h"
+#include "core/pages.h"
+#include "core/stopwatch.h"
 #include "nn/checkpoint.h"
 
 using namespace horner;
@@ -26,19 +32,59 @@ static at::Tensor stream(const nn::Model& m, const at::Tensor& tokens, int64_t p
   return at::cat(parts, 1);
 }
 
-static attn::TensorsFile loss(nn::Model m, const at::Tensor& tokens) {
-  attn::TensorsFile out;
-  for (const nn::Slot& s : nn::slots(m)) *s.at = s.at->clone().requires_grad_(true);
+static at::ScalarType dtype_of(const std::string& name) {
+  check(name == "float32" || name == "bfloat16", "no dtype '", name, "': float32 or bfloat16");
+  return name == "float32" ? at::kFloat : at::kBFloat16;
+}
+
+static at::Tensor loss_of(const nn::Model& m, const at::Tensor& tokens, at::ScalarType compute) {
   const int64_t n = tokens.size(1) - 1;
-  const at::Tensor x = nn::hidden(m, tokens.narrow(1, 0, n));
-  const at::Tensor l =
-      nn::cross_entropy(m, x.reshape({-1, x.size(-1)}), tokens.narrow(1, 1, n).reshape({-1}));
+  const at::Tensor x = nn::hidden(m, tokens.narrow(1, 0, n), {.compute = compute});
+  return nn::cross_entropy(m, x.reshape({-1, x.size(-1)}), tokens.narrow(1, 1, n).reshape({-1}));
+}
+
+static std::vector<at::Tensor> leaves(nn::Model& m) {
+  std::vector<at::Tensor> out;
+  for (const nn::Slot& s : nn::slots(m)) out.push_back(*s.at = s.at->clone().requires_grad_(true));
+  if (m.config.tied) m.head = m.embedding;
+  return out;
+}
+
+static attn::TensorsFile loss(nn::Model m, const at::Tensor& tokens, at::ScalarType compute) {
+  attn::TensorsFile out;
+  leaves(m);
+  const at::Tensor l = loss_of(m, tokens, compute);
   l.backward();
   out.tensors["loss"] = l.detach();
   for (const nn::Slot& s : nn::slots(m))
     if (s.at->grad().defined() && s.name.find("c_attn") == std::string::npos)
       out.tensors[s.name] = s.at->grad();
   return out;
+}
+
+static void steps(nn::Model m, const at::Tensor& tokens, at::ScalarType compute) {
+  keep_pages();
+  std::vector<at::Tensor> weights = leaves(m), first, second, counts;
+  for (const at::Tensor& w : weights) {
+    first.push_back(at::zeros_like(w)), second.push_back(at::zeros_like(w));
+    counts.push_back(at::zeros({}, at::kFloat));
+  }
+  for (std::string line; std::getline(std::cin, line);) {
+    Stopwatch watch;
+    for (at::Tensor& w : weights) w.mutable_grad() = at::Tensor();
+    const at::Tensor l = loss_of(m, tokens, compute);
+    l.backward();
+    const c10::NoGradGuard without_gradients;
+    std::vector<at::Tensor> gradients;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      gradients.push_back(weights[i].grad());
+      counts[i].add_(1);
+    }
+    at::_fused_adamw_(weights, gradients, first, second, {}, counts, 1e-4, 0.9, 0.95, 0.1, 1e-8,
+                      false, false);
+    const double value = l.item<double>(), seconds = watch.ms() / 1e3;
+    std::cout << seconds << " " << value << std::endl;
+  }
 }
 
 static int run(const std::vector<std::string>& a) {
@@ -49,7 +95,11 @@ static int run(const std::vector<std::string>& a) {
   }
   const nn::Model m = nn::load_model(a[1]);
   const at::Tensor tokens = attn::load_tensors(a[2]).tensors.at("tokens");
-  if (a[0] == "loss") return attn::save_tensors(a[3], loss(m, tokens)), 0;
+  if (a[0] == "loss") {
+    const std::string dtype = a.size() > 4 ? a[4] : "float32";
+    return attn::save_tensors(a[3], loss(m, tokens, dtype_of(dtype))), 0;
+  }
+  if (a[0] == "steps") return steps(m, tokens, dtype_of(a[3])), 0;
   const c10::NoGradGuard without_gradients;
   const at::Tensor x =
       a[0] == "stream" ? stream(m, tokens, std::stoll(a[4])) : nn::hidden(m, tokens);

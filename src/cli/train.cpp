@@ -83,7 +83,7 @@ static void print_settings(const train::Settings& s) {
   Table t;
   for (const train::Setting& row : train::setting_table()) {
     const Json& x = j[row.name];
-    t.rows.push_back({row.name, x.is_string() ? x.get<std::string>() : x.dump()});
+    t.rows.push_back({row.name, x == "" ? "-" : x.is_string() ? x.get<std::string>() : x.dump()});
   }
   std::cout << text(t) << std::flush;
 }
@@ -134,6 +134,7 @@ Action train(CLI::App& app) {
           [o, name](int64_t n) { o->given[name] = n > 0 ? "true" : "false"; }, row.about);
     else
       app.add_option_function<std::string>("--" + name, set, row.about)
+          ->take_last()
           ->type_name(text.empty() ? "TEXT" : "[" + text + "]");
   }
   return [o] { return run(*o); };

@@ -1,51 +1,60 @@
 // Cross-entropy a slice of tokens at a time; the gradients are made while the slice's logits are
-// there, so that no logits are kept.
+// there, in their place, so that no logits are kept.
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/check.h"
 #include "nn/model.h"
+#include "nn/parts.h"
 
 namespace horner::nn {
 
+// Long enough for a product to be fast, short enough for its logits to be small.
+static int64_t slice_rows(const at::Tensor& head, bool cpu) {
+  const int64_t numbers = cpu ? int64_t(1) << 24 : int64_t(1) << 27;
+  return std::clamp<int64_t>(numbers / std::max<int64_t>(1, head.size(0)), 128, 8192);
+}
+
+// No step of it waits for a device.
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& head, const at::Tensor& targets) {
-    constexpr int64_t kSlice = 1024;
-    const int64_t n = x.size(0);
-    const at::Tensor counted = targets >= 0;
-    const double count = std::max<double>(1, counted.sum().item<double>());
-    at::Tensor total = at::zeros({}, at::kDouble);
+                            const at::Tensor& given_head, const at::Tensor& targets) {
+    const at::Tensor head = given_head.to(x.scalar_type());  // mixed precision: cast once
+    const int64_t n = x.size(0), slice = slice_rows(head, x.is_cpu());
+    const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor scale = (targets >= 0).sum().clamp_min(1).to(wide).reciprocal();
+    const at::Tensor each = at::empty({n}, x.options().dtype(wide));
     at::Tensor dx, dhead;
     if (x.requires_grad()) dx = at::empty_like(x);
-    if (head.requires_grad()) dhead = at::zeros(head.sizes(), at::kFloat);
-    for (int64_t t = 0; t < n; t += kSlice) {
-      const int64_t m = std::min(kSlice, n - t);
-      const at::Tensor xs = x.narrow(0, t, m), keep = counted.narrow(0, t, m);
-      const at::Tensor wanted = targets.narrow(0, t, m).clamp_min(0).unsqueeze(1);
-      at::Tensor p = at::linear(xs, head).to(at::kFloat).log_softmax(-1);
-      total -=
-          p.gather(1, wanted).squeeze(1).masked_fill(keep.logical_not(), 0).sum().to(at::kDouble);
-      if (!dx.defined() && !dhead.defined()) continue;
-      p.exp_();
-      p.scatter_add_(1, wanted, at::full({m, 1}, -1.f));
-      p.mul_((keep.to(at::kFloat) / count).unsqueeze(1));
-      const at::Tensor g = p.to(head.scalar_type());
-      if (dx.defined()) dx.narrow(0, t, m).copy_(at::matmul(g, head));
-      if (dhead.defined()) dhead.addmm_(g.t().to(at::kFloat), xs.to(at::kFloat));
+    if (given_head.requires_grad()) dhead = at::zeros(head.sizes(), head.options().dtype(wide));
+    for (int64_t t = 0; t < n; t += slice) {
+      const int64_t m = std::min(slice, n - t);
+      const at::Tensor xs = x.narrow(0, t, m), g = at::linear(xs, head);
+      each.narrow(0, t, m).copy_(
+          parts::losses_(g, targets.narrow(0, t, m), scale, dx.defined() || dhead.defined()));
+      if (dx.defined()) {
+        at::Tensor to = dx.narrow(0, t, m);
+        at::mm_out(to, g, head);
+      }
+      if (!dhead.defined()) continue;
+      if (x.scalar_type() == wide)
+        dhead.addmm_(g.t(), xs);
+      else
+        dhead.add_(at::mm(g.t(), xs));
     }
     ctx->save_for_backward({dx, dhead});
-    ctx->saved_data["dtype"] = int64_t(head.scalar_type());
-    return (total / count).to(at::kFloat);
+    ctx->saved_data["dtype"] = int64_t(given_head.scalar_type());
+    return (each.sum(at::kDouble) * scale).to(wide);
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
     const auto saved = ctx->get_saved_variables();
     const auto dtype = at::ScalarType(ctx->saved_data["dtype"].toInt());
-    const auto times = [&](const at::Tensor& x) {
-      return x.defined() ? (x * grads[0]).to(dtype) : x;
-    };
-    return {times(saved[0]), times(saved[1]), at::Tensor()};
+    const at::Tensor dx =
+        saved[0].defined() ? saved[0] * grads[0].to(saved[0].scalar_type()) : saved[0];
+    const at::Tensor dhead = saved[1].defined() ? (saved[1] * grads[0]).to(dtype) : saved[1];
+    return {dx, dhead, at::Tensor()};
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include "attn/inputs.h"
 #include "core/check.h"
+#include "nn/parts.h"
 
 namespace horner::nn {
 
@@ -160,83 +161,91 @@ int64_t parameter_count(const Model& model) {
   return n;
 }
 
-static at::Tensor normed(const ModelConfig& c, const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& bias = {}) {
-  if (c.family->norm == Family::layer) return at::layer_norm(x, {x.size(-1)}, weight, bias, c.eps);
-  const at::Tensor wide = x.to(at::kFloat);
-  const at::Tensor unit = wide * (wide.square().mean(-1, true) + c.eps).rsqrt();
-  if (c.family->norm == Family::rms_plus_one)
-    return (unit * (1 + weight.to(at::kFloat))).to(x.scalar_type());
-  return unit.to(x.scalar_type()) * weight;
+static parts::Norm norm_of(const ModelConfig& c) {
+  return {c.family->norm == Family::layer, c.family->norm == Family::rms_plus_one ? 1. : 0., c.eps};
 }
 
-struct Rotation {
-  at::Tensor cos, sin;  // [T, D / 2]
-};
-// Of the positions from `from` on.
-static Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t T) {
+// Of the positions from `from` on. Operators of the device alone: a step can be captured.
+static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t T,
+                                at::TensorOptions on) {
   constexpr double kTurn = 2 * M_PI;
-  const at::Tensor f = at::empty({D / 2}, at::kFloat);
-  float* const frequency = f.data_ptr<float>();
-  for (int64_t i = 0; i < D / 2; ++i) {
-    double inverse = 1 / std::pow(r.theta, double(2 * i) / double(D));
-    if (r.llama3) {
-      const double length = kTurn / inverse;
-      const double smooth = (r.original / length - r.low) / (r.high - r.low);
-      if (length > r.original / r.low)
-        inverse /= r.factor;
-      else if (length >= r.original / r.high)
-        inverse *= (1 - smooth) / r.factor + smooth;
-    } else {
-      inverse /= r.factor;
-    }
-    frequency[i] = float(inverse);
+  at::Tensor f = at::pow(r.theta, at::arange(0, D, 2, on.dtype(at::kDouble)) * (-1. / double(D)));
+  if (r.llama3) {
+    const at::Tensor length = kTurn / f, slow = f / r.factor;
+    const at::Tensor smooth = (r.original / length - r.low) / (r.high - r.low);
+    const at::Tensor between = f * ((1 - smooth) / r.factor + smooth);
+    f = at::where(length > r.original / r.low, slow,
+                  at::where(length >= r.original / r.high, between, f));
+  } else {
+    f = f / r.factor;
   }
-  const at::Tensor angle = at::arange(from, from + T, at::kFloat).unsqueeze(1) * f;
+  const at::Tensor angle =
+      at::arange(from, from + T, on.dtype(at::kFloat)).unsqueeze(1) * f.to(at::kFloat);
   return {angle.cos(), angle.sin()};
 }
-// The two halves of the channels turn together.
-static at::Tensor turned(const at::Tensor& x, const Rotation& by) {
-  const at::Tensor cos = by.cos.to(x.scalar_type()), sin = by.sin.to(x.scalar_type());
-  const auto half = x.chunk(2, -1);
-  return at::cat({half[0] * cos - half[1] * sin, half[1] * cos + half[0] * sin}, -1);
-}
 
-static at::Tensor heads_of(const at::Tensor& x, int64_t heads) {  // [B, T, n D] -> [B, n, T, D]
-  return x.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
-}
-
-static attn::Inputs attention_inputs(const Model& m, size_t i, const at::Tensor& x,
-                                     const Rotation& by) {
-  const ModelConfig& c = m.config;
-  const Layer& l = m.layers[i];
-  attn::Inputs in;
-  in.q = heads_of(at::linear(x, l.q, l.q_bias), c.H);
-  const at::Tensor before = c.key_shift ? at::constant_pad_nd(x, {0, 0, 1, -1}) : x;
-  in.k = heads_of(at::linear(before, l.k, l.k_bias), c.G);
-  in.v = heads_of(at::linear(x, l.v, l.v_bias), c.G);
-  if (c.family->query_key_norm) in.q = normed(c, in.q, l.q_norm), in.k = normed(c, in.k, l.k_norm);
-  if (c.family->rotary) in.q = turned(in.q, by), in.k = turned(in.k, by);
+// What the variant takes beside q, k and v, of x [B T, C]. Gates are float32: the logarithms of
+// bfloat16 ones would be too coarse to be summed.
+static void variant_inputs(const LayerConfig& c, const Layer& l, const at::Tensor& x,
+                           attn::Inputs& in) {
+  const int64_t B = in.q.size(0), T = in.q.size(2);
   for (const attn::Input& input : attn::input_table()) {
     if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
-    if (!input.wanted(c.layers[i].attention)) continue;
+    if (!input.wanted(c.attention)) continue;
     const std::string name = input.name;
     if (input.role == attn::Role::parameter) {
       in.*input.at = l.variant.at(name);
       continue;
     }
-    const at::Tensor gate =
-        at::linear(x, l.variant.at(name + ".weight"), l.variant.at(name + ".bias")).transpose(1, 2);
+    at::Tensor gate =
+        parts::product(x, {l.variant.at(name + ".weight")}, {l.variant.at(name + ".bias")});
+    if (at::isReducedFloatingType(gate.scalar_type())) gate = gate.to(at::kFloat);
+    gate = gate.view({B, T, -1}).transpose(1, 2);
     in.*input.at = input.role == attn::Role::gate ? gate.sigmoid() : at::log_sigmoid(gate);
   }
-  return in;
+}
+
+struct Pass {  // what the layers of one pass share
+  const Model& m;
+  const Run& run;
+  int64_t B, T;
+};
+
+// Keys of the token before; the first has none.
+static at::Tensor shifted_qkv(const Pass& p, const Layer& l, const at::Tensor& x) {
+  const at::Tensor before =
+      at::constant_pad_nd(x.view({p.B, p.T, -1}), {0, 0, 1, -1}).view(x.sizes());
+  return at::cat({parts::product(x, {l.q}, {l.q_bias}), parts::product(before, {l.k}, {l.k_bias}),
+                  parts::product(x, {l.v}, {l.v_bias})},
+                 -1);
+}
+
+// [B T, C], normed -> [B T, C]
+static at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x,
+                            const parts::Rotation& by) {
+  const ModelConfig& c = p.m.config;
+  const Layer& l = p.m.layers[i];
+  const attn::Spec& spec = c.layers[i].attention;
+  const at::Tensor qkv = c.key_shift
+                             ? shifted_qkv(p, l, x)
+                             : parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});
+  const auto [q, k, v] =
+      parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, qkv, l.q_norm, l.k_norm, by);
+  attn::Inputs in{.q = q, .k = k, .v = v};
+  variant_inputs(c.layers[i], l, x, in);
+  const at::Tensor a =
+      p.run.states ? attn::step((*p.run.states)[i], in) : attn::attend(spec, in, p.run.execution);
+  if (p.run.probe && p.run.probe->attention) p.run.probe->attention(int64_t(i), spec, in, a);
+  return parts::product(a.transpose(1, 2).reshape({p.B * p.T, c.H * c.D}), {l.o}, {l.o_bias});
 }
 
 static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x) {
-  const auto act = [&](const at::Tensor& y) { return c.silu ? at::silu(y) : at::gelu(y, "tanh"); };
-  const at::Tensor up = at::linear(x, l.up, l.up_bias);
-  return at::linear(c.family->gated_mlp ? act(at::linear(x, l.gate, l.gate_bias)) * up : act(up),
-                    l.down, l.down_bias);
+  const auto f = c.silu ? parts::Activation::silu : parts::Activation::gelu;
+  const at::Tensor y =
+      c.family->gated_mlp
+          ? parts::gated(f, parts::product(x, {l.gate, l.up}, {l.gate_bias, l.up_bias}))
+          : parts::activated(f, parts::product(x, {l.up}, {l.up_bias}));
+  return parts::product(y, {l.down}, {l.down_bias});
 }
 
 std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
@@ -250,45 +259,54 @@ std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
   return out;
 }
 
+// Mixed precision is explicit, not at::autocast: every weight is cast once in a forward pass, into
+// the joined matrix that its product takes anyway, and no operator decides by itself. The residual
+// stream keeps the weights' dtype; products, and what is between them, are in `compute`.
 at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   const ModelConfig& c = m.config;
   check(tokens.dim() == 2, "tokens must be [B, T], not ", tokens.sizes());
-  const int64_t T = tokens.size(1), from = run.states ? (*run.states)[0].tokens : 0;
+  const Pass pass{m, run, tokens.size(0), tokens.size(1)};
+  const int64_t T = pass.T, from = run.states ? (*run.states)[0].tokens : 0;
   check(c.family->rotary || from + T <= c.positions, "this model has ", c.positions,
         " positions, and the text ", from + T, " tokens");
-  at::Tensor x = at::embedding(m.embedding, tokens);
+  const at::ScalarType own = m.embedding.scalar_type(),
+                       compute = run.compute == at::ScalarType::Undefined ? own : run.compute;
+  at::Tensor x = at::embedding(m.embedding, tokens.reshape({-1}));  // [B T, C], as all rows here
   if (c.family->scaled_embedding)
-    x = x * at::scalar_tensor(std::sqrt(double(c.C)), at::kFloat).to(x.scalar_type());
-  if (!c.family->rotary) x = x + m.positions.narrow(0, from, T);
+    x = x * at::scalar_tensor(std::sqrt(double(c.C)), at::kFloat).to(own).item<double>();
+  if (!c.family->rotary)
+    x = (x.view({pass.B, T, c.C}) + m.positions.narrow(0, from, T)).view({-1, c.C});
   // Layers share few kinds of positions: each is computed once.
-  std::vector<std::pair<Rope, Rotation>> rotations;
-  const auto rotation_of = [&](const Rope& r) -> const Rotation& {
+  std::vector<std::pair<Rope, parts::Rotation>> rotations;
+  const auto rotation_of = [&](const Rope& r) -> const parts::Rotation& {
     for (const auto& [rope, by] : rotations)
       if (rope == r) return by;
-    const Rotation by = c.family->rotary ? rotation(r, c.D, from, T) : Rotation{};
+    const parts::Rotation by =
+        c.family->rotary ? rotation(r, c.D, from, T, tokens.options()) : parts::Rotation{};
     return rotations.emplace_back(r, by).second;
   };
+  const parts::Norm norm = norm_of(c);
+  const auto after = [&](const at::Tensor& y, const at::Tensor& weight) {
+    return c.family->sandwich ? parts::norm(norm, y, weight, {}, compute) : y;
+  };
+  const Layer last{.before_attention = m.last_norm, .before_attention_bias = m.last_norm_bias};
+  at::Tensor y = parts::norm(norm, x, m.layers[0].before_attention,
+                             m.layers[0].before_attention_bias, compute);
   for (size_t i = 0; i < m.layers.size(); ++i) {
-    const Layer& l = m.layers[i];
-    const attn::Spec& spec = c.layers[i].attention;
-    const attn::Inputs in =
-        attention_inputs(m, i, normed(c, x, l.before_attention, l.before_attention_bias),
-                         rotation_of(c.layers[i].rope));
-    at::Tensor a =
-        run.states ? attn::step((*run.states)[i], in) : attn::attend(spec, in, run.execution);
-    if (run.probe && run.probe->attention) run.probe->attention(int64_t(i), spec, in, a);
-    a = at::linear(a.transpose(1, 2).reshape({tokens.size(0), T, c.H * c.D}), l.o, l.o_bias);
-    if (c.family->sandwich) a = normed(c, a, l.after_attention);
-    x = x + a;
-    at::Tensor y = mlp(c, l, normed(c, x, l.before_mlp, l.before_mlp_bias));
-    if (c.family->sandwich) y = normed(c, y, l.after_mlp);
-    x = x + y;
+    const Layer &l = m.layers[i], &next = i + 1 < m.layers.size() ? m.layers[i + 1] : last;
+    y = after(attention(pass, i, y, rotation_of(c.layers[i].rope)), l.after_attention);
+    std::tie(x, y) = parts::add_norm(norm, x, y, l.before_mlp, l.before_mlp_bias);
+    y = after(mlp(c, l, y), l.after_mlp);
+    std::tie(x, y) = parts::add_norm(norm, x, y, next.before_attention, next.before_attention_bias);
   }
-  return normed(c, x, m.last_norm, m.last_norm_bias);
+  return y.view({pass.B, T, c.C});
 }
 
 at::Tensor logits(const Model& m, const at::Tensor& hidden) {
-  return at::linear(hidden, m.config.tied ? m.embedding : m.head);
+  const at::Tensor rows = hidden.reshape({-1, hidden.size(-1)});
+  std::vector<int64_t> shape = hidden.sizes().vec();
+  shape.back() = m.config.V;
+  return parts::product(rows, {m.config.tied ? m.embedding : m.head}).view(shape);
 }
 
 }  // namespace horner::nn

@@ -62,6 +62,9 @@ struct Run {
   std::vector<attn::State>* states = nullptr;  // one a layer: the tokens follow what they hold
   std::string execution = "auto";
   const Probe* probe = nullptr;
+  // What the products and the parts between them are computed in; undefined: the weights' dtype.
+  // Mixed precision is float32 weights with bfloat16 here: gradients arrive in float32.
+  at::ScalarType compute = at::ScalarType::Undefined;
 };
 
 // One empty state for each layer.

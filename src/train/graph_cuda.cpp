@@ -1,6 +1,6 @@
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -49,7 +49,9 @@ int64_t peak_bytes(at::Device device) {
 
 std::string device_name(at::Device device) {
   if (!device.is_cuda()) return processor_name();
-  return at::cuda::getDeviceProperties(device.index())->name;
+  cudaDeviceProp properties;
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
+  return properties.name;
 }
 
 }  // namespace horner::train

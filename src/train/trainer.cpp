@@ -121,19 +121,18 @@ Json number(const std::optional<double>& x) {
   return x ? Json(*x) : Json(nullptr);
 }
 
-// Where it went wrong: the first layer whose attention is no number, else the one with most of the
-// gradient.
+// Where it went wrong: the first layer whose attention is no number, else the first parameter,
+// on the way back, whose gradient is none, else the one with the longest.
 std::string blame(Session& t, bool broken) {
   if (broken) {
     const int64_t layer = first_broken_layer(t.model, t.run, t.tokens[0]);
-    if (layer >= 0) return "layer " + std::to_string(layer);
+    if (layer >= 0) return "layer " + std::to_string(layer) + ", attention";
   }
   const at::Tensor norms = t.numbers.norms.cpu();
   const float* const n = norms.data_ptr<float>();
   size_t worst = 0;
-  for (size_t i = 0; i < t.optimizer.parameters.size(); ++i) {
-    if (std::isfinite(n[worst]) && (!std::isfinite(n[i]) || n[i] > n[worst])) worst = i;
-  }
+  for (size_t i = 0; i < t.optimizer.parameters.size(); ++i)
+    if (!std::isfinite(n[i]) || (std::isfinite(n[worst]) && n[i] > n[worst])) worst = i;
   const Parameter& p = t.optimizer.parameters[worst];
   return (p.layer >= 0 ? "layer " + std::to_string(p.layer) + ", " : "") + p.name;
 }
@@ -149,9 +148,9 @@ void note_event(Session& t, double loss, double norm, bool broken, bool skipped)
                  {"loss_z", number(z_score(t.at.losses, loss))},
                  {"gradient_norm_z", number(z_score(t.at.norms, norm))}});
   char text[256];
-  std::snprintf(text, sizeof text, "step %lld: loss %g, gradient %g%s, most of it in %s",
+  std::snprintf(text, sizeof text, "step %lld: loss %g, gradient %g: %s %s",
                 static_cast<long long>(t.at.step + 1), loss, norm,
-                broken ? " are no numbers" : " jump", where.c_str());
+                broken ? "no numbers, first in" : "a jump, most in", where.c_str());
   const std::string& what = broken ? t.s.on_nan : t.s.on_spike;
   t.watch.say(std::string(text) + (skipped ? "; the step is skipped" : ""));
   if (what != "stop") return;

@@ -1,0 +1,208 @@
+// Joining the others, and the exchanges with them.
+#include "train/comm.h"
+
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "core/check.h"
+#include "train/comm_link.h"
+
+namespace horner::train {
+
+using std::chrono::milliseconds;
+
+static int number(const char* name, int missing, int least, int most) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return missing;
+  int n = 0;
+  const char* end = text + std::strlen(text);
+  const auto [at, error] = std::from_chars(text, end, n);
+  check(error == std::errc() && at == end && n >= least && n <= most, name, "=", text,
+        ": a whole number from ", least, " to ", most, " is needed, as torchrun sets it");
+  return n;
+}
+
+static const char* needed(const char* name) {
+  const char* text = std::getenv(name);
+  check(text && *text, "with WORLD_SIZE there must be ", name, ", as torchrun sets it");
+  return text;
+}
+
+Ranks ranks_from_environment() {
+  constexpr int kMost = 1 << 20;
+  Ranks r;
+  r.world = number("WORLD_SIZE", 1, 1, kMost);
+  if (r.world > 1) needed("RANK");
+  r.rank = number("RANK", 0, 0, r.world - 1);
+  r.local_world = number("LOCAL_WORLD_SIZE", r.world, 1, r.world);
+  r.local_rank = number("LOCAL_RANK", r.rank % r.local_world, 0, r.local_world - 1);
+  return r;
+}
+
+// The first line, without torch's stack traces.
+static std::string brief(const std::exception& e) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
+  const std::string text = torch_error ? torch_error->what_without_backtrace() : e.what();
+  return text.substr(0, text.find('\n'));
+}
+
+void exchange(const Link& link, const char* what, const std::function<void()>& exchange) {
+  try {
+    exchange();
+  } catch (const std::exception& e) {
+    const std::string error = brief(e);
+    const std::string cause = link.watch->blame(error);
+    if (cause.empty() && dynamic_cast<const Error*>(&e)) throw;
+    fail(cause.empty() ? std::string(what) + " failed: " + error : cause);
+  }
+}
+
+namespace {
+
+struct Meeting {
+  std::string host;
+  int port;
+  bool served;  // by the launcher: torchrun keeps the store, every rank is a client
+  std::string run;
+};
+
+Meeting meeting_from_environment() {
+  Meeting m{.host = needed("MASTER_ADDR")};
+  needed("MASTER_PORT");
+  m.port = number("MASTER_PORT", 0, 1, 65535);
+  const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  m.served = agent && std::strcmp(agent, "True") == 0;
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  m.run = std::string("horner/") + (restarts ? restarts : "0");
+  return m;
+}
+
+Store connect(const Meeting& m, const Ranks& r, bool server, milliseconds timeout) {
+  c10d::TCPStoreOptions o;
+  o.port = uint16_t(m.port);
+  o.isServer = server;
+  o.waitWorkers = false;
+  o.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::PrefixStore>(m.run,
+                                                  c10::make_intrusive<c10d::TCPStore>(m.host, o));
+  } catch (const std::exception& e) {
+    fail("rank ", r.rank, " cannot ", server ? "open" : "reach", " the store of the run at ",
+         m.host, ":", m.port, " (MASTER_ADDR, MASTER_PORT): ", brief(e));
+  }
+}
+
+void meet(const Store& store, const Ranks& r, const Joining& j) {
+  store->set(beat_key(r.rank), "0");
+  std::vector<std::string> keys;
+  for (int i = 0; i < r.world; ++i) keys.push_back(beat_key(i));
+  try {
+    store->wait(keys, j.join);
+  } catch (const std::exception&) {
+    std::string missing;
+    for (int i = 0; i < r.world; ++i)
+      if (!store->check({keys[i]})) missing += (missing.empty() ? "" : ", ") + std::to_string(i);
+    fail("of ", r.world, " ranks these did not come within ", j.join.count(), " s: ", missing);
+  }
+}
+
+std::string chosen_backend(const Ranks& r, const Joining& j) {
+  check(j.backend == "auto" || j.backend == "gloo" || j.backend == "nccl", "no backend '",
+        j.backend, "'; there are auto, gloo and nccl");
+  if (j.backend == "gloo") return "gloo";
+  const int gpus = int(at::getNumGPUs());
+  std::string why_not;
+  if (!j.device.is_cuda()) {
+    why_not = "it is for tensors on GPUs, and the model is on the CPU";
+  } else if (why_no_nccl()) {
+    why_not = why_no_nccl();
+  } else if (r.local_world > gpus) {
+    why_not = std::to_string(r.local_world) + " ranks of this machine share " +
+              std::to_string(gpus) + " GPUs, and it wants one for each";
+  }
+  check(j.backend == "auto" || why_not.empty(), "no NCCL: ", why_not,
+        "; 'auto' and 'gloo' can run");
+  return why_not.empty() ? "nccl" : "gloo";
+}
+
+void agree(const Store& store, const Ranks& r, const std::string& backend) {
+  if (r.rank == 0) store->set("backend", backend);
+  const auto bytes = store->get("backend");
+  const std::string first(bytes.begin(), bytes.end());
+  check(first == backend, "rank 0 exchanges by ", first, " and rank ", r.rank, " by ", backend,
+        ": give --backend gloo to all");
+}
+
+}  // namespace
+
+Group::Group() = default;
+Group::Group(Group&&) noexcept = default;
+Group& Group::operator=(Group&&) noexcept = default;
+Group::~Group() = default;
+
+Group::Group(const Ranks& ranks, const Joining& j) : ranks_(ranks) {
+  if (ranks.world == 1) return;
+  auto link = std::make_unique<Link>();
+  const Meeting m = meeting_from_environment();
+  const bool host = ranks.rank == 0 && !m.served;
+  link->backend = chosen_backend(ranks, j);
+  link->store = connect(m, ranks, host, j.join);
+  meet(link->store, ranks, j);
+  agree(link->store, ranks, link->backend);
+
+  using Type = c10d::ProcessGroup::BackendType;
+  const bool nccl = link->backend == "nccl";
+  const Store gloo_store = c10::make_intrusive<c10d::PrefixStore>("gloo", link->store);
+  const Backend gloo = gloo_backend(gloo_store, ranks, j.timeout);
+  link->group = c10::make_intrusive<c10d::ProcessGroup>(link->store, ranks.rank, ranks.world);
+  link->group->setDefaultBackend(nccl ? Type::NCCL : Type::GLOO);
+  link->group->setBackend(at::kCPU, Type::GLOO, gloo);
+  if (nccl) {
+    const Store nccl_store = c10::make_intrusive<c10d::PrefixStore>("nccl", link->store);
+    link->group->setBackend(at::kCUDA, Type::NCCL, nccl_backend(nccl_store, ranks, j.timeout));
+  } else {
+    link->group->setBackend(at::kCUDA, Type::GLOO, gloo);
+  }
+  const std::string place = m.host + ":" + std::to_string(m.port);
+  const std::string lost_store =
+      m.served ? "the launcher, which keeps the store at " + place + ", is gone"
+               : "rank 0, which keeps the store at " + place + ", is gone";
+  link->watch =
+      std::make_unique<Watch>(connect(m, ranks, false, j.join), ranks, j, host, lost_store);
+  link_ = std::move(link);
+}
+
+std::string Group::backend() const {
+  return link_ ? link_->backend : "none";
+}
+
+void Group::broadcast(const std::vector<at::Tensor>& tensors) const {
+  if (!link_) return;
+  const c10::NoGradGuard without_gradients;
+  std::vector<at::Tensor> plain;
+  for (const at::Tensor& t : tensors) plain.push_back(t.detach());
+  constexpr size_t kBuffer = 25 << 20;
+  exchange(*link_, "the broadcast",
+           [&] { c10d::broadcast_coalesced(link_->group, plain, kBuffer, 0); });
+}
+
+void Group::sum(const at::Tensor& x) const {
+  if (!link_) return;
+  check(x.is_contiguous(), "a sum over ranks needs a contiguous tensor, not strides ", x.strides());
+  std::vector<at::Tensor> one{x.detach()};
+  exchange(*link_, "the sum over ranks", [&] { link_->group->allreduce(one)->wait(); });
+}
+
+void Group::barrier() const {
+  if (!link_) return;
+  exchange(*link_, "the barrier", [&] { link_->group->getBackend(at::kCPU)->barrier()->wait(); });
+}
+
+}  // namespace horner::train

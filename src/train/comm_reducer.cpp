@@ -1,0 +1,81 @@
+// Gradients averaged over ranks, by c10d's Reducer: in buckets, each sent as soon as backward has
+// filled it.
+#include <ATen/ATen.h>
+
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <type_traits>
+
+#include "core/check.h"
+#include "train/comm_link.h"
+
+namespace horner::train {
+
+// Reducer's constructor differs between releases of torch: after these eleven, a list of sizes of
+// buckets.
+template <class Reducer, class... Same>
+static std::unique_ptr<Reducer> make_reducer(Same... same) {
+  if constexpr (std::is_constructible_v<Reducer, Same..., std::vector<int64_t>>) {
+    return std::make_unique<Reducer>(std::move(same)..., std::vector<int64_t>());
+  } else {
+    return std::make_unique<Reducer>(std::move(same)...);
+  }
+}
+
+static std::unique_ptr<c10d::Reducer> reducer(const Link& link,
+                                              std::vector<at::Tensor> parameters) {
+  constexpr int64_t kFirst = c10d::kDefaultFirstBucketBytes, kBytes = c10d::kDefaultBucketBytesCap;
+  // Backward comes to the last parameters first.
+  std::reverse(parameters.begin(), parameters.end());
+  const std::vector<bool> sparse(parameters.size(), false);
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
+      parameters, {size_t(kFirst), size_t(kBytes)}, sparse));
+  constexpr bool kFindUnused = true;  // some variants have parameters without a gradient
+  constexpr bool kAsBucketView = true, kSkipUnused = false, kPython = false;
+  return make_reducer<c10d::Reducer>(
+      std::move(parameters), std::move(buckets), link.group, sparse, kBytes, kFindUnused,
+      kAsBucketView, std::unordered_map<size_t, std::string>(), kFirst, kSkipUnused, kPython);
+}
+
+// Reducer warns where all parameters are used, as the search for unused ones is in vain then.
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+static void prepare(c10d::Reducer& reducer, const at::Tensor& loss) {
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  reducer.prepare_for_backward({loss});
+}
+
+struct GradientAverage::State {
+  const Link* link = nullptr;
+  std::unique_ptr<c10d::Reducer> reducer;
+};
+
+GradientAverage::GradientAverage(const Group& group, const std::vector<at::Tensor>& parameters)
+    : state_(std::make_unique<State>()) {
+  if (!group.link()) return;
+  check(!parameters.empty(), "no parameters to average gradients of");
+  for (const at::Tensor& p : parameters)
+    check(p.defined() && p.requires_grad() && p.is_leaf(),
+          "gradients are averaged of parameters: leaves that require a gradient");
+  state_->link = group.link();
+  exchange(*state_->link, "the comparison of parameters over ranks", [&] {
+    c10d::verify_params_across_processes(state_->link->group, parameters, std::nullopt);
+  });
+  state_->reducer = reducer(*state_->link, parameters);
+}
+
+GradientAverage::~GradientAverage() = default;
+GradientAverage::GradientAverage(GradientAverage&&) noexcept = default;
+GradientAverage& GradientAverage::operator=(GradientAverage&&) noexcept = default;
+
+void GradientAverage::backward(const at::Tensor& loss, bool last) {
+  if (!state_->reducer) return loss.backward();
+  exchange(*state_->link, "backward", [&] {
+    if (last) prepare(*state_->reducer, loss);
+    loss.backward();
+  });
+}
+
+}  // namespace horner::train

@@ -1,0 +1,167 @@
+#include "train/comm_watch.h"
+
+#include <atomic>
+#include <csignal>
+#include <exception>
+
+namespace horner::train {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kBeat{250};
+constexpr milliseconds kMissed{1500};  // after a failed exchange so much silence is proof enough
+constexpr seconds kGrace{5};           // for an exchange to fail by itself, which ends better
+constexpr const char* kResume = "; this run stops; resume with --resume";
+
+static std::atomic<bool> told_to_end = false;
+
+std::string beat_key(int rank) {
+  return "beat/" + std::to_string(rank);
+}
+
+Watch::Watch(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks, const Joining& j, bool host,
+             std::string lost_store)
+    : store_(std::move(store)),
+      ranks_(ranks),
+      silence_(j.silence),
+      lost_(j.lost),
+      host_(host),
+      lost_store_(std::move(lost_store)),
+      exceptions_(std::uncaught_exceptions()),
+      peers_(ranks.world, {"", Clock::now()}) {
+  for (int r = 0; r < ranks_.world; ++r) keys_.push_back(beat_key(r));
+  // torchrun ends the others by SIGTERM as soon as one rank has died, mostly before an exchange has
+  // failed: it is answered by saying who died.
+  struct sigaction now;
+  if (lost_ && sigaction(SIGTERM, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) {
+    told_to_end = false;
+    handles_term_ = std::signal(SIGTERM, [](int) { told_to_end = true; }) != SIG_ERR;
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+Watch::~Watch() {
+  const bool failed = std::uncaught_exceptions() > exceptions_;
+  std::unique_lock lock(mutex_);
+  if (reason_.empty())
+    reason_ = "rank " + std::to_string(ranks_.rank) + " stopped with an error of its own" + kResume;
+  note_ = failed || blaming_ ? "failed " + reason_ : "finished";
+  // The store ends with this process: the others must have read the note and said theirs.
+  if (host_)
+    while (!all_left()) wake_.wait_for(lock, kBeat);
+  stop_ = true;
+  lock.unlock();
+  wake_.notify_all();
+  thread_.join();
+  try {
+    store_->set(keys_[ranks_.rank], note_);
+  } catch (const std::exception&) {  // the store is gone: nobody to tell
+  }
+  if (handles_term_) std::signal(SIGTERM, SIG_DFL);
+}
+
+void Watch::run() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    lock.unlock();
+    try {
+      if (!store_lost_) beat();
+    } catch (const std::exception&) {
+      std::lock_guard held(mutex_);
+      store_lost_ = Clock::now();
+    }
+    lock.lock();
+    wake_.notify_all();
+    if (const std::string reason = judge(); !reason.empty() && note_.empty()) {
+      reason_ = reason;
+      note_ = "failed " + reason;
+      lock.unlock();
+      say("failed " + reason);
+      if (lost_) lost_(reason);
+      lock.lock();
+    }
+    wake_.wait_for(lock, kBeat, [&] { return stop_; });
+  }
+}
+
+void Watch::say(std::string note) {
+  try {
+    store_->set(keys_[ranks_.rank], note);
+  } catch (const std::exception&) {
+  }
+}
+
+void Watch::beat() {
+  std::string mine;
+  {
+    std::lock_guard held(mutex_);
+    mine = note_.empty() ? std::to_string(++number_) : note_;
+  }
+  store_->set(keys_[ranks_.rank], mine);
+  const auto read = store_->multiGet(keys_);
+  std::lock_guard held(mutex_);
+  for (size_t r = 0; r < read.size(); ++r) {
+    std::string says(read[r].begin(), read[r].end());
+    if (says != peers_[r].says) peers_[r] = {std::move(says), Clock::now()};
+  }
+}
+
+std::string Watch::verdict(Clock::duration failed_for, Clock::duration silent_for) const {
+  const auto now = Clock::now();
+  if (store_lost_ && now - *store_lost_ >= failed_for) return lost_store_ + kResume;
+  int silent = -1;
+  for (int r = 0; r < ranks_.world; ++r) {
+    const Peer& p = peers_[r];
+    if (r == ranks_.rank || p.says == "finished") continue;
+    if (p.says.starts_with("failed ")) {
+      if (now - p.since >= failed_for) return p.says.substr(7);
+    } else if (silent < 0 || p.since < peers_[silent].since) {
+      silent = r;
+    }
+  }
+  if (silent < 0 || now - peers_[silent].since < silent_for) return "";
+  const auto since = std::chrono::duration_cast<seconds>(now - peers_[silent].since).count();
+  return "rank " + std::to_string(silent) + " is gone: not heard of for " + std::to_string(since) +
+         " s" + kResume;
+}
+
+std::string Watch::judge() {
+  if (blaming_) return "";
+  if (handles_term_ && told_to_end) {
+    const auto now = Clock::now();
+    if (!terminated_) terminated_ = now;
+    const std::string cause = verdict({}, kMissed);
+    if (!cause.empty() || now - *terminated_ < 2 * kMissed) return cause;
+    return "rank " + std::to_string(ranks_.rank) + " was ended by SIGTERM; resume with --resume";
+  }
+  return verdict(kGrace, silence_);
+}
+
+bool Watch::all_left() const {
+  if (store_lost_) return true;
+  for (int r = 0; r < ranks_.world; ++r)
+    if (const Peer& p = peers_[r]; r != ranks_.rank && p.says != "finished" &&
+                                   !p.says.starts_with("failed ") &&
+                                   Clock::now() - p.since < kGrace)
+      return false;
+  return true;
+}
+
+std::string Watch::blame(const std::string& error) {
+  std::unique_lock lock(mutex_);
+  blaming_ = true;
+  const auto until = Clock::now() + 2 * kMissed;
+  std::string cause;
+  while ((cause = verdict({}, kMissed)).empty() && Clock::now() < until)
+    wake_.wait_for(lock, kBeat);
+  if (cause.empty())
+    for (int r = 0; r < ranks_.world; ++r)
+      if (r != ranks_.rank && peers_[r].says == "finished")
+        cause =
+            "rank " + std::to_string(r) + " has finished while this one goes on (" + error + ")";
+  reason_ = cause;
+  return cause;
+}
+
+}  // namespace horner::train

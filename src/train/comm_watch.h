@@ -1,0 +1,62 @@
+// Who is still there: every rank raises a number in the store four times a second, and reads those
+// of the others. A rank that leaves writes why instead.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "train/comm.h"
+
+namespace horner::train {
+
+class Watch {
+ public:
+  // `store` is a connection of its own: the thread must not wait behind the others' calls. `host`:
+  // the store is in this process. `lost_store`: what it means that the store does not answer.
+  Watch(c10::intrusive_ptr<c10d::Store> store, const Ranks&, const Joining&, bool host,
+        std::string lost_store);
+  ~Watch();
+
+  // After an exchange failed: why, if another rank is the cause; waits some seconds to see it.
+  // `error` is what the exchange said.
+  std::string blame(const std::string& error);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Peer {
+    std::string says;  // a number, "finished" or "failed REASON"
+    Clock::time_point since;
+  };
+
+  void run();
+  void beat();
+  std::string verdict(Clock::duration failed_for, Clock::duration silent_for) const;
+  std::string judge();  // the thread's own verdict; empty: go on
+  bool all_left() const;
+  void say(std::string note);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  const Ranks ranks_;
+  const std::chrono::seconds silence_;
+  const std::function<void(const std::string&)> lost_;
+  const bool host_;
+  const std::string lost_store_;
+  const int exceptions_;
+  std::vector<std::string> keys_;
+
+  mutable std::mutex mutex_;  // of all below
+  std::condition_variable wake_;
+  std::vector<Peer> peers_;
+  std::string note_, reason_;  // what is said in place of the number; what this rank blamed
+  std::optional<Clock::time_point> store_lost_, terminated_;
+  bool stop_ = false, blaming_ = false, handles_term_ = false;
+  int64_t number_ = 0;
+  std::thread thread_;
+};
+
+// The key of a rank's number. It is there when the rank has joined.
+std::string beat_key(int rank);
+
+}  // namespace horner::train

@@ -1,0 +1,222 @@
+"""Several processes: their gradients against those of one, and what is left when one of them dies."""
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+TOOL = os.path.join(os.path.dirname(os.environ["HORNER"]), "comm_tool")
+TORCHRUN = os.path.join(os.path.dirname(sys.executable), "torchrun")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+SOON = 20  # seconds for the others to end when a rank has died
+
+
+def torchrun(world, *arguments, **more):
+    """All ranks, started by torchrun, which keeps the store and ends the others when one dies."""
+    return subprocess.Popen([TORCHRUN, "--standalone", "--no-python", f"--nproc-per-node={world}", TOOL,
+                             *map(str, arguments)], env=ENVIRONMENT | more, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def ranks(world, *arguments, only=None, **more):
+    """Each rank by itself, as a scheduler would start it: rank 0 keeps the store, nobody ends anybody."""
+    port = free_port()
+    return [subprocess.Popen([TOOL, *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=ENVIRONMENT | {"RANK": str(r), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+                                                "MASTER_PORT": str(port)} | more)
+            for r in (range(world) if only is None else only)]  # fmt: skip
+
+
+def finish(process, seconds=60):
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"still running after {seconds} s: {process.communicate()}")
+    return process.returncode, out, err
+
+
+def good(process):
+    code, out, err = finish(process)
+    assert code == 0, err
+    return out
+
+
+def alone(*arguments, **more):
+    return good(subprocess.Popen([TOOL, *map(str, arguments)], env=ENVIRONMENT | more, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE))  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("launch", ["torchrun", "ranks"])
+def test_broadcast_and_sum(launch, world, tmp_path):
+    out = tmp_path / "talk"
+    if launch == "torchrun":
+        good(torchrun(world, "talk", out))
+    else:
+        assert [good(p) for p in ranks(world, "talk", out)] == ["gloo\n"] * world
+    for r in range(world):
+        got = load_file(f"{out}{r}")
+        assert torch.equal(got["x"], torch.ones(5, 3))
+        assert torch.equal(got["y"], torch.arange(4))
+        assert torch.equal(got["w"], torch.zeros(7))
+        assert torch.equal(got["z"], torch.full((2,), sum(i + 0.5 for i in range(world)), dtype=torch.double))
+
+
+def test_one_process_needs_no_other(tmp_path):
+    assert alone("talk", tmp_path / "talk") == "none\n"
+    assert alone("talk", tmp_path / "talk", RANK="0", WORLD_SIZE="1") == "none\n"
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """Of each variant: one process on the whole batch, in float32 and in double."""
+    done = {}
+
+    def run(variant):
+        if variant not in done:
+            folder = tmp_path_factory.mktemp("single")
+            alone("train", folder / "float", variant, 1, 3)
+            alone("train", folder / "double", variant, 1, 3, DOUBLE="1")
+            done[variant] = load_file(folder / "float0"), load_file(folder / "double0")
+        return done[variant]
+
+    return run
+
+
+@pytest.mark.parametrize("world, variant, accumulate",
+                         [(2, "softmax", 1), (3, "softmax", 1), (2, "softmax", 3), (3, "taylor4", 2),
+                          (2, "gated_decay", 2), (2, "l2", 1)])  # fmt: skip
+def test_gradients_are_those_of_one_process(world, variant, accumulate, single, tmp_path):
+    float32, truth = single(variant)
+    for process in ranks(world, "train", tmp_path / "many", variant, accumulate, 3):
+        good(process)
+    many = load_file(tmp_path / "many0")
+    assert set(many) == set(truth)
+    assert sum(name.startswith("grad.") for name in truth) > 10
+    for name, wanted in truth.items():
+        wanted = wanted.double()
+        error = (many[name].double() - wanted).abs().max()
+        own = (float32[name].double() - wanted).abs().max()
+        assert error <= 2 * own + 16 * 2**-24 * wanted.abs().max(), (name, error, own, wanted.abs().max())
+        for r in range(1, world):
+            assert torch.equal(load_file(tmp_path / f"many{r}")[name], many[name]), f"rank {r} differs in {name}"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_parameters_without_gradient(world, tmp_path):
+    good(torchrun(world, "unused", tmp_path / "unused"))
+    for r in range(world):
+        got = load_file(tmp_path / f"unused{r}")
+        assert torch.allclose(got["shared"], torch.full((3,), (world + 1) / 2, dtype=torch.double), rtol=1e-15)
+        assert torch.allclose(got["first"], torch.full((3,), 6 / world, dtype=torch.double), rtol=1e-15)
+
+
+@pytest.mark.parametrize("where, world, rank", [("forward", 2, 0), ("backward", 2, 1), ("backward", 3, 1)])
+def test_a_rank_that_dies_under_torchrun(where, world, rank):
+    code, _, err = finish(torchrun(world, "die", where, rank), SOON + 20)
+    assert code != 0
+    assert err.count(f"rank {rank} is gone") == world - 1, err
+    assert "resume with --resume" in err
+
+
+@pytest.mark.parametrize("where, world, rank", [("forward", 2, 0), ("backward", 2, 1), ("backward", 3, 1)])
+def test_a_rank_that_dies_by_itself(where, world, rank):
+    processes = ranks(world, "die", where, rank)
+    assert finish(processes[rank])[0] == -signal.SIGKILL
+    died = time.monotonic()
+    for r, process in enumerate(processes):
+        if r != rank:
+            code, _, err = finish(process, SOON)
+            assert code > 0
+            assert f"rank {rank}" in err and "is gone" in err and "resume with --resume" in err, err
+    assert time.monotonic() - died < SOON
+
+
+def process_ids(folder, world):
+    """Once every rank has made two steps."""
+    for _ in range(600):
+        files = [folder / str(r) for r in range(world)]
+        if all(f.exists() and f.read_text().endswith("\n") for f in files):
+            return [int(f.read_text()) for f in files]
+        time.sleep(0.1)
+    raise AssertionError(f"only {os.listdir(folder)} of {world} ranks came")
+
+
+def test_a_rank_killed_from_outside(tmp_path):
+    process = torchrun(3, "go", tmp_path)
+    os.kill(process_ids(tmp_path, 3)[2], signal.SIGKILL)
+    code, _, err = finish(process, SOON)
+    assert code != 0 and err.count("rank 2 is gone") == 2, err
+
+
+def test_sigterm_to_all_is_told(tmp_path):
+    process = torchrun(2, "go", tmp_path)
+    process_ids(tmp_path, 2)
+    process.terminate()
+    code, _, err = finish(process, SOON)
+    assert code != 0 and "was ended by SIGTERM" in err, err
+
+
+def test_a_rank_that_is_silent():
+    """Neither dead nor alive, as a machine without power: its connections stay open."""
+    processes = ranks(2, "die", "stop", 1)
+    try:
+        code, _, err = finish(processes[0], SOON + 20)
+        assert code == 3 and "rank 1 is gone: not heard of for 8 s" in err, err
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_rank_ends_the_others(rank):
+    processes = ranks(3, "die", "throw", rank)
+    for r, process in enumerate(processes):
+        code, _, err = finish(process, SOON + 20)
+        said = f"an error of rank {rank}" if r == rank else f"rank {rank} stopped with an error of its own"
+        assert code > 0 and said in err, (r, err)
+
+
+def test_a_rank_that_does_not_come():
+    [process] = ranks(3, "talk", "none", only=[0], JOIN="3")
+    code, _, err = finish(process, SOON)
+    assert code == 2 and "of 3 ranks these did not come within 3 s: 1, 2" in err
+
+
+def test_different_models():
+    for process, said in zip(ranks(2, "differ"), ["rank 1 stopped with an error", "not to match sizes"]):
+        code, _, err = finish(process)
+        assert code == 2 and said in err, err
+
+
+@pytest.mark.parametrize("environment, wanted", [
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: a whole number from 1 to"),
+    ({"WORLD_SIZE": "2"}, "there must be RANK"),
+    ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2: a whole number from 0 to 1"),
+    ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK=-1"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "1x"}, "LOCAL_RANK=1x"),
+    ({"WORLD_SIZE": "2", "RANK": "0"}, "there must be MASTER_ADDR"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"}, "MASTER_PORT=99999"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "BACKEND": "mpi"},
+     "no backend 'mpi'; there are auto, gloo and nccl"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "BACKEND": "nccl"},
+     "no NCCL: it is for tensors on GPUs"),
+])  # fmt: skip
+def test_a_wrong_environment_is_named(environment, wanted):
+    process = subprocess.Popen([TOOL, "talk", "none"], env=ENVIRONMENT | environment, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    code, _, err = finish(process)
+    assert code == 2 and wanted in err, err

@@ -1,0 +1,204 @@
+// For comm_test.py, one rank of several:
+//   comm_tool train OUT WITH ACCUMULATE STEPS    SGD of a `tiny` model, each rank on its rows of
+//   the
+//                                                batch; the loss, gradients and weights go to OUT
+//   comm_tool unused OUT                         parameters that only one rank uses, or none
+//   comm_tool talk OUT                           broadcast and sum
+//   comm_tool differ                             parameters of other sizes on each rank
+//   comm_tool die WHERE RANK                     steps until RANK kills itself: in "forward",
+//                                                in "backward", or "stop"ped and silent; "throw"s
+//   comm_tool go FOLDER                          steps for ever, its process id in FOLDER/<rank>
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <iostream>
+
+#include "attn/tensors_file.h"
+#include "core/check.h"
+#include "nn/model.h"
+#include "train/comm.h"
+
+using namespace horner;
+
+using Words = std::vector<std::string>;
+
+static train::Group join() {
+  const train::Ranks r = train::ranks_from_environment();
+  train::Joining j;
+  j.silence = std::chrono::seconds(8);
+  j.join = std::chrono::seconds(std::getenv("JOIN") ? std::atoi(std::getenv("JOIN")) : 60);
+  j.lost = [](const std::string& reason) {
+    std::cerr << reason << std::endl;
+    std::_Exit(3);
+  };
+  if (const char* backend = std::getenv("BACKEND")) j.backend = backend;
+  return train::Group(r, j);
+}
+
+static std::vector<at::Tensor> parameters(nn::Model& m, at::ScalarType type) {
+  std::vector<at::Tensor> out;
+  for (const nn::Slot& s : nn::slots(m)) {
+    *s.at = s.at->detach().to(type).clone().requires_grad_(true);
+    out.push_back(*s.at);
+  }
+  return out;
+}
+
+static void drop_gradients(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& p : parameters) p.mutable_grad() = at::Tensor();
+}
+
+// 12 rows of tokens; this rank's: every world-th row.
+static at::Tensor rows(const train::Ranks& r, int64_t step, int64_t V) {
+  const at::Generator g = at::detail::createCPUGenerator(100 + step);
+  return at::randint(V, {12, 33}, g, at::kLong).slice(0, r.rank, std::nullopt, r.world);
+}
+
+static at::Tensor loss_of(const nn::Model& m, const at::Tensor& tokens) {
+  const int64_t n = tokens.size(1) - 1;
+  const at::Tensor x = nn::hidden(m, tokens.narrow(1, 0, n));
+  return nn::cross_entropy(m, x.reshape({-1, x.size(-1)}), tokens.narrow(1, 1, n).reshape({-1}));
+}
+
+static int train_model(const Words& a) {
+  const train::Group group = join();
+  const train::Ranks& r = group.ranks();
+  const auto type = std::getenv("DOUBLE") ? at::kDouble : at::kFloat;
+  // Of another seed on each rank: only the broadcast makes them one model.
+  nn::Model m = nn::random_model(nn::preset("tiny", a[2]), 7 + r.rank);
+  const std::vector<at::Tensor> p = parameters(m, type);
+  group.broadcast(p);
+  train::GradientAverage average(group, p);
+  const int64_t parts = std::stoll(a[3]), steps = std::stoll(a[4]);
+  attn::TensorsFile out;
+  std::vector<double> losses;
+  for (int64_t step = 0; step < steps; ++step) {
+    if (step % 2) {  // both ways to begin a step
+      drop_gradients(p);
+    } else {
+      for (const at::Tensor& x : p)
+        if (x.grad().defined()) x.mutable_grad().zero_();
+    }
+    const std::vector<at::Tensor> micro = rows(r, step, m.config.V).chunk(parts);
+    at::Tensor total = at::zeros({}, at::kDouble);
+    for (size_t i = 0; i < micro.size(); ++i) {
+      const at::Tensor loss = loss_of(m, micro[i]) / double(micro.size());
+      average.backward(loss, i + 1 == micro.size());
+      total += loss.detach();
+    }
+    group.sum(total);
+    losses.push_back(total.item<double>() / r.world);
+    const c10::NoGradGuard without_gradients;
+    for (const at::Tensor& x : p)
+      if (x.grad().defined()) x.add_(x.grad(), -0.1);
+  }
+  out.tensors["losses"] = at::tensor(losses, at::kDouble);
+  for (const nn::Slot& s : nn::slots(m)) {
+    out.tensors[s.name] = s.at->detach();
+    if (s.at->grad().defined()) out.tensors["grad." + s.name] = s.at->grad().clone();
+  }
+  // Each rank its own file: they must be equal.
+  attn::save_tensors(a[1] + std::to_string(r.rank), out);
+  group.barrier();
+  return 0;
+}
+
+// shared: used by all; first: by rank 0 alone; none: by nobody.
+static int unused(const Words& a) {
+  const train::Group group = join();
+  const train::Ranks& r = group.ranks();
+  const auto make = [] { return at::ones({3}, at::kDouble).requires_grad_(true); };
+  const at::Tensor shared = make(), first = make(), none = make();
+  train::GradientAverage average(group, {shared, first, none});
+  for (int step = 0; step < 3; ++step) {
+    drop_gradients({shared, first, none});
+    at::Tensor loss = (shared * double(r.rank + 1)).sum();
+    if (r.rank == 0) loss = loss + 6 * first.sum();
+    average.backward(loss);
+  }
+  check(!none.grad().defined(), "a gradient of a parameter that nobody uses");
+  attn::save_tensors(a[1] + std::to_string(r.rank),
+                     {{{"shared", shared.grad().clone()}, {"first", first.grad().clone()}}});
+  return 0;
+}
+
+static int talk(const Words& a) {
+  const train::Group group = join();
+  const int rank = group.ranks().rank;
+  const at::Tensor x = at::full({5, 3}, double(rank + 1)), y = at::arange(4) + 10 * rank;
+  const at::Tensor z = at::full({2}, rank + 0.5, at::kDouble), w = at::full({7}, double(rank));
+  group.broadcast({x.t(), y, w.requires_grad_(true)});
+  group.sum(z);
+  group.barrier();
+  attn::save_tensors(a[1] + std::to_string(rank),
+                     {{{"x", x}, {"y", y}, {"z", z}, {"w", w.detach()}}});
+  std::cout << group.backend() << "\n";
+  return 0;
+}
+
+static int differ() {
+  const train::Group group = join();
+  const at::Tensor p = at::ones({3 + group.ranks().rank}).requires_grad_(true);
+  train::GradientAverage average(group, {p});
+  average.backward(p.sum());
+  return 0;
+}
+
+// Steps of a small model, with `before` each and `within` each backward, half-way.
+static void steps(const train::Group& group, const std::function<void(int)>& before,
+                  const std::function<void(int)>& within) {
+  nn::Model m = nn::random_model(nn::preset("tiny"), 7);
+  const std::vector<at::Tensor> p = parameters(m, at::kFloat);
+  train::GradientAverage average(group, p);
+  int step = 0;
+  p[p.size() / 2].register_hook([&](const at::Tensor&) { within(step); });
+  for (;; ++step) {
+    before(step);
+    drop_gradients(p);
+    average.backward(loss_of(m, rows(group.ranks(), step, m.config.V)));
+  }
+}
+
+static int die(const Words& a) {
+  const train::Group group = join();
+  const bool it = group.ranks().rank == std::stoi(a[2]);
+  const auto now = [&, w = a[1]](const char* where, int step) {
+    if (!it || step != 3) return;
+    if (w == where) ::raise(SIGKILL);
+    if (w == "stop") ::raise(SIGSTOP);
+    if (w == "throw") fail("an error of rank ", group.ranks().rank);
+  };
+  steps(group, [&](int step) { now("forward", step); }, [&](int step) { now("backward", step); });
+  return 0;
+}
+
+static int go(const Words& a) {
+  const train::Group group = join();
+  const std::string file = a[1] + "/" + std::to_string(group.ranks().rank);
+  steps(
+      group,
+      [&](int step) {
+        if (step == 2) std::ofstream(file) << ::getpid() << std::endl;
+      },
+      [](int) {});
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  const Words a(argv + 1, argv + argc);
+  try {
+    if (a[0] == "train") return train_model(a);
+    if (a[0] == "unused") return unused(a);
+    if (a[0] == "talk") return talk(a);
+    if (a[0] == "differ") return differ();
+    if (a[0] == "die") return die(a);
+    if (a[0] == "go") return go(a);
+  } catch (const Error& e) {
+    std::cerr << e.what() << "\n";
+  }
+  return 2;
+}
