@@ -199,15 +199,13 @@ static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& 
 }
 
 // A row for each variant, a column for each layer; the mean over seeds.
-static void add_layers(const TaskData& t, const std::string& heading, const std::string& text,
-                       const std::string& label,
-                       const std::function<std::vector<double>(const RunData&)>& values,
-                       std::vector<Section>& out) {
+static HeatMap by_layer(const TaskData& t, const std::string& label,
+                        std::vector<double> (*values)(const Group&, const RunData&)) {
   HeatMap h{.label = label, .x_label = "layer", .y_label = ""};
   for (const Group& g : t.groups) {
     std::vector<std::vector<double>> layers;
     for (const RunData* r : g.runs) {
-      const std::vector<double> v = values(*r);
+      const std::vector<double> v = values(g, *r);
       layers.resize(std::max(layers.size(), v.size()));
       for (size_t i = 0; i < v.size(); ++i) layers[i].push_back(v[i]);
     }
@@ -217,7 +215,18 @@ static void add_layers(const TaskData& t, const std::string& heading, const std:
     for (const auto& layer : layers) h.values.back().push_back(spread(layer).mean);
     while (h.x.size() < layers.size()) h.x.push_back(std::to_string(h.x.size()));
   }
-  if (!h.y.empty()) out.push_back({heading + ": " + task_title(t), text, h, true});
+  return h;
+}
+
+// Of weights that are exp or its series; those of a linear kernel have no such terms.
+static std::vector<double> dominant_orders(const Group& g, const RunData& r) {
+  std::vector<double> out;
+  if (g.kind == "linear kernels") return out;
+  for (const auto& layer : r.taylor) out.push_back(double(dominant_order(layer)));
+  return out;
+}
+static std::vector<double> entropies(const Group&, const RunData& r) {
+  return r.entropy;
 }
 
 static void add_terms(const TaskData& t, std::vector<Section>& out) {
@@ -277,7 +286,7 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
     for (const Group& g : t.groups) seeds = std::max(seeds, g.runs.size());
   }
   Report r{.title = o.title,
-           .subtitle = std::to_string(variants) + " variants, " + std::to_string(tasks.size()) +
+           .subtitle = std::to_string(variants) + (variants == 1 ? " variant, " : " variants, ") + std::to_string(tasks.size()) +
                        (tasks.size() == 1 ? " task, " : " tasks, ") + std::to_string(seeds) +
                        (seeds == 1 ? " seed: " : " seeds: ") + std::to_string(runs.size()) +
                        " runs"};
@@ -296,22 +305,18 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
   }
   for (const TaskData& t : tasks) {
     add_terms(t, out);
-    add_layers(
-        t, "Dominant order",
-        "The order of the largest term of exp's series, for the scores of each variant by layer.",
-        "order",
-        [](const RunData& d) {
-          std::vector<double> v;
-          for (const auto& layer : d.taylor) v.push_back(double(dominant_order(layer)));
-          return v;
-        },
-        out);
-    add_layers(
-        t, "Entropy of the weights",
-        "Mean over rows of −Σ p log p, p the share of a weight's size in its row; at the end of "
-        "training.",
-        "entropy", [](const RunData& d) { return d.entropy; }, out);
+    if (const HeatMap h = by_layer(t, "order", dominant_orders); !h.y.empty())
+      out.push_back({"Dominant order: " + task_title(t),
+                     "The order of the largest term of exp's series, for the scores of each "
+                     "variant by layer.",
+                     h, true});
   }
+  for (const TaskData& t : tasks)
+    if (const HeatMap h = by_layer(t, "entropy", entropies); !h.y.empty())
+      out.push_back({"Entropy of the weights: " + task_title(t),
+                     "Mean over rows of −Σ p log p, p the share of a weight's size in its row; the "
+                     "last measured.",
+                     h, true});
   for (const TaskData& t : tasks)
     out.push_back(curves(t, "gradient norm", &RunData::gradient, true, true));
   out.push_back(origin(runs, o));
