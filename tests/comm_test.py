@@ -181,6 +181,24 @@ def test_a_rank_that_is_silent():
         processes[1].communicate()
 
 
+def test_a_suspended_run_goes_on(tmp_path):
+    """All ranks stopped for longer than a silent one may be, and woken one after the other."""
+    processes = ranks(2, "go", tmp_path)
+    try:
+        ids = process_ids(tmp_path, 2)
+        for i in ids:
+            os.kill(i, signal.SIGSTOP)
+        time.sleep(10)
+        for i in ids:
+            os.kill(i, signal.SIGCONT)
+            time.sleep(2)
+        assert [p.poll() for p in processes] == [None, None]
+    finally:
+        for p in processes:
+            p.kill()
+            p.communicate()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_one_rank_ends_the_others(rank):
     processes = ranks(3, "die", "throw", rank)

@@ -7,6 +7,7 @@
 //   comm_tool differ                             parameters of other sizes on each rank
 //   comm_tool die WHERE RANK                     steps until RANK kills itself: in "forward",
 //                                                in "backward", or "stop"ped and silent; "throw"s
+//   comm_tool events FOLDER FIRST                lines "STEP TIME VALUE TAG.." to an event file
 //   comm_tool go FOLDER                          steps for ever, its process id in FOLDER/<rank>
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,6 +22,7 @@
 #include "core/check.h"
 #include "nn/model.h"
 #include "train/comm.h"
+#include "train/events.h"
 
 using namespace horner;
 
@@ -114,11 +116,16 @@ static int unused(const Words& a) {
   const auto make = [] { return at::ones({3}, at::kDouble).requires_grad_(true); };
   const at::Tensor shared = make(), first = make(), none = make();
   train::GradientAverage average(group, {shared, first, none});
+  const auto half = [&] {
+    const at::Tensor loss = (shared * (0.5 * (r.rank + 1))).sum();
+    return r.rank == 0 ? loss + 3 * first.sum() : loss;
+  };
   for (int step = 0; step < 3; ++step) {
     drop_gradients({shared, first, none});
-    at::Tensor loss = (shared * double(r.rank + 1)).sum();
-    if (r.rank == 0) loss = loss + 6 * first.sum();
-    average.backward(loss);
+    average.backward(half(), false);
+    check(shared.grad().eq(0.5 * (r.rank + 1)).all().item<bool>(),
+          "averaged before the last part of a step: ", shared.grad());
+    average.backward(half());
   }
   check(!none.grad().defined(), "a gradient of a parameter that nobody uses");
   attn::save_tensors(a[1] + std::to_string(r.rank),
@@ -188,6 +195,26 @@ static int go(const Words& a) {
   return 0;
 }
 
+// Lines of one step and time are one record.
+static int events(const Words& a) {
+  train::EventFile file(a[1], std::stoll(a[2]));
+  std::string step, time, value, tag, last;
+  std::vector<train::Scalar> scalars;
+  const auto put = [&](const std::string& at) {
+    const size_t blank = at.find(' ');
+    if (!scalars.empty())
+      file.add(std::stoll(at.substr(0, blank)), scalars, std::stod(at.substr(blank)));
+    scalars.clear();
+  };
+  while (std::cin >> step >> time >> value && std::getline(std::cin >> std::ws, tag)) {
+    if (const std::string at = step + " " + time; at != last) put(last), last = at;
+    scalars.push_back({tag, std::strtof(value.c_str(), nullptr)});
+  }
+  put(last);
+  std::cout << file.path().string() << "\n";
+  return 0;
+}
+
 int main(int argc, char** argv) {
   const Words a(argv + 1, argv + argc);
   try {
@@ -197,6 +224,7 @@ int main(int argc, char** argv) {
     if (a[0] == "differ") return differ();
     if (a[0] == "die") return die(a);
     if (a[0] == "go") return go(a);
+    if (a[0] == "events") return events(a);
   } catch (const Error& e) {
     std::cerr << e.what() << "\n";
   }

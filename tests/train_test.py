@@ -6,10 +6,12 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 from safetensors.numpy import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 HORNER = os.environ["HORNER"]
 DATA = "data"  # a file of tokens, in the folder where the tests run
@@ -240,3 +242,61 @@ def test_a_run_is_not_overwritten_nor_changed(tmp_path):
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
     train(tmp_path / "run", "--resume")  # finished: nothing to do
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_tensorboard_reads_what_is_written(tmp_path):
+    options = [*SMALL, "--decay-steps", 20, "--tensorboard", "--entropy-every", 2]
+    for steps in (5, 8):
+        train(tmp_path / "run", *options, "--steps", steps, "--resume")
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("loss")] == list(range(1, 9))
+    assert [e.value for e in events.Scalars("loss")] == losses(tmp_path / "run")
+    assert len(events.Scalars("entropy/layer_1")) == 4 and events.Scalars("validation_loss")
+
+
+def together(out, n, *options, **more):
+    """The same by n processes that torchrun starts."""
+    torchrun = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--no-python", f"--nproc-per-node={n}"]
+    return subprocess.Popen([*torchrun, "--master-port=0", HORNER, "train", "--out", str(out), *map(str, options)],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"}, **more)  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", ["softmax", "gated_softmax"])
+def test_two_processes_give_the_losses_of_one(variant, tmp_path):
+    options = [*SMALL, "--attention", variant, "--evaluate-every", 4, "--evaluate-sequences", 5]
+    train(tmp_path / "one", *options, "--steps", 12)
+    two = together(tmp_path / "two", 2, *options, "--at-once", 1, "--steps", 12)
+    out, said = two.communicate(timeout=120)
+    assert two.returncode == 0, said
+    assert out.count("learning-rate ") == 1  # one of them talks
+    for name in ("loss", "gradient_norm", "validation_loss", "validation_accuracy"):
+        one, both = ([line[name] for line in metrics(tmp_path / run) if name in line] for run in ("one", "two"))
+        assert len(one) >= 3 and both == pytest.approx(one, rel=3e-5), name
+
+
+def test_two_processes_resume_exactly(tmp_path):
+    options = [*SMALL, "--decay-steps", 20]
+    for run, steps in (("straight", 12), ("parts", 7), ("parts", 12)):
+        child = together(tmp_path / run, 2, *options, "--steps", steps, "--resume")
+        _, said = child.communicate(timeout=120)
+        assert child.returncode == 0, said
+    assert losses(tmp_path / "parts") == losses(tmp_path / "straight")
+
+
+def test_a_process_that_dies_ends_the_others(tmp_path):
+    child = together(tmp_path / "run", 2, *SMALL, "--steps", 100_000, "--checkpoint-every", 5)
+    while not list((tmp_path / "run").glob("checkpoint-*")):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    ranks = subprocess.run(["pgrep", "-P", str(child.pid), "-f", "horner train"], capture_output=True, text=True).stdout.split()
+    assert len(ranks) == 2
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode != 0 and "rank 1" in said and "--resume" in said, said
+    assert newest(tmp_path / "run")
+
+
+def newest(run):
+    return sorted(p.name for p in run.glob("checkpoint-*") if not p.name.endswith(".part"))[-1]

@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/stopwatch.h"
 #include "study/tasks.h"
+#include "train/comm.h"
 #include "train/start.h"
 #include "train/trainer.h"
 
@@ -92,22 +93,29 @@ static Outcome run(const TrainOptions& o) {
   const train::Settings s = settings_of(o);
   train::check_settings(s);
   const train::Source source = study::make_source(s.task, s.data, s.seed);
-  if (!o.json) print_settings(s);
+  const bool first = train::ranks_from_environment().rank == 0;
+  if (!o.json && first) print_settings(s);
   catch_interrupt();
   Stopwatch since;
-  train::Watch watch;
-  watch.stop = stopped;
-  watch.progress = [&](const train::Progress& p) { show(p, since); };
-  watch.say = [](const std::string& what) {
+  train::Hooks hooks;
+  hooks.stop = stopped;
+  hooks.progress = [&](const train::Progress& p) { show(p, since); };
+  hooks.say = [](const std::string& what) {
     std::cerr << (isatty(STDERR_FILENO) ? "\r\033[K" : "") << what << "\n";
   };
-  const train::Outcome outcome = train::train(s, source, o.out, o.resume, watch);
-  if (isatty(STDERR_FILENO)) std::cerr << "\n";
+  hooks.lost = [](const std::string& reason) {
+    std::cerr << "horner: " << reason << std::endl;
+    std::_Exit(2);
+  };
+  const train::Outcome outcome = train::train(s, source, o.out, o.resume, hooks);
+  if (isatty(STDERR_FILENO) && first) std::cerr << "\n";
   if (!outcome.finished) {
-    std::cerr << "stopped after step " << outcome.step << "; go on with: horner train --out "
-              << o.out << " --resume\n";
+    if (first)
+      std::cerr << "stopped after step " << outcome.step << "; go on with: horner train --out "
+                << o.out << " --resume\n";
     return Outcome::interrupted;
   }
+  if (!first) return Outcome::fine;
   if (o.json) {
     std::cout << outcome.result.dump(2) << "\n";
     return Outcome::fine;

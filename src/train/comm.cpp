@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <charconv>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -149,6 +150,8 @@ Group::~Group() = default;
 
 Group::Group(const Ranks& ranks, const Joining& j) : ranks_(ranks) {
   if (ranks.world == 1) return;
+  // Gloo writes to connections that a dead rank has closed: that is to be an error, not the end.
+  std::signal(SIGPIPE, SIG_IGN);
   auto link = std::make_unique<Link>();
   const Meeting m = meeting_from_environment();
   const bool host = ranks.rank == 0 && !m.served;

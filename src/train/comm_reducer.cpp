@@ -3,23 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <type_traits>
 
 #include "core/check.h"
 #include "train/comm_link.h"
 
 namespace horner::train {
-
-// Reducer's constructor differs between releases of torch: after these eleven, a list of sizes of
-// buckets.
-template <class Reducer, class... Same>
-static std::unique_ptr<Reducer> make_reducer(Same... same) {
-  if constexpr (std::is_constructible_v<Reducer, Same..., std::vector<int64_t>>) {
-    return std::make_unique<Reducer>(std::move(same)..., std::vector<int64_t>());
-  } else {
-    return std::make_unique<Reducer>(std::move(same)...);
-  }
-}
 
 static std::unique_ptr<c10d::Reducer> reducer(const Link& link,
                                               std::vector<at::Tensor> parameters) {
@@ -31,9 +19,11 @@ static std::unique_ptr<c10d::Reducer> reducer(const Link& link,
       parameters, {size_t(kFirst), size_t(kBytes)}, sparse));
   constexpr bool kFindUnused = true;  // some variants have parameters without a gradient
   constexpr bool kAsBucketView = true, kSkipUnused = false, kPython = false;
-  return make_reducer<c10d::Reducer>(
-      std::move(parameters), std::move(buckets), link.group, sparse, kBytes, kFindUnused,
-      kAsBucketView, std::unordered_map<size_t, std::string>(), kFirst, kSkipUnused, kPython);
+  // The constructor grows with every release of torch; these twelve do from 2.11 to 2.13.
+  return std::make_unique<c10d::Reducer>(std::move(parameters), std::move(buckets), link.group,
+                                         sparse, kBytes, kFindUnused, kAsBucketView,
+                                         std::unordered_map<size_t, std::string>(), kFirst,
+                                         kSkipUnused, kPython, std::vector<int64_t>());
 }
 
 // Reducer warns where all parameters are used, as the search for unused ones is in vain then.

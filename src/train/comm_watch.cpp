@@ -101,9 +101,14 @@ void Watch::beat() {
   store_->set(keys_[ranks_.rank], mine);
   const auto read = store_->multiGet(keys_);
   std::lock_guard held(mutex_);
+  // Where this rank itself was suspended, the others were not silent for it.
+  const auto now = Clock::now(), away = last_ + 4 * kBeat;
+  if (now > away)
+    for (Peer& p : peers_) p.since += now - away;
+  last_ = now;
   for (size_t r = 0; r < read.size(); ++r) {
     std::string says(read[r].begin(), read[r].end());
-    if (says != peers_[r].says) peers_[r] = {std::move(says), Clock::now()};
+    if (says != peers_[r].says) peers_[r] = {std::move(says), now};
   }
 }
 

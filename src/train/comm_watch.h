@@ -49,6 +49,7 @@ class Watch {
   mutable std::mutex mutex_;  // of all below
   std::condition_variable wake_;
   std::vector<Peer> peers_;
+  Clock::time_point last_ = Clock::now();  // the last beat
   std::string note_, reason_;  // what is said in place of the number; what this rank blamed
   std::optional<Clock::time_point> store_lost_, terminated_;
   bool stop_ = false, blaming_ = false, handles_term_ = false;

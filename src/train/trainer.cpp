@@ -9,11 +9,9 @@
 
 #include "core/check.h"
 #include "core/stopwatch.h"
-#include "nn/checkpoint.h"
-#include "train/batch.h"
-#include "train/checkpoint.h"
-#include "train/graph.h"
+#include "train/events.h"
 #include "train/machine.h"
+#include "train/session.h"
 #include "train/start.h"
 
 namespace horner::train {
@@ -22,96 +20,42 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Session {
-  const Settings& s;
-  const Source& source;
+// A session, and what is written of it.
+struct Trainer {
+  Session t;
   const fs::path folder;
-  const Watch& watch;
-  at::Device device;
-  nn::Model model;
-  nn::Run run;
-  Optimizer optimizer;
-  Position at;
-  StepNumbers numbers;
-  at::Tensor tokens, targets, shares;   // [P, b, T], [P, b, T], [P]: of a step, on the device
-  std::shared_ptr<CapturedWork> graph;  // the step, once it is captured
-  double peak, flops_per_token;         // a second; of a step
-  std::vector<double> rates;            // tokens a second, of every step here
+  const Hooks& hooks;
+  double peak, flops_per_token;    // a second; of a step
+  std::vector<double> rates = {};  // tokens a second, of every step here
   double validation = std::nan(""), accuracy = std::nan("");
+  std::unique_ptr<EventFile> events = nullptr;  // for TensorBoard, where it is wanted
 };
-
-at::Device device_of(const Settings& s) {
-  check(s.device != "cuda" || at::hasCUDA(), "no device 'cuda' here: torch finds no GPU");
-  return s.device == "cuda" || (s.device == "auto" && at::hasCUDA()) ? at::Device(at::kCUDA, 0)
-                                                                     : at::Device(at::kCPU);
-}
-
-int64_t sequences_at_once(const Settings& s) {
-  const int64_t b = s.at_once > 0 ? s.at_once : s.batch;
-  check(s.batch % b == 0, "a batch of ", s.batch, " sequences is no multiple of ", b, " at once");
-  return b;
-}
-
-// Products of matrices alone, forward and backward: 6 a weight, and the two of attention over the
-// half of the scores that a causal mask leaves.
-double step_flops_per_token(const nn::Model& m, int64_t T) {
-  const nn::ModelConfig& c = m.config;
-  int64_t weights = c.V * c.C;  // the head
-  for (nn::Model copy = m; const nn::Slot& s : nn::slots(copy))
-    if (s.shape.size() == 2 && s.name.find("embed") == std::string::npos &&
-        s.name.find("wte") == std::string::npos && s.name.find("wpe") == std::string::npos &&
-        s.name != "lm_head.weight")
-      weights += s.at->numel();
-  return 6 * double(weights) + 6 * double(int64_t(c.layers.size()) * c.H * c.D * T);
-}
-
-Batch step_batch(const Session& t, int64_t step) {
-  return make_batch(t.source, Split::train, uint64_t(step * t.s.batch), t.s.batch,
-                    sequences_at_once(t.s), t.s.length, t.model.config.V);
-}
-
-// A whole step on tensors that stay where they are.
-void step_work(Session& t) {
-  clear_gradients(t.optimizer);
-  t.numbers.loss.zero_();
-  const int64_t parts = t.tokens.size(0);
-  for (int64_t i = 0; i < parts; ++i) {
-    const at::Tensor x = nn::hidden(t.model, t.tokens[i], t.run);
-    const at::Tensor loss =
-        nn::cross_entropy(t.model, x.reshape({-1, t.model.config.C}), t.targets[i].reshape({-1})) *
-        t.shares[i];
-    loss.backward();
-    t.numbers.loss.add_(loss.detach());
-  }
-  update(t.optimizer, t.s, t.numbers);
-}
-
-void put_batch(Session& t, const Batch& b) {
-  double all = 0;
-  for (const int64_t n : b.counts) all += double(n);
-  at::Tensor shares = at::empty({t.shares.size(0)}, at::kFloat);
-  for (size_t i = 0; i < b.counts.size(); ++i)
-    shares.data_ptr<float>()[i] = float(double(b.counts[i]) / std::max(1.0, all));
-  t.tokens.copy_(b.tokens), t.targets.copy_(b.targets), t.shares.copy_(shares);
-}
 
 double limit(const Session& t, const Window& w) {
   const double x = t.s.on_spike == "note" ? DBL_MAX : at_z_score(w, t.s.spike);
   return std::min(x, double(FLT_MAX));
 }
 
-void start_step(Session& t, const Batch& b) {
-  constexpr int64_t kBeforeCapture = 3;  // steps in which libraries make up their minds
-  put_batch(t, b);
-  t.numbers.rate.fill_(learning_rate(t.s, t.at.step));
-  t.numbers.limits[0].fill_(limit(t, t.at.losses));
-  t.numbers.limits[1].fill_(limit(t, t.at.norms));
-  if (t.device.is_cuda() && t.s.graph && !t.graph && int64_t(t.rates.size()) >= kBeforeCapture)
-    t.graph = capture([&] { step_work(t); });
-  if (t.graph)
-    launch(*t.graph);
-  else
-    step_work(t);
+// A line of metrics.jsonl; its numbers go to TensorBoard too.
+void write(const Trainer& r, const Json& line) {
+  if (!r.t.first()) return;
+  write_journal(r.folder / "metrics.jsonl", line);
+  if (!r.events) return;
+  std::vector<Scalar> scalars;
+  for (const auto& [name, x] : line.items()) {
+    if (name != "step" && x.is_number()) scalars.push_back({name, x.get<float>()});
+    for (size_t i = 0; x.is_array() && i < x.size(); ++i)
+      scalars.push_back({name + "/layer_" + std::to_string(i), x[i].get<float>()});
+  }
+  if (!scalars.empty()) r.events->add(line["step"], scalars);
+}
+
+void save(const Trainer& r) {
+  if (r.t.first()) save_checkpoint(r.folder, r.t.model, r.t.optimizer, r.t.at, r.t.s.keep);
+}
+
+bool is_time(int64_t step, int64_t every) {
+  return every > 0 && step % every == 0;
 }
 
 Json number(double x) {
@@ -138,40 +82,41 @@ std::string blame(Session& t, bool broken) {
 }
 
 // A step that must not be taken, or should be looked at. Throws where the run is to stop.
-void note_event(Session& t, double loss, double norm, bool broken, bool skipped) {
+void note_event(Trainer& r, double loss, double norm, bool broken, bool skipped) {
+  Session& t = r.t;
   const std::string where = blame(t, broken);
-  write_journal(t.folder / "metrics.jsonl",
-                {{"step", t.at.step + 1},
-                 {"event", broken ? "nan" : "spike"},
-                 {"where", where},
-                 {"skipped", skipped},
-                 {"loss_z", number(z_score(t.at.losses, loss))},
-                 {"gradient_norm_z", number(z_score(t.at.norms, norm))}});
+  write(r, {{"step", t.at.step + 1},
+            {"event", broken ? "nan" : "spike"},
+            {"where", where},
+            {"skipped", skipped},
+            {"loss_z", number(z_score(t.at.losses, loss))},
+            {"gradient_norm_z", number(z_score(t.at.norms, norm))}});
   char text[256];
   std::snprintf(text, sizeof text, "step %lld: loss %g, gradient %g: %s %s",
                 static_cast<long long>(t.at.step + 1), loss, norm,
                 broken ? "no numbers, first in" : "a jump, most in", where.c_str());
   const std::string& what = broken ? t.s.on_nan : t.s.on_spike;
-  t.watch.say(std::string(text) + (skipped ? "; the step is skipped" : ""));
+  if (t.first()) r.hooks.say(std::string(text) + (skipped ? "; the step is skipped" : ""));
   if (what != "stop") return;
-  save_checkpoint(t.folder, t.model, t.optimizer, t.at, t.s.keep);
+  save(r);
   fail(text, "; the run stops before this step (--on-", broken ? "nan" : "spike",
        " skip goes on without it, after --resume)");
 }
 
 // What came out of the step, once it is done.
-void finish_step(Session& t, double seconds) {
+void finish_step(Trainer& r, double seconds) {
+  Session& t = r.t;
   const double loss = t.numbers.loss.item<float>(), norm = t.numbers.norm.item<float>();
   const bool broken = !std::isfinite(loss) || !std::isfinite(norm);
   const auto loss_z = z_score(t.at.losses, loss), norm_z = z_score(t.at.norms, norm);
   const bool spike = !broken && std::max(loss_z.value_or(0), norm_z.value_or(0)) > t.s.spike;
   const bool skipped = broken || loss > limit(t, t.at.losses) || norm > limit(t, t.at.norms);
-  if (broken || spike) note_event(t, loss, norm, broken, skipped);
+  if (broken || spike) note_event(r, loss, norm, broken, skipped);
   t.at.spikes += spike || broken, t.at.skipped += skipped;
   if (!skipped) add(t.at.losses, loss), add(t.at.norms, norm);
   const double rate = learning_rate(t.s, t.at.step);
   ++t.at.step;
-  t.rates.push_back(double(t.s.batch * t.s.length) / seconds);
+  r.rates.push_back(double(t.s.batch * t.s.length) / seconds);
   t.at.seconds += seconds;
   Json line = {{"step", t.at.step},
                {"loss", number(loss)},
@@ -179,24 +124,41 @@ void finish_step(Session& t, double seconds) {
                {"gradient_norm", number(norm)},
                {"gradient_norm_z", number(norm_z)},
                {"learning_rate", rate},
-               {"tokens_per_second", t.rates.back()}};
-  if (t.s.entropy_every > 0 && t.at.step % t.s.entropy_every == 0) {
+               {"tokens_per_second", r.rates.back()}};
+  if (t.first() && is_time(t.at.step, t.s.entropy_every)) {
     const at::Tensor some = t.tokens[0].narrow(0, 0, std::min<int64_t>(4, t.tokens.size(1)));
     line["entropy"] = row_entropies(t.model, t.run, some);
   }
-  write_journal(t.folder / "metrics.jsonl", line);
-  const double share = t.rates.back() * t.flops_per_token / t.peak;
-  t.watch.progress({t.at.step, t.s.steps, loss, norm, rate, t.rates.back(), share,
-                    double(t.s.steps - t.at.step) * seconds, t.validation});
+  write(r, line);
+  const double share = r.rates.back() * r.flops_per_token / r.peak;
+  if (t.first())
+    r.hooks.progress({t.at.step, t.s.steps, loss, norm, rate, r.rates.back(), share,
+                      double(t.s.steps - t.at.step) * seconds, r.validation});
 }
 
-void validate(Session& t) {
-  if (t.s.evaluate_sequences == 0) return;
-  const Score score = evaluate(t.model, t.run, t.source, t.s, 0, t.s.evaluate_sequences);
-  t.validation = score.loss / score.count, t.accuracy = score.right / score.count;
-  write_journal(t.folder / "metrics.jsonl", {{"step", t.at.step},
-                                             {"validation_loss", number(t.validation)},
-                                             {"validation_accuracy", number(t.accuracy)}});
+// Every rank takes its part of the sequences.
+void validate(Trainer& r) {
+  Session& t = r.t;
+  const int64_t n = t.s.evaluate_sequences, rank = t.group.ranks().rank,
+                world = t.group.ranks().world;
+  if (n == 0) return;
+  const Score part =
+      evaluate(t.model, t.run, t.source, t.s, n * rank / world, n * (rank + 1) / world);
+  const at::Tensor sums = at::tensor({part.loss, part.right, part.count}, at::kDouble);
+  if (world > 1) t.group.sum(sums);
+  const double* const all = sums.data_ptr<double>();
+  r.validation = all[0] / all[2], r.accuracy = all[1] / all[2];
+  write(r, {{"step", t.at.step},
+            {"validation_loss", number(r.validation)},
+            {"validation_accuracy", number(r.accuracy)}});
+}
+
+// Whether any rank is asked to stop.
+bool stops(const Trainer& r) {
+  if (r.t.group.ranks().world == 1) return r.hooks.stop();
+  const at::Tensor asked = at::full({}, r.hooks.stop() ? 1.0 : 0.0, at::kDouble);
+  r.t.group.sum(asked);
+  return asked.item<double>() > 0;
 }
 
 double median(std::vector<double> x) {
@@ -205,81 +167,82 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-Json result(const Session& t) {
+Json result(const Trainer& r) {
+  const Session& t = r.t;
   double last = 0;
   for (const double x : t.at.losses.values) last += x / double(t.at.losses.values.size());
-  const double speed = median(t.rates);
+  const double speed = median(r.rates);
   return {{"finished", true},
           {"steps", t.at.step},
           {"train_loss", number(last)},
-          {"validation_loss", number(t.validation)},
-          {"validation_accuracy", number(t.accuracy)},
+          {"validation_loss", number(r.validation)},
+          {"validation_accuracy", number(r.accuracy)},
           {"parameters", nn::parameter_count(t.model)},
           {"seconds", t.at.seconds},
           {"tokens_per_second", speed},
-          {"share_of_peak", speed * t.flops_per_token / t.peak},
+          {"share_of_peak", speed * r.flops_per_token / r.peak},
           {"peak_bytes", peak_bytes(t.device)},
           {"spikes", t.at.spikes},
           {"skipped", t.at.skipped},
+          {"processes", t.group.ranks().world},
           {"device", device_name(t.device)}};
 }
 
-Session open_session(const Settings& s, const Source& source, const fs::path& folder,
-                     const Watch& watch) {
-  const at::Device device = device_of(s);
-  use_own_stream(device);
-  begin_peak(device);
-  const auto last = newest_checkpoint(folder);
-  Session t{s, source, folder, watch, device, last ? nn::load_model(*last) : start_model(s)};
-  t.run.execution = s.execution;
-  t.optimizer = make_optimizer(t.model, device);
-  if (last) {
-    t.at = load_checkpoint(*last, t.optimizer);
-    watch.say("goes on from " + last->string());
+// All steps that are left. False: asked to stop.
+bool run_steps(Trainer& r) {
+  Session& t = r.t;
+  const Settings& s = t.s;
+  Batch next = step_batch(t, t.at.step);
+  while (t.at.step < s.steps) {
+    const Stopwatch clock;
+    start_step(t, next, limit(t, t.at.losses), limit(t, t.at.norms));
+    if (t.at.step + 1 < s.steps) next = step_batch(t, t.at.step + 1);  // while the device works
+    wait_for(t.device);
+    finish_step(r, clock.ms() / 1e3);
+    const bool last = t.at.step == s.steps, stop = !last && stops(r);
+    if (last || is_time(t.at.step, s.evaluate_every)) validate(r);
+    if (last || stop || is_time(t.at.step, s.checkpoint_every)) save(r);
+    if (stop) return false;
   }
-  t.numbers = step_numbers(t.optimizer);
-  const int64_t b = sequences_at_once(s);
-  t.tokens = at::zeros({s.batch / b, b, s.length}, at::TensorOptions(device).dtype(at::kLong));
-  t.targets = at::zeros_like(t.tokens);
-  t.shares = at::zeros({s.batch / b}, t.numbers.loss.options());
-  t.peak = matmul_peak(device, s.dtype == "float32" ? at::kFloat : at::kBFloat16);
-  t.flops_per_token = step_flops_per_token(t.model, s.length);
-  return t;
+  return true;
 }
 
-bool is_time(int64_t step, int64_t every) {
-  return every > 0 && step % every == 0;
+// Rank 0 alone reads and writes the folder. False: the run is finished already.
+bool claim(const Group& group, const fs::path& folder, const Settings& s, bool resume) {
+  const at::Tensor begins = at::zeros({}, at::kDouble);
+  if (group.ranks().rank == 0) begins.fill_(claim_folder(folder, s, resume) ? 1.0 : 0.0);
+  if (group.ranks().world > 1) group.broadcast({begins});
+  return begins.item<double>() > 0;
 }
 
 }  // namespace
 
 Outcome train(const Settings& s, const Source& source, const fs::path& folder, bool resume,
-              const Watch& watch) {
+              const Hooks& hooks) {
   check_settings(s);
-  if (!claim_folder(folder, s, resume)) return {true, s.steps, read_json(folder / "result.json")};
   if (s.threads > 0) at::set_num_threads(int(s.threads));
-  Session t = open_session(s, source, folder, watch);
-  rewind_journal(folder / "metrics.jsonl", t.at.step);
-  if (t.at.step < s.steps) {
-    Batch next = step_batch(t, t.at.step);
-    while (t.at.step < s.steps) {
-      const Stopwatch clock;
-      start_step(t, next);
-      if (t.at.step + 1 < s.steps) next = step_batch(t, t.at.step + 1);  // while the device works
-      wait_for(t.device);
-      finish_step(t, clock.ms() / 1e3);
-      const bool last = t.at.step == s.steps, stop = !last && watch.stop();
-      if (last || is_time(t.at.step, s.evaluate_every)) validate(t);
-      if (last || stop || is_time(t.at.step, s.checkpoint_every))
-        save_checkpoint(folder, t.model, t.optimizer, t.at, s.keep);
-      if (stop) return {false, t.at.step, {}};
-    }
-  } else {
-    validate(t);  // it was stopped between its last checkpoint and its result
+  const Ranks ranks = ranks_from_environment();
+  Group group;
+  if (ranks.world > 1)
+    group = Group(ranks, {.device = device_of(s, ranks), .backend = s.backend, .lost = hooks.lost});
+  if (!claim(group, folder, s, resume)) {
+    const fs::path file = folder / "result.json";
+    return {true, s.steps, ranks.rank == 0 ? read_json(file) : Json()};
   }
-  const Json done = result(t);
-  write_json(folder / "result.json", done);
-  return {true, t.at.step, done};
+  const auto last = ranks.rank == 0 ? newest_checkpoint(folder) : std::nullopt;
+  if (last) hooks.say("goes on from " + last->string());
+  Trainer r{open_session({s, source, last, std::move(group)}), folder, hooks};
+  r.peak = matmul_peak(r.t.device, s.dtype == "float32" ? at::kFloat : at::kBFloat16) * ranks.world;
+  r.flops_per_token = step_flops_per_token(r.t.model, s.length);
+  if (r.t.first()) rewind_journal(folder / "metrics.jsonl", r.t.at.step);
+  if (r.t.first() && s.tensorboard) r.events = std::make_unique<EventFile>(folder, r.t.at.step + 1);
+  if (r.t.at.step >= s.steps)
+    validate(r);  // it was stopped between its last checkpoint and its result
+  else if (!run_steps(r))
+    return {false, r.t.at.step, {}};
+  const Json done = result(r);
+  if (r.t.first()) write_json(folder / "result.json", done);
+  return {true, r.t.at.step, done};
 }
 
 }  // namespace horner::train

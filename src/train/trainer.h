@@ -18,10 +18,12 @@ struct Progress {
 };
 
 // How whoever started it takes part.
-struct Watch {
+struct Hooks {
   std::function<bool()> stop = [] { return false; };  // asked after every step
   std::function<void(const Progress&)> progress = [](const Progress&) {};
   std::function<void(const std::string&)> say = [](const std::string&) {};  // a line to read
+  // From another thread: another process of the run is gone, and this one must end.
+  std::function<void(const std::string&)> lost = {};
 };
 
 struct Outcome {
@@ -34,6 +36,6 @@ struct Outcome {
 // finished is left as it is. Throws where a run is there and `resume` is not set, or where it was
 // made with other settings.
 Outcome train(const Settings&, const Source&, const std::filesystem::path& folder, bool resume,
-              const Watch& = {});
+              const Hooks& = {});
 
 }  // namespace horner::train

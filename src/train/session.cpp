@@ -1,0 +1,161 @@
+#include "train/session.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "nn/checkpoint.h"
+#include "train/start.h"
+
+namespace horner::train {
+
+at::Device device_of(const Settings& s, const Ranks& ranks) {
+  check(s.device != "cuda" || at::hasCUDA(), "no device 'cuda' here: torch finds no GPU");
+  const bool cuda = s.device == "cuda" || (s.device == "auto" && at::hasCUDA());
+  const auto count = cuda ? int64_t(at::getNumGPUs()) : 0;
+  return cuda ? at::Device(at::kCUDA, c10::DeviceIndex(ranks.local_rank % count)) : at::kCPU;
+}
+
+// Sequences of this rank in a step, and how many of them at once.
+struct Share {
+  int64_t all, at_once;
+};
+static Share share_of(const Settings& s, const Ranks& ranks) {
+  check(s.batch % ranks.world == 0, "a batch of ", s.batch, " sequences is no multiple of ",
+        ranks.world, " processes");
+  const int64_t all = s.batch / ranks.world, b = s.at_once > 0 ? s.at_once : all;
+  check(all % b == 0, "a process' ", all, " sequences of a step are no multiple of ", b,
+        " at once");
+  return {all, b};
+}
+
+double step_flops_per_token(const nn::Model& m, int64_t T) {
+  const nn::ModelConfig& c = m.config;
+  int64_t weights = c.V * c.C;  // the head
+  nn::Model copy = m;
+  for (const nn::Slot& s : nn::slots(copy)) {
+    const bool table = s.at == &copy.embedding || s.at == &copy.positions || s.at == &copy.head;
+    if (s.shape.size() == 2 && !table) weights += s.at->numel();
+  }
+  return 6 * double(weights) + 6 * double(int64_t(c.layers.size()) * c.H * c.D * T);
+}
+
+Batch step_batch(const Session& t, int64_t step) {
+  const Share share = share_of(t.s, t.group.ranks());
+  return make_batch(t.source, Split::train,
+                    uint64_t(step * t.s.batch + t.group.ranks().rank * share.all), share.all,
+                    share.at_once, t.s.length, t.model.config.V);
+}
+
+// A whole step on tensors that stay where they are.
+static void step_work(Session& t) {
+  clear_gradients(t.optimizer);
+  t.numbers.loss.zero_();
+  const int64_t parts = t.tokens.size(0);
+  for (int64_t i = 0; i < parts; ++i) {
+    const at::Tensor x = nn::hidden(t.model, t.tokens[i], t.run);
+    const at::Tensor loss =
+        nn::cross_entropy(t.model, x.reshape({-1, t.model.config.C}), t.targets[i].reshape({-1})) *
+        t.shares[i];
+    t.average.backward(loss, i + 1 == parts);
+    t.numbers.loss.add_(loss.detach());
+  }
+  if (t.group.ranks().world > 1) {
+    t.group.sum(t.numbers.loss);
+    t.numbers.loss.div_(t.group.ranks().world);
+  }
+  update(t.optimizer, t.s, t.numbers);
+}
+
+// A part weighs as much as it has targets that count, of all ranks' together; gradients are means
+// over ranks.
+static void put_batch(Session& t, const Batch& b) {
+  at::Tensor all = at::zeros({}, at::kDouble), shares = at::empty({t.shares.size(0)}, at::kFloat);
+  for (const int64_t n : b.counts) all += double(n);
+  if (t.group.ranks().world > 1) t.group.sum(all);
+  const double mean = std::max(1.0, all.item<double>()) / t.group.ranks().world;
+  for (size_t i = 0; i < b.counts.size(); ++i)
+    shares.data_ptr<float>()[i] = float(double(b.counts[i]) / mean);
+  t.tokens.copy_(b.tokens), t.targets.copy_(b.targets), t.shares.copy_(shares);
+}
+
+void start_step(Session& t, const Batch& b, double loss_limit, double norm_limit) {
+  constexpr int64_t kBeforeCapture = 3;  // steps in which libraries make up their minds
+  put_batch(t, b);
+  t.numbers.rate.fill_(learning_rate(t.s, t.at.step));
+  t.numbers.limits[0].fill_(loss_limit);
+  t.numbers.limits[1].fill_(norm_limit);
+  const bool capturable = t.device.is_cuda() && t.s.graph && t.group.ranks().world == 1;
+  if (capturable && !t.graph && t.steps_here >= kBeforeCapture)
+    t.graph = capture([&] { step_work(t); });
+  if (t.graph)
+    launch(*t.graph);
+  else
+    step_work(t);
+  ++t.steps_here;
+}
+
+// A position as numbers, for the other ranks: {step, spikes, skipped, seconds, values of losses,
+// of norms, then these}.
+static void share_position(const Group& group, Position& p) {
+  constexpr int64_t kHead = 6;
+  at::Tensor x = at::zeros({kHead + 2 * int64_t(Window::kSize)}, at::kDouble);
+  double* const n = x.data_ptr<double>();
+  const double head[kHead] = {double(p.step),
+                              double(p.spikes),
+                              double(p.skipped),
+                              p.seconds,
+                              double(p.losses.values.size()),
+                              double(p.norms.values.size())};
+  std::copy(head, head + kHead, n);
+  std::copy(p.losses.values.begin(), p.losses.values.end(), n + kHead);
+  std::copy(p.norms.values.begin(), p.norms.values.end(), n + kHead + Window::kSize);
+  group.broadcast({x});
+  p = {int64_t(n[0]), int64_t(n[1]), int64_t(n[2]), n[3]};
+  p.losses.values.assign(n + kHead, n + kHead + size_t(n[4]));
+  p.norms.values.assign(n + kHead + Window::kSize, n + kHead + Window::kSize + size_t(n[5]));
+}
+
+Session open_session(Opening o) {
+  const at::Device device = device_of(o.s, o.group.ranks());
+  const Share share = share_of(o.s, o.group.ranks());
+  use_own_stream(device);
+  begin_peak(device);
+  nn::Model model = o.checkpoint ? nn::load_model(*o.checkpoint) : start_model(o.s);
+  Optimizer optimizer = make_optimizer(model, device);
+  Position at = o.checkpoint ? load_checkpoint(*o.checkpoint, optimizer) : Position();
+  std::vector<at::Tensor> parameters;
+  for (const Parameter& p : optimizer.parameters) parameters.push_back(p.at);
+  if (o.group.ranks().world > 1) {  // the others may not see the files of rank 0
+    std::vector<at::Tensor> all = parameters;
+    for (const Parameter& p : optimizer.parameters) all.insert(all.end(), {p.mean, p.square});
+    all.push_back(optimizer.count);
+    for (at::Tensor& x : all) x = x.detach();
+    o.group.broadcast(all);
+    share_position(o.group, at);
+  }
+  GradientAverage average(o.group, parameters);
+  StepNumbers numbers = step_numbers(optimizer);
+  const at::Tensor tokens = at::zeros({share.all / share.at_once, share.at_once, o.s.length},
+                                      at::TensorOptions(device).dtype(at::kLong));
+  nn::Run run;
+  run.execution = o.s.execution;
+  run.compute = o.s.dtype == "float32" ? at::kFloat : at::kBFloat16;
+  return {o.s,
+          o.source,
+          device,
+          std::move(o.group),
+          std::move(model),
+          run,
+          optimizer,
+          std::move(average),
+          at,
+          numbers,
+          tokens,
+          at::zeros_like(tokens),
+          at::zeros({tokens.size(0)}, numbers.loss.options()),
+          nullptr};
+}
+
+}  // namespace horner::train
