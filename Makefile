@@ -1,4 +1,4 @@
-# make demo     set everything up, build, and show what there is
+# make demo     set everything up, build, run the quick study (minutes) and name its report
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
 # make test-long   a training run killed a hundred times, among others: some minutes
@@ -35,9 +35,10 @@ $(VENV)/horner-ready: requirements.txt scripts/install-packages
 demo: build
 	build/horner list
 	build/horner show l2
-	build/horner check --dtype float32
+	build/horner study quick --out build/demo
 
 test: build format-check test-asan
+	@PYTHON=$(PYTHON) scripts/install-packages test || echo "without a browser: the tests of reports are skipped" >&2
 	ctest --test-dir build --output-on-failure -j 2
 
 # The tests of the library under the address and undefined-behaviour sanitizers, on the smaller sizes.

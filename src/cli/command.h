@@ -32,6 +32,8 @@ Action data(CLI::App&);
 Action generate(CLI::App&);
 Action info(CLI::App&);
 Action plan(CLI::App&);
+Action report(CLI::App&);
+Action study(CLI::App&);
 Action train(CLI::App&);
 
 // The variants that the patterns name, each once: globs over `variants`, and names that attn::find

@@ -11,6 +11,7 @@
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/stopwatch.h"
+#include "study/tasks.h"
 #include "train/comm.h"
 #include "train/start.h"
 #include "train/trainer.h"
@@ -91,8 +92,7 @@ static void print_settings(const train::Settings& s) {
 static Outcome run(const TrainOptions& o) {
   const train::Settings s = settings_of(o);
   train::check_settings(s);
-  horner::check(s.task == "text", "no task '", s.task, "'; possible: 'text'");
-  const train::Source source = train::text_source(s.data, s.seed);
+  const train::Source source = study::make_source(s.task, s.data, s.seed);
   const bool first = train::ranks_from_environment().rank == 0;
   if (!o.json && first) print_settings(s);
   catch_interrupt();

@@ -178,6 +178,7 @@ ModelConfig model_config(const Json& j) {
   const bool bias = field<bool>(j, "attention_bias", false);
   c.query_bias = c.family->query_bias || bias;
   c.out_bias = gpt2 || bias, c.mlp_bias = gpt2 || field<bool>(j, "mlp_bias", false);
+  c.key_shift = j.contains("horner") && field<bool>(j["horner"], "key_shift", false);
   read_activation(j, c);
   for (const char* name :
        {"attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention",

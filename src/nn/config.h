@@ -49,6 +49,7 @@ struct ModelConfig {
   int64_t C, M, H, G, D, V, positions;
   double eps;
   bool tied, query_bias, out_bias, mlp_bias, silu;  // silu: else gelu, by tanh
+  bool key_shift = false;  // a token's keys come from the token before it, its values from itself
   std::vector<LayerConfig> layers;
   std::vector<int64_t> ends;  // tokens that end a text
   int64_t begin = -1;         // the token that begins one; -1 for none
@@ -56,7 +57,7 @@ struct ModelConfig {
 };
 
 // Throws, naming the field, for what is missing, of a wrong kind, or not known here. Our own fields
-// are under "horner": {"attention": a variant, or one for each layer}.
+// are under "horner": {"attention": a variant, or one for each layer, "key_shift": a truth value}.
 ModelConfig model_config(const Json&);
 
 // The config of a preset; `attention` names a variant for every layer.

@@ -211,13 +211,24 @@ struct Pass {  // what the layers of one pass share
   int64_t B, T;
 };
 
+// Keys of the token before; the first has none.
+static at::Tensor shifted_qkv(const Pass& p, const Layer& l, const at::Tensor& x) {
+  const at::Tensor before =
+      at::constant_pad_nd(x.view({p.B, p.T, -1}), {0, 0, 1, -1}).view(x.sizes());
+  return at::cat({parts::product(x, {l.q}, {l.q_bias}), parts::product(before, {l.k}, {l.k_bias}),
+                  parts::product(x, {l.v}, {l.v_bias})},
+                 -1);
+}
+
 // [B T, C], normed -> [B T, C]
 static at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x,
                             const parts::Rotation& by) {
   const ModelConfig& c = p.m.config;
   const Layer& l = p.m.layers[i];
   const attn::Spec& spec = c.layers[i].attention;
-  const at::Tensor qkv = parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});
+  const at::Tensor qkv = c.key_shift
+                             ? shifted_qkv(p, l, x)
+                             : parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});
   const auto [q, k, v] =
       parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, qkv, l.q_norm, l.k_norm, by);
   attn::Inputs in{.q = q, .k = k, .v = v};
@@ -238,6 +249,9 @@ static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x)
 }
 
 std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
+  check(!m.config.key_shift,
+        "a model with key_shift cannot go on token by token: its states do not keep the token "
+        "before");
   std::vector<attn::State> out;
   for (const LayerConfig& l : m.config.layers)
     out.push_back(attn::make_state(l.attention, {batch, m.config.G, m.config.D, m.config.D},

@@ -15,12 +15,17 @@ struct Series {
   std::vector<Point> points;
   int colour = -1;  // of a palette; -1: its place among the series
   bool dashed = false;
+  // For the page of a report: lines of one name are one entry of its legend.
+  std::string group = "";           // entries of a group share a hue
+  bool strong = false;              // what the others are compared with
+  std::vector<double> spread = {};  // plus or minus, at each point
 };
 
 struct Chart {
   std::string title, x_label, y_label;
   bool log_x = false, log_y = false;
   std::vector<Series> series;
+  bool smooth = false;  // noisy: the page offers to smooth it
 };
 
 inline constexpr double kWidth = 720, kHeight = 420;

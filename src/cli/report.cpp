@@ -1,0 +1,68 @@
+// horner report: one page of all the runs in some folders.
+#include "cli/report.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "core/check.h"
+#include "core/files.h"
+#include "study/study_report.h"
+#include "train/start.h"
+
+namespace horner::cli {
+
+namespace fs = std::filesystem;
+
+struct ReportOptions {
+  std::vector<std::string> folders;
+  std::string out, title;
+};
+
+std::string write_report(const report::Report& r, const fs::path& out) {
+  fs::create_directories(out);
+  const auto write = [&](const char* name, const std::string& text) {
+    NewFile file(out / name);
+    file.write(text);
+    file.commit();
+    return (out / name).string();
+  };
+  using Json = nlohmann::ordered_json;
+  const std::string data =
+      write("report.json", to_json(r).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (report::has_page()) return write("report.html", to_html(r));
+  std::cerr
+      << "horner was built without npm, so without the page of reports: " << data
+      << " has the data. Install npm, build horner again and run 'horner report' for the page.\n";
+  return data;
+}
+
+study::Origin origin_of(const fs::path& folder) {
+  study::Origin o{.title = "Runs in " + folder.string(), .version = HORNER_VERSION};
+  if (!fs::exists(folder / "study.json")) return o;
+  const train::Json j = train::read_json(folder / "study.json");
+  o.title = j.value("title", o.title), o.command = j.value("command", o.command);
+  return o;
+}
+
+Action report(CLI::App& app) {
+  auto o = std::make_shared<ReportOptions>();
+  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR…");
+  app.add_option("--out", o->out, "where report.html and report.json go [the first folder]")
+      ->type_name("DIR");
+  app.add_option("--title", o->title, "the report's")->type_name("TEXT");
+  return [o] {
+    const std::vector<fs::path> folders(o->folders.begin(), o->folders.end());
+    study::Origin origin = origin_of(folders[0]);
+    if (!o->title.empty()) origin.title = o->title;
+    const auto runs = study::read_runs(folders);
+    std::cout << write_report(study::make_report(runs, origin),
+                              o->out.empty() ? folders[0] : fs::path(o->out))
+              << "\n";
+    return Outcome::fine;
+  };
+}
+
+}  // namespace horner::cli

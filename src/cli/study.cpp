@@ -1,0 +1,183 @@
+// horner study: a grid of runs, some at a time, with a live table, and its report.
+#include "study/study.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <thread>
+
+#include "cli/command.h"
+#include "cli/report.h"
+#include "cli/run.h"
+#include "cli/table.h"
+#include "core/check.h"
+#include "core/stopwatch.h"
+#include "study/runner.h"
+#include "study/taylor.h"
+#include "train/start.h"
+
+namespace horner::cli {
+
+namespace fs = std::filesystem;
+using study::RunState;
+using study::Status;
+
+struct StudyOptions {
+  std::string study, out, device, set;
+  size_t jobs = 0;
+  bool list = false, keep_weights = false;
+};
+
+static std::string duration(double seconds) {
+  const auto n = int64_t(seconds + 0.5);
+  if (n >= 3600) return std::to_string(n / 3600) + " h " + std::to_string(n / 60 % 60) + " min";
+  return n >= 60 ? std::to_string(n / 60) + " min " + std::to_string(n % 60) + " s"
+                 : std::to_string(n) + " s";
+}
+
+// The runs of a study as they go, on stderr: a table that is drawn over on a terminal; elsewhere a
+// line when one ends, and of each every half minute.
+struct Live {
+  const study::Study& study;
+  std::vector<Status> seen;
+  size_t lines = 0;
+  Stopwatch clock, since;
+
+  Row row(size_t i, const RunState& p) const {
+    const int64_t steps = study.runs[i].settings.steps;
+    return {study.runs[i].name, std::to_string(p.step) + "/" + std::to_string(steps),
+            p.step > 0 ? formatted("%.4f", p.loss) : "",
+            p.step > 0 ? count_text(std::round(p.tokens_per_second)) : "",
+            p.status == Status::running && p.step > 0 ? duration(p.seconds_left) : ""};
+  }
+  void draw(const std::vector<RunState>& all) {
+    Table t{.head = {"run", "step", "loss", "tokens/s", "time left"}, .right = {1, 2, 3, 4}};
+    size_t done = 0, failed = 0;
+    double left = 0, running = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      done += all[i].status == Status::finished, failed += all[i].status == Status::failed;
+      if (all[i].status == Status::running)
+        t.rows.push_back(row(i, all[i])), left += all[i].seconds_left, ++running;
+    }
+    std::string out = lines > 0 ? "\033[" + std::to_string(lines) + "A\r\033[J" : "";
+    const std::string table = text(t, size_t(std::max(40, int(terminal_width()) - 1)));
+    const std::string status = std::to_string(done) + " of " + std::to_string(all.size()) +
+                               " runs done" +
+                               (failed ? ", " + red(std::to_string(failed) + " failed") : "") +
+                               ", " + duration(clock.ms() / 1e3);
+    lines = size_t(std::count(table.begin(), table.end(), '\n')) + 1;
+    std::cerr << out << table << faint(status) << "\n" << std::flush;
+  }
+  void show(const std::vector<RunState>& all) {
+    const bool live = isatty(STDERR_FILENO);
+    seen.resize(all.size(), Status::waiting);
+    if (live && since.ms() < 400 && lines > 0) return;
+    const bool time = !live && since.ms() > 30000;
+    if (live || time) since = Stopwatch();
+    for (size_t i = 0; i < all.size(); ++i) {
+      const RunState& p = all[i];
+      const bool changed = p.here && p.status != seen[i] && p.status != Status::running;
+      seen[i] = p.status;
+      if (!changed && !(time && p.status == Status::running)) continue;
+      if (live && lines > 0) std::cerr << "\033[" << lines << "A\r\033[J", lines = 0;
+      const Row r = row(i, p);
+      static const char* const kWords[] = {"", "", "done", "FAILED", "stopped"};
+      std::cerr << r[0] << "  " << r[1] << "  loss " << r[2] << "  " << r[3] << " tokens/s  "
+                << (p.status == Status::running ? r[4] + " left" : kWords[size_t(p.status)])
+                << (p.why.empty() ? "" : ": " + p.why) << "\n";
+    }
+    if (live) draw(all);
+  }
+};
+
+// What only training needs goes, once the run is measured.
+static void tidy(const study::Run& r, bool keep_weights) {
+  study::measure_run(r.folder, r.settings);
+  if (keep_weights) return;
+  for (const auto& entry : fs::directory_iterator(r.folder))
+    if (entry.is_directory() && entry.path().filename().string().starts_with("checkpoint-"))
+      fs::remove_all(entry.path());
+}
+
+static study::Study prepared(const StudyOptions& o) {
+  study::Json j = study::find_study(o.study);
+  if (!o.set.empty()) {
+    const study::Json more = study::Json::parse(o.set, nullptr, false);
+    horner::check(more.is_object(), "--set must be a JSON object such as '{\"steps\": 100}', not '",
+                  o.set, "'");
+    for (study::Json* at : {&j}) (*at)["settings"].update(more);
+    for (study::Json& task : j["tasks"])
+      if (task.is_object() && task.contains("settings"))
+        for (const auto& [name, value] : more.items()) task["settings"].erase(name);
+  }
+  study::Study s = study::read_study(j, o.study, o.out);
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  for (study::Run& r : s.runs) {
+    if (!o.device.empty()) r.settings.device = o.device;
+    if (r.settings.threads == 0) r.settings.threads = int64_t(std::max<size_t>(1, cores / o.jobs));
+  }
+  return s;
+}
+
+static Outcome run(StudyOptions o) {
+  if (o.jobs == 0) o.jobs = std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
+  const study::Study s = prepared(o);
+  if (o.list) {
+    for (const study::Run& r : s.runs)
+      std::cout << r.name << (study::is_finished(r) ? "  done" : "") << "\n";
+    return Outcome::fine;
+  }
+  const std::string command = "horner study " + o.study + " --out " + o.out +
+                              (o.device.empty() ? "" : " --device " + o.device) +
+                              (o.set.empty() ? "" : " --set '" + o.set + "'") + " --jobs " +
+                              std::to_string(o.jobs);
+  fs::create_directories(o.out);
+  train::write_json(fs::path(o.out) / "study.json", {{"title", s.title}, {"command", command}});
+  catch_interrupt();
+  Live live{s};
+  const auto all =
+      run_all(s.runs, {.program = fs::read_symlink("/proc/self/exe"),
+                       .jobs = o.jobs,
+                       .stop = stopped,
+                       .show = [&](const auto& p) { live.show(p); },
+                       .finished = [&](const study::Run& r) { tidy(r, o.keep_weights); }});
+  const auto count = [&](Status status) {
+    return size_t(std::count_if(all.begin(), all.end(),
+                                [&](const RunState& p) { return p.status == status; }));
+  };
+  if (stopped()) {
+    std::cerr << "stopped; the same command goes on: " << command << "\n";
+    return Outcome::interrupted;
+  }
+  const auto runs = study::read_runs({o.out});
+  const report::Report r = study::make_report(runs, origin_of(o.out));
+  for (const std::string& sentence : r.summary) std::cout << "- " << sentence << "\n";
+  std::cout << "\nreport: " << fs::absolute(write_report(r, o.out)).string() << "\n";
+  const size_t failed = count(Status::failed);
+  if (failed > 0)
+    std::cerr << failed << " of " << all.size() << " runs failed; each says why in its log.txt\n";
+  return failed > 0 ? Outcome::failed : Outcome::fine;
+}
+
+Action study(CLI::App& app) {
+  auto o = std::make_shared<StudyOptions>();
+  std::string names = "a preset, or a JSON file:";
+  for (const study::Preset& p : study::presets())
+    names += "\n" + std::string(p.name) + ": " + p.about;
+  app.add_option("study", o->study, names)->required()->type_name("STUDY");
+  app.add_option("--out", o->out, "the folder of its runs and its report")
+      ->required()
+      ->type_name("DIR");
+  app.add_option("--jobs", o->jobs, "runs at a time [2, or as many as there are cores]")
+      ->type_name("N");
+  app.add_option("--device", o->device, "cpu or cuda [as the study says]")->type_name("DEVICE");
+  app.add_option("--set", o->set, "settings of every run, as JSON: '{\"steps\": 100}'")
+      ->type_name("JSON");
+  app.add_flag("--list", o->list, "say what would run, and what is done");
+  app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
+  return [o] { return run(*o); };
+}
+
+}  // namespace horner::cli

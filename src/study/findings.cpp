@@ -1,0 +1,267 @@
+#include "study/findings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "study/taylor.h"
+
+namespace horner::study {
+
+static std::string formatted(const char* format, double x) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, x);
+  return text;
+}
+
+std::string percent(double share) {
+  const double p = 100 * std::abs(share);
+  return formatted(p < 9.95 ? "%.1f %%" : "%.0f %%", p);
+}
+std::string signed_percent(double share) {
+  return (share < 0 ? "−" : "+") + percent(share);
+}
+
+static std::string joined(const std::vector<std::string>& parts) {
+  std::string out;
+  for (size_t i = 0; i < parts.size(); ++i)
+    out += (i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
+  return out;
+}
+
+std::string task_title(const TaskData& t) {
+  if (t.pairs > 0) return "Recall of " + std::to_string(t.pairs) + " pairs";
+  std::string name = t.name.substr(0, t.name.find(':'));
+  if (!name.empty()) name[0] = char(std::toupper(static_cast<unsigned char>(name[0])));
+  return name;
+}
+
+double behind(const TaskData& t, const Group& g) {
+  return t.softmax ? g.loss.mean / t.softmax->loss.mean - 1 : std::nan("");
+}
+
+static std::vector<const Group*> of_kind(const TaskData& t, std::string_view kind) {
+  std::vector<const Group*> out;
+  for (const Group& g : t.groups)
+    if (g.kind == kind && &g != t.softmax && g.loss.n > 0) out.push_back(&g);
+  return out;
+}
+
+static std::string each(const TaskData& t, const std::vector<const Group*>& groups) {
+  std::vector<std::string> parts;
+  for (const Group* g : groups) parts.push_back(g->name + " " + signed_percent(behind(t, *g)));
+  return joined(parts);
+}
+
+using Sentences = std::vector<std::string>;
+
+static void say_softmax(const TaskData& t, Sentences& out) {
+  const Group& g = *t.softmax;
+  std::string s =
+      task_title(t) + ": softmax ends at a validation loss of " + formatted("%.4f", g.loss.mean);
+  if (g.loss.n > 1) s += " ± " + formatted("%.4f", g.loss.deviation);
+  s += " after " + std::to_string(g.runs[0]->step) + " steps";
+  if (g.loss.n > 1) s += " (" + std::to_string(g.loss.n) + " seeds)";
+  out.push_back(s + "; the percentages that follow are losses against it.");
+}
+
+static void say_norms(const TaskData& t, Sentences& out) {
+  const auto norms = of_kind(t, "norms");
+  if (norms.empty()) return;
+  double worst = -INFINITY;
+  for (const Group* g : norms) worst = std::max(worst, behind(t, *g));
+  out.push_back((worst < 0.03 ? "A norm can stand for the denominator: "
+                              : "A norm stands for the denominator only in part: ") +
+                each(t, norms) + ".");
+}
+
+// The smallest order from which on every order is within `share`; -1: none.
+static int from_order(const TaskData& t, const std::vector<const Group*>& orders, double share) {
+  int from = -1;
+  for (auto g = orders.rbegin(); g != orders.rend() && behind(t, **g) <= share; ++g)
+    from = (*g)->order;
+  return from;
+}
+
+static void say_orders(const TaskData& t, Sentences& out) {
+  const auto orders = of_kind(t, "Taylor");
+  if (orders.size() < 2) return;
+  std::vector<std::string> parts;
+  for (const Group* g : orders)
+    parts.push_back(std::to_string(g->order) + " " + signed_percent(behind(t, *g)));
+  std::string s = "The series of exp, cut at order " + joined(parts) + ".";
+  std::map<int, double> within;  // from an order on: the tightest
+  for (const double share : {0.1, 0.05, 0.03, 0.01})
+    if (const int from = from_order(t, orders, share); from >= 0) within[from] = share;
+  std::vector<std::string> reached;
+  for (const auto& [from, share] : within)
+    reached.push_back("from " + std::to_string(from) + " on within " +
+                      formatted("%.0f %%", 100 * share));
+  out.push_back(s + (reached.empty() ? " No order comes within 10 % of softmax."
+                                     : " Orders " + joined(reached) + "."));
+}
+
+static void say_centred(const TaskData& t, Sentences& out) {
+  std::map<int, const Group*> plain;
+  for (const Group* g : of_kind(t, "Taylor")) plain[g->order] = g;
+  std::vector<std::string> parts;
+  int better = 0;
+  for (const Group* g : of_kind(t, "Taylor, centred")) {
+    if (!plain.contains(g->order)) continue;
+    const double change = g->loss.mean / plain[g->order]->loss.mean - 1;
+    parts.push_back("order " + std::to_string(g->order) + " " + signed_percent(change));
+    better += change < 0;
+  }
+  if (parts.empty()) return;
+  const bool all = better == int(parts.size());
+  out.push_back(std::string("Centring the scores of a row ") +
+                (all          ? "lowers the loss of the series"
+                 : better > 0 ? "helps in part"
+                              : "does not help") +
+                ": " + joined(parts) + ".");
+}
+
+static void say_linear(const TaskData& t, Sentences& out) {
+  auto linear = of_kind(t, "linear kernels"), powers = of_kind(t, "linear kernels with powers");
+  const auto nearer = [&](const Group* a, const Group* b) { return a->loss.mean < b->loss.mean; };
+  std::sort(linear.begin(), linear.end(), nearer), std::sort(powers.begin(), powers.end(), nearer);
+  std::string s;
+  if (!linear.empty()) s = "Linear kernels: " + each(t, linear) + ".";
+  if (!powers.empty()) {
+    const double best = behind(t, *powers[0]);
+    s += std::string(s.empty() ? "" : " ") + "With powers added to them the best, " +
+         powers[0]->name + ", is " +
+         (best > 0.01    ? "still " + percent(best) + " behind softmax."
+          : best < -0.01 ? percent(best) + " ahead of softmax."
+                         : "level with softmax (" + signed_percent(best) + ").");
+  }
+  if (!s.empty()) out.push_back(s);
+}
+
+static void say_others(const TaskData& t, Sentences& out) {
+  const std::pair<const char*, const char*> kinds[] = {
+      {"no sum", "Without the sum or a norm: "},
+      {"gates", "With gates: "},
+      {"gates and norms", "With gates and norms: "},
+      {"softmax and the like", "Softmax with a changed sum: "},
+      {"other weights", "Other weights: "}};
+  for (const auto& [kind, words] : kinds)
+    if (const auto groups = of_kind(t, kind); !groups.empty())
+      out.push_back(words + each(t, groups) + ".");
+}
+
+static void say_spread(const TaskData& t, Sentences& out) {
+  double sum = 0;
+  int n = 0;
+  for (const Group& g : t.groups)
+    if (g.loss.n > 1 && g.diverged == 0) sum += g.loss.deviation / g.loss.mean, ++n;
+  if (n > 0)
+    out.push_back("Seeds of one variant differ by " + percent(sum / n) +
+                  " (standard deviation, mean of the variants): smaller differences say little.");
+  else
+    out.push_back("One seed each: small differences may be chance.");
+}
+
+static void say_accuracy(const TaskData& t, Sentences& out) {
+  std::vector<const Group*> all;
+  for (const Group& g : t.groups)
+    if (g.accuracy.n > 0) all.push_back(&g);
+  std::stable_sort(all.begin(), all.end(), [](const Group* a, const Group* b) {
+    return a->accuracy.mean > b->accuracy.mean;
+  });
+  std::vector<std::string> solved, partly, lost;
+  for (const Group* g : all) {
+    const double a = g->accuracy.mean;
+    if (a >= 0.99)
+      solved.push_back(g->name);
+    else if (a > 2 * t.chance)
+      partly.push_back(g->name + " " + formatted("%.0f %%", 100 * a));
+    else
+      lost.push_back(g->name);
+  }
+  std::string s = task_title(t) + ": ";
+  if (!solved.empty())
+    s += joined(solved) + (solved.size() > 1 ? " answer" : " answers") +
+         " at least 99 % of the questions";
+  if (!partly.empty()) s += (solved.empty() ? "" : "; ") + joined(partly);
+  if (!lost.empty())
+    s += (solved.empty() && partly.empty() ? "" : "; ") + joined(lost) +
+         (lost.size() > 1 ? " do" : " does") + " hardly better than a guess";
+  out.push_back(s + " (a guess: " + percent(t.chance) + ").");
+}
+
+// How recall falls as the pairs grow.
+static void say_pairs(const std::vector<TaskData>& tasks, Sentences& out) {
+  std::map<int64_t, const TaskData*> by_pairs;
+  for (const TaskData& t : tasks)
+    if (t.pairs > 0) by_pairs[t.pairs] = &t;
+  if (by_pairs.size() < 2) return;
+  const auto& [few, easy] = *by_pairs.begin();
+  const auto& [many, hard] = *by_pairs.rbegin();
+  std::vector<std::string> kept, fell;
+  for (const Group& g : easy->groups)
+    for (const Group& h : hard->groups) {
+      if (g.name != h.name || g.accuracy.n == 0 || h.accuracy.n == 0) continue;
+      const double a = g.accuracy.mean, b = h.accuracy.mean;
+      if (b > a - 0.02)
+        kept.push_back(g.name);
+      else
+        fell.push_back(g.name + " from " + formatted("%.0f", 100 * a) + " to " +
+                       formatted("%.0f %%", 100 * b));
+    }
+  std::string s = "From " + std::to_string(few) + " to " + std::to_string(many) + " pairs: ";
+  if (!fell.empty()) s += joined(fell);
+  if (!kept.empty()) s += (fell.empty() ? "" : "; ") + joined(kept) + " as good as before";
+  out.push_back(s + ".");
+}
+
+static void say_dominant(const TaskData& t, Sentences& out) {
+  if (!t.softmax || t.softmax->runs[0]->taylor.empty()) return;
+  size_t least = SIZE_MAX, most = 0;
+  for (const RunData* r : t.softmax->runs)
+    for (const auto& layer : r->taylor) {
+      least = std::min(least, dominant_order(layer)), most = std::max(most, dominant_order(layer));
+    }
+  out.push_back(task_title(t) +
+                ": in the trained softmax models the largest term of exp's series is " +
+                (least == most ? "of order " + std::to_string(least)
+                               : "of order " + std::to_string(least) + " to " +
+                                     std::to_string(most) + ", depending on the layer") +
+                ".");
+}
+
+static void say_trouble(const std::vector<TaskData>& tasks, Sentences& out) {
+  size_t open = 0, all = 0;
+  std::vector<std::string> lost;
+  for (const TaskData& t : tasks)
+    for (const Group& g : t.groups) {
+      all += g.runs.size();
+      for (const RunData* r : g.runs) open += !r->finished;
+      if (g.diverged > 0)
+        lost.push_back(g.name + " on " + t.name + " (" + std::to_string(g.diverged) + " of " +
+                       std::to_string(g.runs.size()) + ")");
+    }
+  if (!lost.empty()) out.push_back("Runs that learned nothing: " + joined(lost) + ".");
+  if (open > 0)
+    out.push_back(std::to_string(open) + " of " + std::to_string(all) +
+                  " runs are not finished: their last validation counts.");
+}
+
+Sentences findings(const std::vector<TaskData>& tasks) {
+  Sentences out;
+  for (const TaskData& t : tasks) {
+    if (t.chance > 0) {
+      say_accuracy(t, out);
+    } else if (t.softmax && t.softmax->loss.n > 0) {
+      for (auto* say :
+           {say_softmax, say_norms, say_orders, say_centred, say_linear, say_others, say_spread})
+        say(t, out);
+    }
+    say_dominant(t, out);
+  }
+  say_pairs(tasks, out);
+  say_trouble(tasks, out);
+  return out;
+}
+
+}  // namespace horner::study

@@ -1,0 +1,70 @@
+// The studies that are there by name. docs/study.md says what each is for.
+#include "study/study.h"
+
+namespace horner::study {
+
+static const Preset kPresets[] = {
+    {"quick", "2 cores, a few minutes: recall and text, with models of 30,000 weights", R"({
+  "title": "Attention, quickly: recall and text with tiny models",
+  "attention": ["softmax", "l2", "taylor{1..4}", "centred_taylor{1..3}", "by_count", "linear_{elu,relu}"],
+  "seeds": [0],
+  "settings": {
+    "model": "tiny", "device": "cpu", "batch": 64, "length": 64, "warmup": 50,
+    "evaluate-every": 50, "evaluate-sequences": 64, "checkpoint-every": 100, "entropy-every": 100, "keep": 1
+  },
+  "tasks": [
+    {"task": "recall:pairs=16", "settings": {"steps": 500, "learning-rate": 6e-3, "model-config": {
+      "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+      "vocab_size": 64, "horner": {"key_shift": true}}}},
+    {"task": "text", "settings": {"steps": 300, "learning-rate": 6e-3, "length": 128, "batch": 16}}
+  ]
+})"},
+    {"paper-small", "a GPU, half an hour: the whole ablation with the 10 M model on text, 3 seeds",
+     R"({
+  "title": "The ablation: what softmax attention is made of",
+  "attention": ["softmax", "l2", "rms", "layer_norm", "clamped_sum", "detached_sum", "by_count", "by_count_gate", "gate",
+                "gated", "gated_no_norm", "l2_post_gate", "relu_l2", "taylor{1..10}", "centred_taylor{1..4}", "centred_taylor{6,8,10}",
+                "linear_elu", "linear_relu", "linear_cosine", "elu_taylor{2,4,10}", "relu_taylor{2,4,10}", "cosine_taylor{2,4,10}"],
+  "seeds": [0, 1, 2],
+  "settings": {
+    "model": "10m", "dtype": "bfloat16", "steps": 1000, "batch": 64, "length": 512, "learning-rate": 1e-3, "warmup": 100,
+    "evaluate-every": 100, "evaluate-sequences": 128, "checkpoint-every": 500, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
+    {"recall", "a GPU, minutes: how recall falls with the number of pairs", R"({
+  "title": "How much can it hold? Recall against the number of pairs",
+  "attention": ["softmax", "l2", "taylor{1..6}", "centred_taylor{1..4}", "linear_{elu,relu,cosine}", "elu_taylor{2,4}"],
+  "seeds": [0, 1, 2],
+  "settings": {
+    "model": "tiny", "steps": 2000, "batch": 256, "length": 256, "learning-rate": 3e-3, "warmup": 100, "evaluate-every": 250,
+    "evaluate-sequences": 256, "checkpoint-every": 1000, "keep": 1, "on-nan": "skip", "model-config": {
+      "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+      "vocab_size": 256, "horner": {"key_shift": true}}
+  },
+  "tasks": ["recall:pairs=8,vocabulary=256", "recall:pairs=16,vocabulary=256", "recall:pairs=32,vocabulary=256",
+            "recall:pairs=64,vocabulary=256"]
+})"},
+    {"paper",
+     "the first paper's own setting, 275 M weights: days on a GPU, and a file of tokens of your "
+     "own",
+     R"({
+  "title": "The ablation in the paper's own setting",
+  "attention": ["softmax", "l2", "rms", "layer_norm", "by_count", "by_count_gate", "gated", "taylor{1..4}", "taylor{6,8,10}",
+                "linear_elu", "linear_relu", "linear_cosine"],
+  "seeds": [0],
+  "settings": {
+    "model": "small", "data": "train.bin", "dtype": "bfloat16", "steps": 100000, "batch": 36, "length": 1024,
+    "learning-rate": 1e-4, "warmup": 10000, "decay-steps": 1000000, "beta1": 0.9, "beta2": 0.999, "eps": 1e-7,
+    "weight-decay": 0.01, "clip": 1, "evaluate-every": 10000, "evaluate-sequences": 1024, "checkpoint-every": 2000,
+    "entropy-every": 1000, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
+};
+
+std::vector<Preset> presets() {
+  return {std::begin(kPresets), std::end(kPresets)};
+}
+
+}  // namespace horner::study

@@ -1,0 +1,150 @@
+#include "study/runner.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <thread>
+
+#include "core/check.h"
+#include "train/start.h"
+
+namespace horner::study {
+
+namespace fs = std::filesystem;
+
+bool is_finished(const Run& r) {
+  const fs::path result = r.folder / "result.json";
+  return fs::exists(result) &&
+         train::read_json(result).value("steps", int64_t(0)) >= r.settings.steps;
+}
+
+// Writes the run's settings. Throws where another run is there.
+static void prepare(const Run& r) {
+  const fs::path file = r.folder / "settings.json";
+  const Json now = to_json(r.settings);
+  if (fs::exists(file)) {
+    const Json before = train::read_json(file);
+    for (const train::Setting& s : train::setting_table())
+      check(!s.fixed || !before.contains(s.name) || before[s.name] == now[s.name],
+            r.folder.string(), " holds a run with ", s.name, " ",
+            before.value(s.name, Json()).dump(), ", not ", now[s.name].dump(),
+            "; give another --out, or remove it");
+  }
+  fs::create_directories(r.folder);
+  train::write_json(file, now);
+}
+
+static pid_t start(const Run& r, const fs::path& program) {
+  const std::string settings = (r.folder / "settings.json").string(), out = r.folder.string(),
+                    log = (r.folder / "log.txt").string(), path = program.string();
+  const char* const arguments[] = {path.c_str(), "train",     "--config", settings.c_str(),
+                                   "--out",      out.c_str(), "--resume", nullptr};
+  setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // threads that wait leave the cores to the other runs
+  const pid_t parent = getpid(), child = fork();
+  check(child >= 0, "cannot start a process: ", std::strerror(errno));
+  if (child > 0) return child;
+  // Its own group: a Ctrl-C at the terminal is for us alone, and we pass it on once.
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGINT);
+  if (getppid() != parent) _exit(130);
+  const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0666);
+  if (file >= 0) dup2(file, STDOUT_FILENO), dup2(file, STDERR_FILENO);
+  const int nothing = open("/dev/null", O_RDONLY);
+  if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+  execv(path.c_str(), const_cast<char* const*>(arguments));
+  _exit(127);
+}
+
+// The end of a file, from the beginning of a line.
+static std::string tail(const fs::path& path, size_t most) {
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (!in) return "";
+  const auto size = size_t(in.tellg());
+  in.seekg(std::streamoff(size - std::min(size, most)));
+  std::string text(std::min(size, most), '\0');
+  in.read(text.data(), std::streamsize(text.size()));
+  return size > most ? text.substr(text.find('\n') + 1) : text;
+}
+
+static void look(const Run& r, RunState& p) {
+  const std::string text = tail(r.folder / "metrics.jsonl", 4096);
+  double seconds = 0, lines = 0;  // each as many tokens as the other
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const Json j = Json::parse(text.begin() + long(at), text.begin() + long(end), nullptr, false);
+    at = end + 1;
+    if (!j.is_object() || !j.contains("loss") || !j["loss"].is_number()) continue;
+    p.step = j.value("step", p.step), p.loss = j["loss"];
+    if (const double rate = j.value("tokens_per_second", 0.0); rate > 0)
+      seconds += 1 / rate, ++lines;
+  }
+  p.tokens_per_second = seconds > 0 ? lines / seconds : 0;
+  const double left = double((r.settings.steps - p.step) * r.settings.batch * r.settings.length);
+  p.seconds_left = p.tokens_per_second > 0 ? left / p.tokens_per_second : 0;
+}
+
+static std::string last_words(const Run& r, int status) {
+  std::string text = tail(r.folder / "log.txt", 2000);
+  while (text.ends_with('\n')) text.pop_back();
+  text = text.substr(text.rfind('\n') + 1);
+  if (WIFSIGNALED(status)) return std::string("ended by ") + strsignal(WTERMSIG(status));
+  return text.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : text;
+}
+
+// What became of a child.
+static void ended(const Run& r, int status, bool stopping, RunState& p) {
+  look(r, p);
+  const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0 && is_finished(r);
+  p.status = fine ? Status::finished : stopping ? Status::stopped : Status::failed;
+  if (p.status == Status::failed) p.why = last_words(r, status);
+}
+
+std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
+  std::vector<RunState> all(runs.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    prepare(runs[i]);
+    if (!is_finished(runs[i])) continue;
+    all[i].status = Status::finished;
+    by.finished(runs[i]);
+  }
+  std::map<pid_t, size_t> children;
+  bool stopping = false;
+  size_t next = 0;
+  while (true) {
+    while (!stopping && next < runs.size() && children.size() < by.jobs) {
+      const size_t i = next++;
+      if (all[i].status != Status::waiting) continue;
+      children[start(runs[i], by.program)] = i;
+      all[i].status = Status::running, all[i].here = true;
+    }
+    if (children.empty()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (!stopping && by.stop()) {
+      stopping = true;
+      for (const auto& [child, i] : children) kill(child, SIGINT);
+    }
+    for (auto it = children.begin(); it != children.end();) {
+      const auto [child, i] = *it;
+      int status = 0;
+      if (waitpid(child, &status, WNOHANG) == child) {
+        ended(runs[i], status, stopping, all[i]);
+        if (all[i].status == Status::finished) by.finished(runs[i]);
+        it = children.erase(it);
+      } else {
+        look(runs[i], all[i]);
+        ++it;
+      }
+    }
+    by.show(all);
+  }
+  return all;
+}
+
+}  // namespace horner::study

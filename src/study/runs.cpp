@@ -1,0 +1,202 @@
+#include "study/runs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "attn/catalog.h"
+#include "core/check.h"
+#include "core/names.h"
+#include "study/tasks.h"
+#include "train/start.h"
+
+namespace horner::study {
+
+namespace fs = std::filesystem;
+
+static double number(const Json& j, const char* name) {
+  return j.contains(name) && j[name].is_number() ? j[name].get<double>() : std::nan("");
+}
+
+static void read_metrics(const fs::path& path, RunData& r) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    const Json j = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!j.is_object() || !j.contains("step")) continue;  // cut off while it was written
+    const double step = number(j, "step");
+    if (j.contains("loss")) {
+      r.loss.push_back({step, number(j, "loss")});
+      r.gradient.push_back({step, number(j, "gradient_norm")});
+      r.step = int64_t(step);
+    }
+    if (j.contains("validation_loss")) {
+      r.validation_loss.push_back({step, number(j, "validation_loss")});
+      r.validation_accuracy.push_back({step, number(j, "validation_accuracy")});
+    }
+    if (j.contains("entropy") && j["entropy"].is_array()) {
+      r.entropy.clear();
+      for (const Json& e : j["entropy"])
+        r.entropy.push_back(e.is_number() ? e.get<double>() : std::nan(""));
+    }
+  }
+}
+
+static RunData read_run(const fs::path& folder) {
+  RunData r{.folder = folder, .settings = {}, .finished = false, .step = 0};
+  const fs::path settings = folder / "settings.json", result = folder / "result.json";
+  read_settings(r.settings, train::read_json(settings), settings.string());
+  if (fs::exists(result)) {
+    r.result = train::read_json(result);
+    r.finished = r.result.value("finished", false);
+  }
+  read_metrics(folder / "metrics.jsonl", r);
+  if (fs::exists(folder / "taylor.json"))
+    for (const Json& layer : train::read_json(folder / "taylor.json").value("layers", Json())) {
+      r.taylor.emplace_back();
+      for (const Json& x : layer)
+        r.taylor.back().push_back(x.is_number() ? x.get<double>() : -INFINITY);
+    }
+  return r;
+}
+
+// What makes two folders the same run: all that decides its losses.
+static std::string identity(const train::Settings& s) {
+  Json j = to_json(s);
+  for (const train::Setting& row : train::setting_table())
+    if (!row.fixed) j.erase(row.name);
+  j.erase("data");  // the same file may lie elsewhere on another machine
+  return j.dump();
+}
+
+std::vector<RunData> read_runs(const std::vector<fs::path>& folders) {
+  std::vector<fs::path> found;
+  for (const fs::path& folder : folders) {
+    check(fs::is_directory(folder), "there is no folder '", folder.string(), "'");
+    const auto look = [&](const fs::path& p) {
+      if (fs::exists(p / "settings.json") && fs::exists(p / "metrics.jsonl")) found.push_back(p);
+    };
+    look(folder);
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+      if (entry.is_directory()) look(entry.path());
+  }
+  check(!found.empty(), "no run in ", folders[0].string(),
+        folders.size() > 1 ? " and the other folders" : "",
+        ": a run's folder has settings.json and metrics.jsonl");
+  std::sort(found.begin(), found.end());
+  std::vector<RunData> out;
+  std::map<std::string, size_t> known;
+  for (const fs::path& p : found) {
+    RunData r = read_run(p);
+    const auto [at, fresh] = known.emplace(identity(r.settings), out.size());
+    if (fresh)
+      out.push_back(std::move(r));
+    else if (r.step > out[at->second].step)
+      out[at->second] = std::move(r);
+  }
+  return out;
+}
+
+Spread spread(const std::vector<double>& values) {
+  double sum = 0, squares = 0;
+  for (const double x : values) sum += x;
+  const auto n = double(values.size());
+  const double mean = n > 0 ? sum / n : std::nan("");
+  for (const double x : values) squares += (x - mean) * (x - mean);
+  return {mean, n > 1 ? std::sqrt(squares / (n - 1)) : 0, values.size()};
+}
+
+struct OrderOf {
+  int operator()(attn::Taylor w) const { return w.order; }
+  int operator()(attn::Power w) const { return w.degree; }
+  template <class W>
+  int operator()(W) const {
+    return -1;
+  }
+};
+
+// What of softmax a variant changes, from its stages.
+static std::string kind_of(const attn::Spec& s) {
+  using namespace attn;
+  const bool series = is<Taylor>(s.weight), identity = is<Identity>(s.features);
+  if (series && identity) return s.centred ? "Taylor, centred" : "Taylor";
+  if (series) return "linear kernels with powers";
+  if (is<Power>(s.weight)) return "linear kernels";
+  if (!is<Exp>(s.weight) || !identity) return "other weights";
+  if (!is<NoNorm>(s.norm)) return s.output_gate || s.input_gate ? "gates and norms" : "norms";
+  if (s.output_gate || s.input_gate || !is<NoDecay>(s.decay)) return "gates";
+  if (!is<Sum>(s.denominator)) return "no sum";
+  return "softmax and the like";
+}
+
+static Group group_of(const std::string& name) {
+  Group g{.name = name, .kind = "others"};
+  try {
+    const attn::Variant v = attn::find(name);
+    g.about = v.about, g.kind = kind_of(v.spec), g.centred = v.spec.centred;
+    g.order = std::visit(OrderOf{}, v.spec.weight);
+  } catch (const Error&) {
+    g.about = "not a variant of this program";
+  }
+  return g;
+}
+
+static void finish(Group& g) {
+  std::vector<double> losses, accuracies;
+  for (const RunData* r : g.runs) {
+    const double loss = r->validation_loss.empty() ? std::nan("") : r->validation_loss.back().y;
+    const double first = r->loss.empty() ? std::nan("") : r->loss.front().y;
+    g.diverged += !std::isfinite(loss) ? r->finished : loss > 0.98 * first && r->step > 100;
+    if (std::isfinite(loss)) losses.push_back(loss);
+    if (!r->validation_accuracy.empty()) accuracies.push_back(r->validation_accuracy.back().y);
+  }
+  g.loss = spread(losses), g.accuracy = spread(accuracies);
+}
+
+// Softmax, then kinds by name, orders by number.
+static bool before(const Group& a, const Group& b) {
+  const auto key = [](const Group& g) {
+    return std::tuple(g.name != "softmax", g.kind, g.order, g.name);
+  };
+  return key(a) < key(b);
+}
+
+static TaskData task_of(const std::string& name) {
+  TaskData t{.name = name};
+  try {
+    const Chosen c = find_task(name);
+    if (c.task) t.chance = c.task->chance(c.shape);
+    if (c.task && std::string(c.task->name) == "recall") t.pairs = c.shape.pairs;
+  } catch (const Error&) {  // another program's: shown by its loss
+  }
+  return t;
+}
+
+std::vector<TaskData> by_task(const std::vector<RunData>& runs) {
+  std::vector<TaskData> out;
+  for (const RunData& r : runs) {
+    auto task = std::find_if(out.begin(), out.end(),
+                             [&](const TaskData& t) { return t.name == r.settings.task; });
+    if (task == out.end()) {
+      out.push_back(task_of(r.settings.task));
+      task = out.end() - 1;
+    }
+    const std::string name = r.settings.attention.empty() ? r.settings.model : r.settings.attention;
+    auto group = std::find_if(task->groups.begin(), task->groups.end(),
+                              [&](const Group& g) { return g.name == name; });
+    if (group == task->groups.end()) {
+      task->groups.push_back(group_of(name));
+      group = task->groups.end() - 1;
+    }
+    group->runs.push_back(&r);
+  }
+  for (TaskData& t : out) {
+    for (Group& g : t.groups) finish(g);
+    std::stable_sort(t.groups.begin(), t.groups.end(), before);
+    for (const Group& g : t.groups)
+      if (g.name == "softmax") t.softmax = &g;
+  }
+  return out;
+}
+
+}  // namespace horner::study

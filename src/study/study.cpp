@@ -1,0 +1,143 @@
+#include "study/study.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <set>
+
+#include "attn/catalog.h"
+#include "core/check.h"
+#include "core/names.h"
+#include "study/tasks.h"
+#include "train/start.h"
+
+namespace horner::study {
+
+// "a{1..3}b" -> a1b a2b a3b; "{x,y}" -> x y. The first braces; the rest by calling again.
+static std::vector<std::string> without_braces(const std::string& pattern) {
+  const size_t open = pattern.find('{'), close = pattern.find('}', open);
+  if (open == pattern.npos) return {pattern};
+  check(close != pattern.npos, "'", pattern, "' has a '{' without its '}'");
+  const std::string inside = pattern.substr(open + 1, close - open - 1);
+  std::vector<std::string> parts;
+  if (const size_t dots = inside.find(".."); dots != inside.npos) {
+    const auto number = [&](const std::string& s) {
+      int n = -1;
+      const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), n);
+      check(error == std::errc() && end == s.data() + s.size() && n >= 0 && n <= 1000, "'", pattern,
+            "': a range is {1..10}, of numbers up to 1000");
+      return n;
+    };
+    const int from = number(inside.substr(0, dots)), to = number(inside.substr(dots + 2));
+    check(from <= to, "'", pattern, "': the range is empty");
+    for (int n = from; n <= to; ++n) parts.push_back(std::to_string(n));
+  } else {
+    for (size_t at = 0; at <= inside.size();) {
+      const size_t comma = std::min(inside.find(',', at), inside.size());
+      parts.push_back(inside.substr(at, comma - at));
+      at = comma + 1;
+    }
+  }
+  std::vector<std::string> out;
+  for (const std::string& part : parts)
+    for (const std::string& s :
+         without_braces(pattern.substr(0, open) + part + pattern.substr(close + 1)))
+      out.push_back(s);
+  return out;
+}
+
+std::vector<std::string> expand(const std::vector<std::string>& patterns) {
+  std::vector<std::string> out;
+  const auto add = [&](const std::string& name) {
+    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
+  };
+  for (const std::string& pattern : patterns)
+    for (const std::string& name : without_braces(pattern)) {
+      if (name.find('*') == name.npos) {
+        add(attn::find(name).name);
+        continue;
+      }
+      const size_t before = out.size();
+      std::vector<std::string> names;
+      bool found = false;
+      for (const attn::Variant& v : attn::variants()) {
+        names.push_back(v.name);
+        if (matches(name, v.name)) add(v.name), found = true;
+      }
+      check(found || out.size() > before, "no attention variant matches '", name,
+            "'; did you mean ", quoted(nearest(name, names)), "? ('horner list' shows them all)");
+    }
+  return out;
+}
+
+static void check_fields(const Json& j, const std::vector<std::string>& known,
+                         const std::string& where) {
+  check(j.is_object(), where, " must be a JSON object");
+  for (const auto& [name, value] : j.items())
+    check(std::find(known.begin(), known.end(), name) != known.end(), where, ": no field '", name,
+          "'; possible: ", quoted(known));
+}
+
+template <class T>
+static std::vector<T> list(const Json& j, const char* name, const std::string& where) {
+  check(j.contains(name), where, ": '", name, "' is missing");
+  try {
+    return j[name].is_array() ? j[name].get<std::vector<T>>() : std::vector<T>{j[name].get<T>()};
+  } catch (const Json::exception&) {
+    fail(where, ": '", name, "' cannot be ", j[name].dump());
+  }
+}
+
+static std::string folder_name(const std::string& text) {
+  std::string out = text;
+  for (char& c : out)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && !std::strchr("._@=+-", c)) c = '-';
+  return out;
+}
+
+Study read_study(const Json& j, const std::string& where, const std::filesystem::path& out) {
+  check_fields(j, {"title", "about", "attention", "seeds", "settings", "tasks"}, where);
+  Study s{.title = j.value("title", std::string("A study")), .runs = {}};
+  check(j.contains("tasks") && j["tasks"].is_array() && !j["tasks"].empty(), where,
+        ": 'tasks' must be a list such as [{\"task\": \"text\"}]");
+  std::set<std::string> names;
+  std::vector<std::pair<uint64_t, Run>> runs;
+  for (const Json& given : j["tasks"]) {
+    Json t = given.is_string() ? Json{{"task", given}} : given;
+    check_fields(t, {"task", "settings", "attention", "seeds"}, where + ": a task");
+    const std::string task = t.value("task", std::string("text"));
+    find_task(task);
+    for (const char* name : {"attention", "seeds"})
+      if (!t.contains(name) && j.contains(name)) t[name] = j[name];
+    if (!t.contains("seeds")) t["seeds"] = {0};
+    for (const std::string& attention : expand(list<std::string>(t, "attention", where)))
+      for (const uint64_t seed : list<uint64_t>(t, "seeds", where)) {
+        Run r;
+        r.name = folder_name(task) + "/" + folder_name(attention) + "/seed" + std::to_string(seed);
+        for (const Json* from : {&j, const_cast<const Json*>(&t)})
+          if (from->contains("settings")) read_settings(r.settings, (*from)["settings"], where);
+        r.settings.task = task, r.settings.attention = attention, r.settings.seed = seed;
+        train::check_settings(r.settings);
+        r.folder = out / r.name;
+        check(names.insert(r.name).second, where, ": two runs would be ", r.name);
+        runs.emplace_back(seed, r);
+      }
+  }
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [seed, run] : runs) s.runs.push_back(run);
+  return s;
+}
+
+Json find_study(const std::string& wanted) {
+  std::vector<std::string> names;
+  for (const Preset& p : presets()) {
+    if (wanted == p.name) return Json::parse(p.json);
+    names.push_back(p.name);
+  }
+  check(std::filesystem::exists(wanted), "no study '", wanted, "': neither a preset (",
+        quoted(names), ") nor a file");
+  return train::read_json(wanted);
+}
+
+}  // namespace horner::study

@@ -1,0 +1,326 @@
+#include "study/study_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "study/findings.h"
+#include "study/taylor.h"
+
+namespace horner::study {
+
+using namespace report;
+
+static std::string formatted(const char* format, double x) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, x);
+  return std::isfinite(x) ? text : "–";
+}
+
+// The number by which a task is judged.
+static const Spread& score(const TaskData& t, const Group& g) {
+  return t.chance > 0 ? g.accuracy : g.loss;
+}
+static const char* score_name(const TaskData& t) {
+  return t.chance > 0 ? "validation accuracy" : "validation loss";
+}
+
+static std::string colour_group(const Group& g) {
+  return g.name == "softmax" ? "" : g.kind;
+}
+
+// Thinned to what a screen shows: the mean of every few points.
+static Points thinned(const Points& points) {
+  constexpr size_t kMost = 400;
+  const size_t each = (points.size() + kMost - 1) / kMost;
+  if (each <= 1) return points;
+  Points out;
+  for (size_t i = 0; i < points.size(); i += each) {
+    Point p{0, 0};
+    const size_t n = std::min(each, points.size() - i);
+    for (size_t k = 0; k < n; ++k)
+      p.x += points[i + k].x / double(n), p.y += points[i + k].y / double(n);
+    out.push_back(p);
+  }
+  return out;
+}
+
+static Section curves(const TaskData& t, const std::string& what, Points RunData::* points,
+                      bool log_y, bool smooth) {
+  Chart c{.x_label = "step", .y_label = what, .log_y = log_y, .smooth = smooth};
+  for (const Group& g : t.groups)
+    for (const RunData* r : g.runs)
+      c.series.push_back({.name = g.name,
+                          .points = thinned(r->*points),
+                          .group = colour_group(g),
+                          .strong = &g == t.softmax});
+  return {task_title(t) + ": " + what, "", c};
+}
+
+// Loss or accuracy against the order of the series, softmax as the line to reach.
+static void add_sweep(const TaskData& t, std::vector<Section>& out) {
+  const std::pair<const char*, const char*> kinds[] = {{"Taylor", "plain"},
+                                                       {"Taylor, centred", "centred"}};
+  Chart c{.x_label = "order of the series", .y_label = score_name(t), .log_y = t.chance == 0};
+  double first = INFINITY, last = -INFINITY;
+  for (const auto& [kind, name] : kinds) {
+    Series s{.name = name};
+    for (const Group& g : t.groups) {
+      if (g.kind != kind || score(t, g).n == 0) continue;
+      s.points.push_back({double(g.order), score(t, g).mean});
+      s.spread.push_back(score(t, g).deviation);
+      first = std::min(first, double(g.order)), last = std::max(last, double(g.order));
+    }
+    if (!s.points.empty()) c.series.push_back(s);
+  }
+  for (const char* kernel : {"linear_elu", "linear_relu", "linear_cosine"}) {
+    const std::string family = std::string(kernel).substr(7) + "_taylor";
+    Series s{.name = family.substr(0, family.find('_')) + " kernel", .dashed = true};
+    for (const Group& g : t.groups)
+      if ((g.name == kernel || g.name.starts_with(family)) && score(t, g).n > 0) {
+        s.points.push_back({double(g.order), score(t, g).mean});
+        s.spread.push_back(score(t, g).deviation);
+        first = std::min(first, double(g.order)), last = std::max(last, double(g.order));
+      }
+    std::sort(s.points.begin(), s.points.end(), [](Point a, Point b) { return a.x < b.x; });
+    if (s.points.size() > 1) c.series.push_back(s);
+  }
+  if (c.series.empty() || first == last) return;
+  if (t.softmax && score(t, *t.softmax).n > 0) {
+    const double y = score(t, *t.softmax).mean;
+    c.series.insert(
+        c.series.begin(),
+        {.name = "softmax", .points = {{first, y}, {last, y}}, .dashed = true, .strong = true});
+  }
+  out.push_back({"Orders: " + task_title(t),
+                 std::string("The ") + score_name(t) +
+                     " of the series cut at each order; softmax is the line to reach.",
+                 c, true});
+}
+
+static Section ranking(const TaskData& t) {
+  std::vector<const Group*> groups;
+  for (const Group& g : t.groups)
+    if (score(t, g).n > 0) groups.push_back(&g);
+  const double sign = t.chance > 0 ? -1 : 1;
+  std::stable_sort(groups.begin(), groups.end(), [&](const Group* a, const Group* b) {
+    return sign * score(t, *a).mean < sign * score(t, *b).mean;
+  });
+  Bars b{.label = score_name(t), .dots = t.chance == 0};
+  std::map<std::string, size_t> series;  // a colour for each kind, as in the curves
+  const auto kind = [&](const Group& g) {
+    return &g == t.softmax ? std::string("softmax") : g.kind;
+  };
+  const std::vector<double> none(groups.size(), std::nan(""));
+  for (const Group& g : t.groups)
+    if (score(t, g).n > 0 && series.emplace(kind(g), b.series.size()).second)
+      b.series.push_back(
+          {.name = kind(g), .values = none, .spread = none, .strong = &g == t.softmax});
+  for (size_t i = 0; i < groups.size(); ++i) {
+    Bar& bar = b.series[series[kind(*groups[i])]];
+    b.categories.push_back(groups[i]->name);
+    bar.values[i] = score(t, *groups[i]).mean, bar.spread[i] = score(t, *groups[i]).deviation;
+  }
+  return {"Best first: " + task_title(t), "", b, true};
+}
+
+static double mean_of(const Group& g, const char* field) {
+  std::vector<double> values;
+  for (const RunData* r : g.runs)
+    if (r->result.is_object() && r->result.contains(field) && r->result[field].is_number())
+      values.push_back(r->result[field]);
+  return spread(values).mean;
+}
+
+static std::string with_spread(const char* format, const Spread& s) {
+  return formatted(format, s.mean) + (s.n > 1 ? " ± " + formatted(format, s.deviation) : "");
+}
+
+// Losses in per cent, accuracies in points.
+static Cell against_softmax(const TaskData& t, const Group& g) {
+  if (!t.softmax || &g == t.softmax || score(t, g).n == 0) return {"–", &g == t.softmax ? 0 : NAN};
+  if (t.chance == 0) return {signed_percent(behind(t, g)), behind(t, g)};
+  const double by = g.accuracy.mean - t.softmax->accuracy.mean;
+  return {(by < 0 ? "−" : "+") + formatted("%.1f points", 100 * std::abs(by)), by};
+}
+
+static Section ablation(const std::vector<TaskData>& tasks) {
+  Table table{.columns = {{"variant"},
+                          {"task"},
+                          {"validation loss", true, "at the end; ± standard deviation over seeds"},
+                          {"against softmax", true, "losses in per cent, accuracies in points"},
+                          {"accuracy", true, "of the tokens that are asked"},
+                          {"seeds", true},
+                          {"spikes", true, "steps at which the loss or the gradient jumped, a run"},
+                          {"tokens/s", true,
+                           "median of the steps; runs that share a machine slow each other"},
+                          {"memory, MB", true, "peak"},
+                          {"weights", true},
+                          {"what it is"}}};
+  for (const TaskData& t : tasks)
+    for (const Group& g : t.groups) {
+      const double rate = mean_of(g, "tokens_per_second"), bytes = mean_of(g, "peak_bytes"),
+                   spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters");
+      table.rows.push_back({{g.name},
+                            {t.name},
+                            {with_spread("%.4f", g.loss), g.loss.mean},
+                            against_softmax(t, g),
+                            {with_spread("%.3f", g.accuracy), g.accuracy.mean},
+                            {std::to_string(g.runs.size()), double(g.runs.size())},
+                            {formatted("%.3g", spikes), spikes},
+                            {formatted("%.0f", rate), rate},
+                            {formatted("%.0f", bytes / 1e6), bytes},
+                            {formatted("%.0f", weights), weights},
+                            {g.about}});
+    }
+  return {"The ablation",
+          "Every variant under the same conditions: the same batches, schedule and first weights "
+          "for a seed. Click a column to sort by it.",
+          table};
+}
+
+static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
+  Chart c{.x_label = "pairs to remember", .y_label = "validation accuracy", .log_x = true};
+  std::map<std::string, size_t> at;
+  size_t sizes = 0;
+  for (const TaskData& t : tasks) {
+    if (t.pairs == 0) continue;
+    ++sizes;
+    for (const Group& g : t.groups) {
+      if (g.accuracy.n == 0) continue;
+      if (at.emplace(g.name, c.series.size()).second)
+        c.series.push_back({.name = g.name, .group = colour_group(g), .strong = &g == t.softmax});
+      Series& s = c.series[at[g.name]];
+      s.points.push_back({double(t.pairs), g.accuracy.mean}),
+          s.spread.push_back(g.accuracy.deviation);
+    }
+  }
+  if (sizes > 1) out.push_back({"Recall against the number of pairs", "", c});
+}
+
+// A row for each variant, a column for each layer; the mean over seeds.
+static HeatMap by_layer(const TaskData& t, const std::string& label,
+                        std::vector<double> (*values)(const Group&, const RunData&)) {
+  HeatMap h{.label = label, .x_label = "layer", .y_label = ""};
+  for (const Group& g : t.groups) {
+    std::vector<std::vector<double>> layers;
+    for (const RunData* r : g.runs) {
+      const std::vector<double> v = values(g, *r);
+      layers.resize(std::max(layers.size(), v.size()));
+      for (size_t i = 0; i < v.size(); ++i) layers[i].push_back(v[i]);
+    }
+    if (layers.empty()) continue;
+    h.y.push_back(g.name);
+    h.values.emplace_back();
+    for (const auto& layer : layers) h.values.back().push_back(spread(layer).mean);
+    while (h.x.size() < layers.size()) h.x.push_back(std::to_string(h.x.size()));
+  }
+  return h;
+}
+
+// Of weights that are exp or its series; those of a linear kernel have no such terms.
+static std::vector<double> dominant_orders(const Group& g, const RunData& r) {
+  std::vector<double> out;
+  if (g.kind == "linear kernels") return out;
+  for (const auto& layer : r.taylor) out.push_back(double(dominant_order(layer)));
+  return out;
+}
+static std::vector<double> entropies(const Group&, const RunData& r) {
+  return r.entropy;
+}
+
+static void add_terms(const TaskData& t, std::vector<Section>& out) {
+  if (!t.softmax || t.softmax->runs[0]->taylor.empty()) return;
+  Chart c{.x_label = "order", .y_label = "mean |x|ⁿ / n!", .log_y = true};
+  const auto& layers = t.softmax->runs[0]->taylor;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Series s{.name = "layer " + std::to_string(i), .group = layers.size() > 8 ? "layers" : ""};
+    for (size_t n = 0; n < layers[i].size() && n <= 30; ++n)
+      if (layers[i][n] > -14) s.points.push_back({double(n), std::exp(layers[i][n])});
+    c.series.push_back(s);
+  }
+  out.push_back({"Terms of exp in softmax: " + task_title(t),
+                 "The mean of |x|ⁿ/n! over the scores x that queries see, in the trained softmax "
+                 "model: absolute values, "
+                 "hidden keys left out. A series must reach past the peak of every layer.",
+                 c, true});
+}
+
+static Section origin(const std::vector<RunData>& runs, const Origin& o) {
+  Facts facts;
+  if (!o.command.empty()) facts.push_back({"command", o.command, true});
+  if (!o.version.empty()) facts.push_back({"made by", "horner " + o.version});
+  size_t done = 0;
+  std::map<std::string, size_t> devices;
+  for (const RunData& r : runs) {
+    done += r.finished;
+    if (r.result.is_object()) ++devices[r.result.value("device", std::string("?"))];
+  }
+  facts.push_back(
+      {"runs", std::to_string(runs.size()) + ", " + std::to_string(done) + " finished"});
+  for (const auto& [device, n] : devices)
+    facts.push_back({"on", device + " (" + std::to_string(n) + " runs)"});
+  std::map<std::string, Json> shown;
+  for (const RunData& r : runs) {
+    Json j = to_json(r.settings);
+    for (const char* name : {"attention", "seed", "task", "device", "threads", "backend", "keep"})
+      j.erase(name);
+    shown.emplace(r.settings.task, j);
+  }
+  for (const auto& [task, settings] : shown) {
+    std::string text;
+    for (const auto& [name, value] : settings.items())
+      if (!(value.is_string() && value == "") && !(value.is_object() && value.empty()))
+        text += (text.empty() ? "" : ", ") + name + " " +
+                (value.is_string() ? value.get<std::string>() : value.dump());
+    facts.push_back({"settings of " + task, text, true});
+  }
+  return {"How it was made", "", facts};
+}
+
+report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
+  const std::vector<TaskData> tasks = by_task(runs);
+  size_t variants = 0, seeds = 0;
+  for (const TaskData& t : tasks) {
+    variants = std::max(variants, t.groups.size());
+    for (const Group& g : t.groups) seeds = std::max(seeds, g.runs.size());
+  }
+  Report r{.title = o.title,
+           .subtitle = std::to_string(variants) + (variants == 1 ? " variant, " : " variants, ") + std::to_string(tasks.size()) +
+                       (tasks.size() == 1 ? " task, " : " tasks, ") + std::to_string(seeds) +
+                       (seeds == 1 ? " seed: " : " seeds: ") + std::to_string(runs.size()) +
+                       " runs"};
+  r.summary = findings(tasks);
+  auto& out = r.sections;
+  for (const TaskData& t : tasks) add_sweep(t, out);
+  add_pairs(tasks, out);
+  for (const TaskData& t : tasks) out.push_back(ranking(t));
+  out.push_back(ablation(tasks));
+  for (const TaskData& t : tasks) {
+    out.push_back(curves(t, "training loss", &RunData::loss, true, true));
+    if (t.chance > 0)
+      out.push_back(curves(t, "validation accuracy", &RunData::validation_accuracy, false, false));
+    else
+      out.push_back(curves(t, "validation loss", &RunData::validation_loss, true, false));
+  }
+  for (const TaskData& t : tasks) {
+    add_terms(t, out);
+    if (const HeatMap h = by_layer(t, "order", dominant_orders); !h.y.empty())
+      out.push_back({"Dominant order: " + task_title(t),
+                     "The order of the largest term of exp's series, for the scores of each "
+                     "variant by layer.",
+                     h, true});
+  }
+  for (const TaskData& t : tasks)
+    if (const HeatMap h = by_layer(t, "entropy", entropies); !h.y.empty())
+      out.push_back({"Entropy of the weights: " + task_title(t),
+                     "Mean over rows of −Σ p log p, p the share of a weight's size in its row; the "
+                     "last measured.",
+                     h, true});
+  for (const TaskData& t : tasks)
+    out.push_back(curves(t, "gradient norm", &RunData::gradient, true, true));
+  out.push_back(origin(runs, o));
+  return r;
+}
+
+}  // namespace horner::study

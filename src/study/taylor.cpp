@@ -1,0 +1,81 @@
+#include "study/taylor.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attn/exec/stages.h"
+#include "nn/checkpoint.h"
+#include "study/tasks.h"
+#include "train/checkpoint.h"
+#include "train/start.h"
+
+namespace horner::study {
+
+// The scores that queries see, [n] in double: as spec.h has them, before any clamp.
+static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& given) {
+  using namespace attn;
+  Inputs in = given;
+  in.q = exec::mapped(spec.features, given.q, given.query_projection);
+  in.k = exec::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
+  in = exec::one_key_head_each(in);
+  const auto [hidden, count] = exec::seen(spec.mask, in);
+  at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type()) *
+                 exec::scale(spec, given, count);
+  if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
+  return x.to(at::kDouble).masked_select(hidden.logical_not());
+}
+
+std::vector<double> log_magnitudes(const at::Tensor& scores) {
+  const at::Tensor logs = scores.abs().log();  // -inf for 0: a term of 0, but for order 0
+  std::vector<double> out;
+  for (int n = 0; n <= kHighestOrder; ++n) {
+    const double sum = n == 0 ? std::log(double(scores.numel()))
+                              : at::logsumexp(logs * double(n), {0}).item<double>();
+    out.push_back(sum - std::log(double(scores.numel())) - std::lgamma(n + 1.0));
+  }
+  return out;
+}
+
+std::vector<std::vector<double>> log_magnitudes(const nn::Model& m, const at::Tensor& tokens) {
+  std::vector<std::vector<double>> out(m.layers.size());
+  const nn::Probe probe{
+      [&](int64_t layer, const attn::Spec& spec, const attn::Inputs& in, const at::Tensor&) {
+        out[size_t(layer)] = log_magnitudes(visible_scores(spec, in));
+      }};
+  const c10::NoGradGuard none;
+  nn::hidden(m, tokens, {.probe = &probe});
+  return out;
+}
+
+size_t dominant_order(const std::vector<double>& magnitudes) {
+  return size_t(std::max_element(magnitudes.begin(), magnitudes.end()) - magnitudes.begin());
+}
+
+Json measure(const nn::Model& m, const train::Source& source, int64_t length) {
+  constexpr int64_t kSequences = 8;
+  const at::Tensor tokens = at::empty({kSequences, length}, at::kLong);
+  std::vector<int64_t> targets(static_cast<size_t>(length));
+  for (int64_t i = 0; i < kSequences; ++i)
+    source.fill(train::Split::validation, uint64_t(i),
+                {tokens[i].data_ptr<int64_t>(), size_t(length)}, targets);
+  Json layers = Json::array();
+  for (const auto& layer : log_magnitudes(m, tokens)) {
+    Json row = Json::array();
+    for (const double x : layer) row.push_back(std::isfinite(x) ? Json(x) : Json());
+    layers.push_back(row);
+  }
+  return {{"about", "log of the mean of |score|^n / n! over visible scores, n from 0 on"},
+          {"layers", layers}};
+}
+
+void measure_run(const std::filesystem::path& run, const train::Settings& s) {
+  const auto last = train::newest_checkpoint(run);
+  if (!last || std::filesystem::exists(run / "taylor.json")) return;
+  const nn::Model m = nn::load_model(*last);
+  train::write_json(run / "taylor.json", measure(m, make_source(s.task, s.data, s.seed), s.length));
+}
+
+}  // namespace horner::study

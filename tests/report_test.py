@@ -1,0 +1,216 @@
+"""The page of a report in a real browser: a section of every kind, and names that hold markup."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(os.environ.get("HORNER", "build/horner")).parent
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp;\u2028'\"$&"
+
+try:
+    from playwright.sync_api import sync_playwright
+except ImportError:
+    sync_playwright = None
+
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM or not sync_playwright, reason="no Chromium, or no Playwright, to open pages with"
+)
+
+
+def page_file(folder, name="a run"):
+    out = folder / "report.html"
+    done = subprocess.run([BUILD / "report_tool", out, name])
+    if done.returncode == 3:
+        pytest.skip("built without npm, so without the page")
+    assert done.returncode == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return page_file(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    return page_file(tmp_path_factory.mktemp("hostile"), HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as p:
+        b = p.chromium.launch(executable_path=CHROMIUM, args=[*quiet, "--disable-sync", "--no-first-run"])
+        yield b
+        b.close()
+
+
+def opened(browser, path, width=1280, scheme="light"):
+    """The page, and everything that went wrong in it: messages, errors, requests, dialogs."""
+    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+    wrong = []
+    ours = "willReadFrequently"  # the browser's word on pixels() below, not on the page
+    page.on("console", lambda m: ours in m.text or wrong.append(f"{m.type}: {m.text}"))
+    page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
+    page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
+    page.on("request", lambda r: r.url == path.as_uri() or wrong.append(f"request: {r.url}"))
+    page.goto(path.as_uri())
+    page.locator(".chart canvas").nth(5).wait_for(state="attached")
+    page.wait_for_timeout(200)
+    return page, wrong
+
+
+def pixels(page, section):
+    """How many pixels of a section's chart have each colour."""
+    return page.evaluate(
+        """s => {
+          const n = {};
+          for (const c of document.querySelectorAll('section')[s].querySelectorAll('canvas')) {
+            const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+            for (let i = 0; i < d.length; i += 4)
+              if (d[i + 3] > 250) { const k = [d[i], d[i + 1], d[i + 2]].join(); n[k] = (n[k] || 0) + 1; }
+          }
+          return n;
+        }""",
+        section,
+    )
+
+
+def colour_of(entry):
+    style = entry.locator(".chip").evaluate("e => getComputedStyle(e).backgroundColor")
+    return ",".join(re.findall(r"\d+", style)[:3])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_opens_without_errors_or_requests_and_fits(browser, plain, width, scheme):
+    page, wrong = opened(browser, plain, width, scheme)
+    assert wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.locator("section").count() == 8
+    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    brightness = [sum(map(int, re.findall(r"\d+", c)[:3])) for c in (ink, paper)]
+    assert (brightness[0] > brightness[1] + 400) if scheme == "dark" else (brightness[1] > brightness[0] + 400)
+    for section in range(page.locator("section").count()):
+        if page.locator("section").nth(section).locator("canvas").count():
+            assert len(pixels(page, section)) > 3, "an empty chart"
+
+
+def test_colours_follow_the_system_while_it_is_open(browser, plain):
+    page, wrong = opened(browser, plain)
+    chip = page.locator("section").first.get_by_role("button", name="softmax")
+    before = colour_of(chip)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(200)
+    assert colour_of(chip) != before and wrong == []
+    assert pixels(page, 0).get(colour_of(chip), 0) > 20, "softmax is drawn in its new colour"
+
+
+def test_every_run_is_in_the_legend_and_a_click_hides_it(browser, plain):
+    page, wrong = opened(browser, plain)
+    section = page.locator("section").first
+    names = section.locator(".legend .entry").all_inner_texts()
+    assert names == ["softmax", "a run", "a gap", *(f"taylor{n}" for n in range(1, 7)), "linear_elu", "linear_relu"]
+    entry = section.get_by_role("button", name="taylor1", exact=True)
+    colour = colour_of(entry)
+    assert pixels(page, 0).get(colour, 0) > 20
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "false" and pixels(page, 0).get(colour, 0) == 0
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "true" and pixels(page, 0).get(colour, 0) > 20
+    section.get_by_role("button", name="taylor", exact=True).click()  # the group
+    assert pixels(page, 0).get(colour, 0) == 0
+    pressed = section.locator(".legend .entry").evaluate_all("all => all.filter(e => e.ariaPressed === 'false').map(e => e.textContent)")
+    assert pressed == [f"taylor{n}" for n in range(1, 7)]
+    section.get_by_role("button", name="linear_elu").dblclick()  # alone, beside what all are compared with
+    pressed = section.locator(".legend .entry").evaluate_all("all => all.filter(e => e.ariaPressed === 'true').map(e => e.textContent)")
+    assert pressed == ["softmax", "linear_elu"] and wrong == []
+
+
+def test_markup_in_names_is_text(browser, hostile):
+    source = hostile.read_text()
+    assert source.count("<script") == 2 and "<img" not in source
+    page, wrong = opened(browser, hostile)
+    assert wrong == [] and page.locator("img").count() == 0
+    shown = HOSTILE.replace("\u2028", "")
+    clean = lambda s: s.replace("\u2028", "").replace("\n", "")
+    assert clean(page.locator("h1").text_content()) == "Sample " + shown
+    assert clean(page.locator("h2").nth(1).text_content()) == "Loss " + shown
+    assert clean(page.locator("section").first.locator(".entry").nth(1).text_content()) == shown
+    assert clean(page.locator("td").nth(2).text_content()) == shown
+    assert clean(page.locator("dd.code").text_content()).endswith(shown)
+    box = page.locator("section").first.locator("canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(300)
+    assert shown in clean(page.locator(".tip").first.text_content())
+    data = json.loads(page.locator("#report").text_content())
+    assert data["title"] == "Sample " + HOSTILE
+    assert wrong == [] and page.locator("img").count() == 0
+
+
+def test_hover_zoom_and_switches(browser, plain):
+    page, wrong = opened(browser, plain)
+    section = page.locator("section").first
+    canvas = section.locator("canvas")
+    box = canvas.bounding_box()
+    at = lambda x, y: (box["x"] + x * box["width"], box["y"] + y * box["height"])
+    page.mouse.move(*at(0.5, 0.5))
+    page.wait_for_timeout(300)
+    assert re.search(r"step \d+.*softmax", page.locator(".tip").first.text_content(), re.S)
+    picture = canvas.screenshot()
+    page.mouse.move(*at(0.3, 0.2))
+    page.mouse.down()
+    page.mouse.move(*at(0.6, 0.8))
+    page.mouse.up()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(200)
+    zoomed = canvas.screenshot()
+    assert zoomed != picture
+    canvas.dblclick(position={"x": 200, "y": 100})
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(200)
+    whole = canvas.screenshot()
+    assert whole != zoomed
+    section.get_by_role("button", name="log y").click()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(200)
+    assert canvas.screenshot() != whole and wrong == []
+
+
+def test_tables_sort_and_charts_are_saved(browser, plain):
+    page, wrong = opened(browser, plain)
+    table = page.locator("table")
+    first = lambda: table.locator("tbody td:first-child").all_inner_texts()
+    assert first() == ["taylor10", "taylor2", "a run", "softmax"]
+    table.get_by_role("button", name="loss").click()
+    assert first() == ["softmax", "taylor10", "taylor2", "a run"]
+    table.get_by_role("button", name="loss").click()
+    assert first() == ["taylor2", "taylor10", "softmax", "a run"], "what is missing stays last"
+    table.get_by_role("button", name="name").click()
+    assert first() == ["a run", "softmax", "taylor2", "taylor10"], "numbers in names count as numbers"
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="PNG").first.click()
+    assert saved.value.suggested_filename == "loss-a-run.png"
+    assert Path(saved.value.path()).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").click()
+    assert Path(saved.value.path()).read_text().splitlines()[:2] == ["name,loss,note", "a run,,x"]
+    assert wrong == []
+
+
+def test_a_click_on_a_cell_shows_its_details(browser, plain):
+    page, wrong = opened(browser, plain)
+    heat = page.locator("section").nth(5)
+    box = heat.locator(".chart").bounding_box()
+    for x in range(20, int(box["width"]) - 20, 40):
+        heat.locator(".chart").click(position={"x": x, "y": 70})
+        if heat.locator("section").count():
+            break
+    assert heat.locator("section h2").text_content() == "Head 1.2 a run"
+    assert wrong == []

@@ -1,0 +1,212 @@
+"""horner study and horner report: grids, interruptions, runs that fail, runs from several machines."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+HORNER = os.environ.get("HORNER", "build/horner")
+TINY = {
+    "model": "tiny", "device": "cpu", "threads": 1, "batch": 4, "length": 16, "steps": 40, "warmup": 4, "learning-rate": 3e-3,
+    "evaluate-every": 10, "evaluate-sequences": 8, "checkpoint-every": 5, "entropy-every": 20,
+    "model-config": {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1,
+                     "head_dim": 16, "vocab_size": 64, "horner": {"key_shift": True}},
+}  # fmt: skip
+
+
+def horner(*words, code=0):
+    done = subprocess.run([HORNER, *map(str, words)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stdout if code == 0 else done.stderr
+
+
+def study_file(folder, **fields):
+    path = folder / "study.json"
+    grid = {"title": "Tiny", "attention": ["softmax", "taylor{1..2}"], "settings": TINY,
+            "tasks": ["recall:pairs=4", "copy"]}  # fmt: skip
+    path.write_text(json.dumps({**grid, **fields}))
+    return path
+
+
+def numbers(folder):
+    """The report without what two runs of one study need not share: speeds, memory, the command."""
+    report = json.loads((folder / "report.json").read_text())
+    for section in report["sections"]:
+        content = section["content"]
+        if content["kind"] == "table":
+            names = [c["name"] for c in content["columns"]]
+            keep = [i for i, n in enumerate(names) if n not in ("tokens/s", "memory, MB")]
+            content["rows"] = [[row[i] for i in keep] for row in content["rows"]]
+        if content["kind"] == "facts":
+            content["facts"] = [f for f in content["facts"] if f["name"] != "command"]
+    return report
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study that ran through."""
+    folder = tmp_path_factory.mktemp("whole")
+    out = folder / "out"
+    said = horner("study", study_file(folder), "--out", out, "--jobs", 2)
+    assert f"report: {out}/report." in said
+    return folder
+
+
+def test_patterns_name_variants(tmp_path):
+    grid = study_file(tmp_path, attention=["taylor{1..3}", "linear_{elu,relu}", "cosine_s*", "taylor2"], tasks=["copy"], seeds=[0, 3])
+    runs = horner("study", grid, "--out", tmp_path / "out", "--list").split()
+    names = ["taylor1", "taylor2", "taylor3", "linear_elu", "linear_relu", "cosine_softmax"]
+    assert runs == [f"copy/{n}/seed{s}" for s in (0, 3) for n in names]
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"attention": ["tailor1"]}, "did you mean 'taylor1'"),
+        ({"attention": ["foo*"]}, "no attention variant matches 'foo*'"),
+        ({"attention": ["taylor{1..x}"]}, "a range is {1..10}"),
+        ({"attention": ["taylor{1"]}, "has a '{' without its '}'"),
+        ({"variants": []}, "no field 'variants'; possible: 'title'"),
+        ({"settings": {"step": 3}}, "no setting 'step'; did you mean 'steps'"),
+        ({"settings": {"steps": "3"}}, "'steps' must be a whole number"),
+        ({"tasks": ["recal"]}, "no task 'recal'; possible: 'text', 'recall'"),
+        ({"tasks": []}, "'tasks' must be a list"),
+        ({"tasks": ["copy", "copy"]}, "two runs would be copy/softmax/seed0"),
+    ],
+)
+def test_errors_of_a_study_file(tmp_path, fields, words):
+    assert words in horner("study", study_file(tmp_path, **fields), "--out", tmp_path / "out", code=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_errors_of_the_commands(tmp_path):
+    assert "neither a preset ('quick'" in horner("study", "quik", "--out", tmp_path / "out", code=2)
+    assert "no run in" in horner("report", tmp_path, code=2)
+    assert "there is no folder" in horner("report", tmp_path / "none", code=2)
+
+
+def test_a_study_has_a_folder_for_every_run_and_a_report_of_all(whole):
+    out = whole / "out"
+    folders = sorted(str(p.parent.relative_to(out)) for p in out.rglob("result.json"))
+    assert folders == sorted(f"{t}/{a}/seed0" for t in ("recall-pairs=4", "copy") for a in ("softmax", "taylor1", "taylor2"))
+    assert {p.name for p in (out / folders[0]).iterdir()} == {"settings.json", "metrics.jsonl", "result.json", "taylor.json", "log.txt"}
+    report = json.loads((out / "report.json").read_text())
+    assert report["subtitle"] == "3 variants, 2 tasks, 1 seed: 6 runs"
+    curves = [s for s in report["sections"] if s["heading"].endswith("training loss")]
+    assert len(curves) == 2
+    for s in curves:
+        assert [x["name"] for x in s["content"]["series"]] == ["softmax", "taylor1", "taylor2"]
+        assert all(len(x["points"]) == 40 for x in s["content"]["series"])
+    # What the report says is what the runs have.
+    table = next(s for s in report["sections"] if s["content"]["kind"] == "table")["content"]["rows"]
+    for row in table:
+        task = row[1].replace(":", "-")
+        result = json.loads((out / task / row[0] / "seed0/result.json").read_text())
+        assert row[2]["value"] == pytest.approx(result["validation_loss"])
+        assert row[4]["value"] == pytest.approx(result["validation_accuracy"])
+    sweep = report["sections"][0]["content"]["series"]
+    assert [s["name"] for s in sweep] == ["softmax", "plain"] and [p[0] for p in sweep[1]["points"]] == [1, 2]
+    assert any(s.startswith("Recall of 4 pairs: ") and "(a guess: 3.1 %)" in s for s in report["summary"])
+
+
+def test_what_is_finished_is_not_run_again(whole):
+    before = {p: p.stat().st_mtime_ns for p in (whole / "out").rglob("metrics.jsonl")}
+    horner("study", whole / "study.json", "--out", whole / "out")
+    assert before == {p: p.stat().st_mtime_ns for p in (whole / "out").rglob("metrics.jsonl")}
+
+
+def test_another_study_in_its_place_is_refused(whole):
+    error = horner("study", whole / "study.json", "--out", whole / "out", "--set", '{"batch": 8}', code=2)
+    assert "holds a run with batch 4, not 8; give another --out" in error
+
+
+def children_of(process):
+    return [int(p) for p in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def wait_until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def started(whole, out, steps):
+    """A study of its own, when one of its runs has come so far."""
+    process = subprocess.Popen([HORNER, "study", whole / "study.json", "--out", out, "--jobs", "2"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    wait_until(lambda: any(p.read_text().count("\n") >= steps for p in out.rglob("metrics.jsonl")))
+    return process
+
+
+def test_killed_and_begun_again_it_reports_the_same(whole, tmp_path):
+    out = tmp_path / "out"
+    for steps in (7, 23, 38):
+        process = started(whole, out, steps)
+        children = children_of(process)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not any(Path(f"/proc/{c}").exists() for c in children))  # nobody is left behind
+    horner("study", whole / "study.json", "--out", out)
+    assert numbers(out) == numbers(whole / "out")
+
+
+def test_ctrl_c_stops_gently_and_it_goes_on(whole, tmp_path):
+    out = tmp_path / "out"
+    process = started(whole, out, 12)
+    children = children_of(process)
+    assert children
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert not any(Path(f"/proc/{c}").exists() for c in children)
+    assert any(out.rglob("checkpoint-*")), "the runs that were stopped left a checkpoint"
+    assert not (out / "report.json").exists()
+    horner("study", whole / "study.json", "--out", out)
+    assert numbers(out) == numbers(whole / "out")
+
+
+def test_a_run_that_fails_leaves_the_others(tmp_path):
+    grid = study_file(tmp_path, attention=["softmax"],
+                      tasks=[{"task": "text", "settings": {**TINY, "data": "nowhere.bin"}}, "copy"])  # fmt: skip
+    error = horner("study", grid, "--out", tmp_path / "out", code=1)
+    assert "text/softmax/seed0" in error and "FAILED" in error and "nowhere.bin" in error
+    assert "1 of 2 runs failed" in error
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["subtitle"] == "1 variant, 1 task, 1 seed: 1 run"
+
+
+def test_runs_from_several_machines_are_joined(whole, tmp_path):
+    small = ("settings.json", "metrics.jsonl", "result.json", "taylor.json")
+    for i, run in enumerate(sorted(p.parent for p in (whole / "out").rglob("result.json"))):
+        to = tmp_path / ("here" if i % 2 else "there") / run.relative_to(whole / "out")
+        to.mkdir(parents=True)
+        for name in small:
+            shutil.copy(run / name, to)
+        if i == 0:  # the same run in both: it counts once
+            shutil.copytree(to, tmp_path / "here" / run.relative_to(whole / "out"))
+    horner("report", tmp_path / "here", tmp_path / "there", "--out", tmp_path / "both", "--title", "Tiny")
+    assert numbers(tmp_path / "both") == numbers(whole / "out")
+
+
+def test_a_report_of_unfinished_and_odd_runs(whole, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole / "out", out)
+    run = out / "copy/taylor1/seed0"
+    (run / "result.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:20]) + lines[20][:10])  # cut off while it was written
+    name = "<img src=x onerror=alert(1)>"
+    odd = out / "copy/softmax/seed0/settings.json"
+    odd.write_text(odd.read_text().replace('"attention": "softmax"', f'"attention": "{name}"'))
+    horner("report", out)
+    report = json.loads((out / "report.json").read_text())
+    assert "1 of 6 runs are not finished: their last validation counts." in report["summary"]
+    copies = next(s for s in report["sections"] if s["heading"] == "Copy: training loss")["content"]["series"]
+    assert {s["name"] for s in copies} == {name, "taylor1", "taylor2"}
+    if (out / "report.html").exists():
+        assert "<img" not in (out / "report.html").read_text()

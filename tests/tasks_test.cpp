@@ -1,0 +1,142 @@
+// The tasks: a program without learning solves each, a guess is right as often as said, and no
+// sequence is both trained on and tested.
+#include "study/tasks.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "core/check.h"
+
+namespace horner::study {
+namespace {
+
+using train::Split;
+
+struct Sequence {
+  std::vector<int64_t> tokens, targets;
+};
+Sequence sequence(const train::Source& s, Split split, uint64_t index, size_t T) {
+  Sequence out{std::vector<int64_t>(T), std::vector<int64_t>(T, 7)};
+  s.fill(split, index, out.tokens, out.targets);
+  return out;
+}
+
+// What followed the last time the token at t was there: solves recall and induction.
+int64_t looked_up(const std::vector<int64_t>& tokens, size_t t) {
+  for (size_t s = t; s-- > 0;)
+    if (tokens[s] == tokens[t]) return tokens[s + 1];
+  return -2;
+}
+// The token as far after the beginning as t is after the separator.
+int64_t copied(const std::vector<int64_t>& tokens, size_t t) {
+  return tokens[t - (tokens.size() - tokens.size() / 2)];
+}
+
+struct Setting {
+  const char* task;
+  size_t T;
+  int64_t (*solve)(const std::vector<int64_t>&, size_t);
+  size_t asked;  // at least, in a sequence
+};
+const Setting kSettings[] = {
+    {"recall", 64, looked_up, 16},
+    {"recall:pairs=4,vocabulary=32", 61, looked_up, 27},
+    {"recall:pairs=8", 64, looked_up, 24},
+    {"copy", 64, copied, 32},
+    {"copy:vocabulary=8", 33, copied, 16},
+    {"induction", 64, looked_up, 1},
+    {"induction:pairs=8,vocabulary=128", 256, looked_up, 20},
+};
+
+TEST(Tasks, AProgramSolvesThem) {
+  for (const Setting& s : kSettings) {
+    SCOPED_TRACE(s.task);
+    const train::Source source = make_source(s.task, "", 3);
+    for (const Split split : {Split::train, Split::validation})
+      for (uint64_t i = 0; i < 300; ++i) {
+        const Sequence q = sequence(source, split, i, s.T);
+        size_t asked = 0;
+        for (size_t t = 0; t < s.T; ++t) {
+          ASSERT_GE(q.tokens[t], 0);
+          ASSERT_LT(q.tokens[t], source.vocabulary);
+          if (q.targets[t] < 0) continue;
+          ++asked;
+          ASSERT_EQ(s.solve(q.tokens, t), q.targets[t]) << "at " << t << " of sequence " << i;
+          if (t + 1 < s.T) {
+            ASSERT_EQ(q.tokens[t + 1], q.targets[t]);
+          }
+        }
+        ASSERT_GE(asked, s.asked);
+      }
+  }
+}
+
+TEST(Tasks, AGuessIsRightAsOftenAsSaid) {
+  for (const Setting& s : kSettings) {
+    SCOPED_TRACE(s.task);
+    const Chosen chosen = find_task(s.task);
+    const train::Source source = make_source(s.task, "", 5);
+    std::map<int64_t, int64_t> counts;
+    int64_t all = 0;
+    for (uint64_t i = 0; i < 3000; ++i)
+      for (int64_t target : sequence(source, Split::train, i, s.T).targets)
+        if (target >= 0) ++counts[target], ++all;
+    // Targets are uniform: as many as said, none much more frequent than the others.
+    const double chance = chosen.task->chance(chosen.shape);
+    EXPECT_EQ(counts.size(), size_t(std::lround(1 / chance)));
+    for (const auto& [token, n] : counts) EXPECT_NEAR(double(n) / double(all) / chance, 1, 0.25);
+  }
+}
+
+TEST(Tasks, NoSequenceIsInBothSplits) {
+  // So few different sequences that chance would put many into both.
+  const train::Source source = make_source("recall:pairs=2,vocabulary=8", "", 1);
+  std::set<std::vector<int64_t>> seen[2];
+  for (const uint64_t seed : {1, 2})
+    for (const Split split : {Split::train, Split::validation})
+      for (uint64_t i = 0; i < 2000; ++i)
+        seen[size_t(split)].insert(
+            sequence(make_source("recall:pairs=2,vocabulary=8", "", seed), split, i, 8).tokens);
+  EXPECT_GT(seen[0].size(), 300u);
+  EXPECT_GT(seen[1].size(), 40u);
+  for (const auto& s : seen[1]) EXPECT_FALSE(seen[0].contains(s));
+}
+
+TEST(Tasks, ANumberGivesOneSequence) {
+  for (const Setting& s : kSettings) {
+    const train::Source a = make_source(s.task, "", 3), b = make_source(s.task, "", 3),
+                        c = make_source(s.task, "", 4);
+    const Sequence later = sequence(a, Split::train, 9, s.T);
+    sequence(b, Split::train, 8, s.T);
+    EXPECT_EQ(later.tokens, sequence(b, Split::train, 9, s.T).tokens);
+    EXPECT_EQ(later.targets, sequence(b, Split::train, 9, s.T).targets);
+    EXPECT_NE(later.tokens, sequence(b, Split::train, 10, s.T).tokens);
+    EXPECT_NE(later.tokens, sequence(b, Split::validation, 9, s.T).tokens);
+    EXPECT_NE(later.tokens, sequence(c, Split::train, 9, s.T).tokens);
+  }
+}
+
+void expect_error(const std::string& task, size_t T, const std::string& words) {
+  try {
+    sequence(make_source(task, "", 0), Split::train, 0, T);
+    ADD_FAILURE() << task << ": no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+  }
+}
+
+TEST(Tasks, ErrorsSayWhatIsPossible) {
+  expect_error("recal", 64, "possible: 'text', 'recall', 'copy' or 'induction'");
+  expect_error("recall:pairs=40", 100, "needs a vocabulary of at least 80, not 64");
+  expect_error("recall", 32, "needs sequences longer than 32 tokens, not 32");
+  expect_error("recall:pairs=x", 64, "'x' is no whole number above 0");
+  expect_error("recall:pair=3", 64, "possible: 'pairs=N', 'vocabulary=N'");
+  expect_error("text:pairs=3", 64, "possible: nothing after 'text'");
+  expect_error("induction", 20, "needs sequences of at least 32 tokens");
+}
+
+}  // namespace
+}  // namespace horner::study
