@@ -226,6 +226,7 @@ static at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x,
   const ModelConfig& c = p.m.config;
   const Layer& l = p.m.layers[i];
   const attn::Spec& spec = c.layers[i].attention;
+  if (p.run.probe && p.run.probe->input) p.run.probe->input(int64_t(i), x);
   const at::Tensor qkv = c.key_shift
                              ? shifted_qkv(p, l, x)
                              : parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});

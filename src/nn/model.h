@@ -51,11 +51,14 @@ Model random_model(const ModelConfig&, uint64_t seed);
 
 int64_t parameter_count(const Model&);
 
-// Called with what a layer's attention takes and gives, for analyses.
+// Called with what a layer's attention takes and gives, for analyses. What `attention` writes into
+// the result is what the layer goes on with.
 struct Probe {
   std::function<void(int64_t layer, const attn::Spec&, const attn::Inputs&,
                      const at::Tensor& result)>
       attention;
+  // Before it, with the normed input that queries, keys and values are made of, [B T, C].
+  std::function<void(int64_t layer, const at::Tensor& x)> input = {};
 };
 
 struct Run {

@@ -102,6 +102,14 @@ static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& fir
           p.masked_fill(w >= 0, 0).sum(-1)};
 }
 
+at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
+  if (is<Adaptive>(spec.sharpness)) x = x * adaptive(x, seen.hidden);
+  if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
+  x = x.clamp_max(spec.clamp);
+  shift = at::zeros({1}, x.options());
+  return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);
+}
+
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
   Inputs in = given;
   in.q = mapped(spec.features, given.q, given.query_projection);
@@ -112,12 +120,7 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   // [B, H, T, S]; of 16-bit inputs, the two products are in their dtype and all between in float32
   at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type());
   x = x * scale(spec, given, count);
-  if (is<Adaptive>(spec.sharpness)) x = x * adaptive(x, hidden);
-  if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
-  x = x.clamp_max(spec.clamp);
-
-  at::Tensor shift = at::zeros({1}, x.options());
-  at::Tensor w = std::visit(Weighed{x, hidden, shift}, spec.weight);
+  at::Tensor shift, w = weights(spec, x, {hidden, count}, shift);
   if (is<TokenGate>(spec.decay)) w = w * faded(in, hidden).to(w.scalar_type());
   if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;

@@ -27,6 +27,10 @@ double scale_factor(const Spec&, const Inputs&);
 // [B, H, T, 1].
 at::Tensor scale(const Spec&, const Inputs&, const at::Tensor& count);
 
+// The weights of rows of scores x [.., T, S], which are scaled and nothing else, times e^-shift; 0
+// where hidden. In reference.cpp: the definition.
+at::Tensor weights(const Spec&, at::Tensor x, const Seen&, at::Tensor& shift);
+
 // The sums of spec.h: N and W both times e^-shift.
 struct Sums {
   at::Tensor N;      // [B, H, T, E]

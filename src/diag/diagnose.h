@@ -1,0 +1,89 @@
+// The five algorithms of arXiv 2508.17821 and what practitioners monitor, for every head of a model
+// on one text. Rows are streamed (rows.h); of a causal model the rows of a shorter text are the
+// first rows of a longer, so one pass serves every length.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "diag/geometry.h"
+#include "diag/series.h"
+#include "diag/statistics.h"
+#include "nn/model.h"
+
+namespace horner::diag {
+
+enum class Embedding { tokens, inputs, values };
+Embedding embedding_of(const std::string& name);
+const char* name_of(Embedding);
+
+struct Settings {
+  std::vector<int64_t> lengths = {32, 64, 128, 256, 512, 1024};  // ascending
+  std::vector<int64_t> tops = {1, 5, 10, 20, 100};
+  std::vector<double> temperatures = {0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10};
+  std::vector<double> epsilons = {1e-3, 1e-1, 10};
+  Embedding embedding = Embedding::values;
+  bool unit = false;                   // distances of points of length 1, too
+  double level = 0.01;                 // of the Kolmogorov-Smirnov test
+  std::vector<int64_t> layers, heads;  // those looked at; empty: all
+  uint64_t seed = 0;
+};
+
+// Sums over rows, from which the means come.
+struct DistanceSums {
+  double rows = 0, distance = 0, bound = 0, expected = 0, gap = 0, permuted = 0;
+};
+struct SeparationSums {
+  double rows = 0, share = 0, lower_printed = 0, lower = 0, upper_printed = 0, upper_mean = 0,
+         upper = 0;
+};
+struct Head {
+  int64_t layer, head;
+  std::vector<std::vector<DistanceSums>> distances;  // [length][grid]
+  std::vector<SeparationSums> separations;           // [separable], at the largest length
+  std::vector<std::vector<double>> sensitivity;      // [temperature][epsilon], means over rows
+  Line law;                                          // log largest weight against log n
+  std::vector<double> log_high, log_low;             // [length], the extremes of log(n a)
+  // means over rows
+  double rows = 0, entropy = 0, entropy_ratio = 0, support = 0, first = 0, reach = 0, largest = 0,
+         spread = 0;
+  HeadSeries series;
+  std::vector<double> picture;  // [kPicture, kPicture], mean weight of a part of the keys
+
+  double temperature() const { return 1 / spread; }  // at which scores of spread 1 look like these
+};
+inline constexpr int64_t kPicture = 48;
+
+// How often a bound was crossed, of how many rows (and N, T, eps).
+struct Crossed {
+  int64_t times = 0, of = 0;
+};
+
+struct Critical {
+  int64_t length, N;  // -1: rejected for every N
+  double p;           // at that N
+};
+
+struct Diagnosis {
+  Settings settings;
+  int64_t tokens = 0;
+  std::vector<int64_t> grid, separable;  // the N of distances and of separations
+  std::vector<Head> heads;
+  std::map<std::string, Crossed> crossed;
+};
+
+// The parts of a run, for a progress line.
+using Say = std::function<void(const std::string&)>;
+
+// tokens [T], at least as many as the largest length. Throws what why_no_rows says.
+Diagnosis diagnose(const nn::Model&, const at::Tensor& tokens, const Settings&, const Say& = {});
+
+// Algorithm 3: the least N of the grid for which the mean distances of the heads and their
+// expectations are not told apart at `level`.
+enum class Reading { A, B };
+std::vector<Critical> critical(const Diagnosis&, Reading, double level);
+
+// What a token is as a point, [T, C]: what the first layer gets.
+at::Tensor token_points(const nn::Model&, const at::Tensor& tokens);
+
+}  // namespace horner::diag

@@ -1,0 +1,108 @@
+#include "diag/rows.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "attn/catalog.h"
+#include "attn/exec/stages.h"
+#include "core/check.h"
+
+namespace horner::diag {
+
+using namespace attn;
+
+std::vector<Query> sample_queries(int64_t T, int64_t each) {
+  constexpr int64_t kAll = 1024;
+  std::vector<Query> out;
+  for (int64_t t = 0; t < std::min(T, kAll); ++t) out.push_back({t, 1});
+  for (int64_t from = kAll; from < T; from *= 2) {
+    const int64_t size = std::min(from, T - from), n = std::min(each, size);
+    for (int64_t i = 0; i < n; ++i)
+      out.push_back({from + (2 * i + 1) * size / (2 * n), double(size) / double(n)});
+  }
+  return out;
+}
+
+std::vector<Query> few_queries(int64_t T, int64_t most) {
+  std::vector<Query> out;
+  const int64_t n = std::min(most, T - 1);
+  for (int64_t i = 0; i < n; ++i) out.push_back({1 + (2 * i + 1) * (T - 1) / (2 * n), 1});
+  return out;
+}
+
+std::string why_no_rows(const Spec& spec) {
+  if (may_be_negative(spec)) return "its weights may be negative: they are no shares of a whole";
+  if (is<TokenGate>(spec.decay)) return "its weights fade by gates, which the theory knows not";
+  if (is<Full>(spec.mask)) return "its queries see the tokens that follow them";
+  return "";
+}
+
+static int64_t first_seen(const Mask& mask, int64_t t) {
+  const auto* window = std::get_if<Window>(&mask);
+  return window ? std::max<int64_t>(0, t - window->size + 1) : 0;
+}
+
+// [H, R, S] scores of a block of queries with all keys up to the last of them.
+static Rows block_rows(const Spec& spec, const Inputs& in, std::span<const Query> queries) {
+  Rows rows{.queries = queries};
+  std::vector<int64_t> at;
+  for (const Query& q : queries) {
+    at.push_back(q.t);
+    rows.begin.push_back(first_seen(spec.mask, q.t));
+    rows.count.push_back(q.t + 1 - rows.begin.back());
+  }
+  const int64_t S = at.back() + 1, R = int64_t(at.size());
+  const at::Tensor index = at::tensor(at, at::kLong), first = at::tensor(rows.begin, at::kLong);
+  const at::Tensor s = at::arange(S).unsqueeze(0);
+  rows.hidden =
+      (s > index.unsqueeze(1)).logical_or(s < first.unsqueeze(1)).unsqueeze(0);  // [1, R, S]
+  const at::Tensor q = in.q[0].index_select(1, index), k = in.k[0].narrow(1, 0, S);
+  const at::Tensor count = at::tensor(rows.count).to(q.scalar_type()).view({1, R, 1});
+  Inputs scaled = in;
+  scaled.q = q.unsqueeze(0);
+  const at::Tensor factor = exec::scale(spec, scaled, count);
+  rows.scores = at::matmul(q, k.transpose(-1, -2)).mul_(factor);
+  const at::Tensor longest = k.norm(2, -1).unsqueeze(1).masked_fill(rows.hidden, 0).amax(-1);
+  rows.largest_product = q.norm(2, -1) * longest * factor.abs().squeeze(-1);
+  at::Tensor shift;
+  at::Tensor w = exec::weights(spec, rows.scores, {rows.hidden, count}, shift);
+  rows.weights = w.div_(w.sum(-1, true).clamp_min(1e-30));
+  return rows;
+}
+
+void for_rows(const Spec& spec, const Inputs& given, std::span<const Query> queries,
+              const std::function<void(const Rows&)>& look) {
+  check(given.q.size(0) == 1, "one text at a time, not ", given.q.size(0));
+  Inputs in = given;
+  in.q = exec::mapped(spec.features, given.q, given.query_projection);
+  in.k = exec::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
+  in = exec::one_key_head_each(in);
+  const auto plain = [](const at::Tensor& x) {
+    return x.defined() ? x.detach().to(at::kCPU, exec::wide(x.scalar_type())) : x;
+  };
+  in.q = plain(in.q), in.k = plain(in.k);
+  in.length_scale = plain(in.length_scale), in.log_power = plain(in.log_power);
+  constexpr int64_t kMostNumbers = 4 << 20;
+  for (size_t from = 0; from < queries.size();) {
+    size_t to = from + 1;
+    const auto fits = [&](size_t end) {
+      return in.q.size(1) * int64_t(end - from) * (queries[end - 1].t + 1) <= kMostNumbers;
+    };
+    while (to < queries.size() && to - from < 256 && fits(to + 1)) ++to;
+    look(block_rows(spec, in, queries.subspan(from, to - from)));
+    from = to;
+  }
+}
+
+at::Tensor weights_of(const Spec& spec, const Rows& rows) {
+  const at::Tensor count = at::tensor(rows.count).to(rows.scores.scalar_type()).view({1, -1, 1});
+  at::Tensor x = rows.scores / spec.temperature, shift;
+  if (is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness))
+    x = x * count.log() / count.log().mean().clamp_min(1e-6);
+  const at::Tensor w = exec::weights(spec, x, {rows.hidden, count}, shift);
+  const at::Tensor sum = w.sum(-1, true);
+  return w / at::where(sum.abs() < 1e-30, at::full_like(sum, 1e-30), sum);
+}
+
+}  // namespace horner::diag
