@@ -11,7 +11,7 @@ LAYERS = {
     "attn": {"core"},
     "nn": {"attn", "core"},
     "train": {"nn", "attn", "core"},
-    "diag": {"nn", "attn", "core"},
+    "diag": {"nn", "attn", "core", "report"},
     "study": {"train", "diag", "nn", "attn", "core", "report"},
     "cli": {"study", "train", "diag", "nn", "attn", "core", "report"},
     "python": {"study", "train", "diag", "nn", "attn", "core", "report"},

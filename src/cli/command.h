@@ -29,6 +29,7 @@ Action show(CLI::App&);
 Action check(CLI::App&);
 Action bench(CLI::App&);
 Action data(CLI::App&);
+Action diagnose(CLI::App&);
 Action generate(CLI::App&);
 Action info(CLI::App&);
 Action plan(CLI::App&);

@@ -69,6 +69,13 @@ static const Command kCommands[] = {
      "one page of all the runs in some folders, from one machine or several",
      {"horner report quick", "horner report here there --out both"},
      report},
+    {"diagnose",
+     "what a model's attention can and cannot select, on a text",
+     {"horner diagnose --model DIR --text book.txt --out diagnosis",
+      "horner diagnose --model DIR --text book.txt --length 256 --top 1 5 20 --embedding inputs",
+      "horner diagnose --model DIR --text book.txt --what-if      losses with other normalisers, "
+      "too"},
+     diagnose},
     {"generate",
      "text from a model, token by token",
      {"horner generate --model DIR --prompt 'Once upon a time' --tokens 100 --temperature 0"},

@@ -81,25 +81,38 @@ struct Top {
   double s_square;
 };
 
-// |a_i x_i - s|^2 without cancellation.
-double exact_square(const Row& r, const Top& t, int64_t i) {
-  const int64_t d = r.points.x.size(1);
-  const float* x = r.x(i);
-  double sum = 0;
-  for (int64_t c = 0; c < d; ++c) {
-    const double e = double(r.a[i]) * x[c] - t.s[c];
-    sum += e * e;
-  }
-  return sum;
+// |a_i x_i - s|^2 - |s|^2 = a_i (a_i |x_i|^2 - 2 x_i.s): what tells which of two tokens is nearer
+// to s, however small its weight.
+double nearness(const Row& r, const Top& t, int64_t i) {
+  const double a = r.a[i];
+  return a * (a * r.square(i) - 2 * double(t.p[i]));
 }
 
-double fast_square(const Row& r, const Top& t, int64_t i) {
+// s in double, and with it the same.
+std::vector<double> exact_sum(const Row& r, const Top& t) {
+  std::vector<double> s(size_t(r.points.x.size(1)));
+  for (int64_t j = 0; j < t.N; ++j)
+    for (size_t c = 0; c < s.size(); ++c)
+      s[c] += double(r.a[r.order[j]]) * double(r.x(r.order[j])[c]);
+  return s;
+}
+double exact_nearness(const Row& r, const std::vector<double>& s, int64_t i) {
   const double a = r.a[i];
-  return std::max(0., a * (a * r.square(i) - 2 * t.p[i]) + t.s_square);
+  double product = 0;
+  for (size_t c = 0; c < s.size(); ++c) product += double(r.x(i)[c]) * s[c];
+  return a * (a * r.square(i) - 2 * product);
+}
+double exact_distance(const Row& r, const std::vector<double>& s, int64_t i) {
+  double sum = 0;
+  for (size_t c = 0; c < s.size(); ++c) {
+    const double e = double(r.a[i]) * double(r.x(i)[c]) - s[c];
+    sum += e * e;
+  }
+  return std::sqrt(sum);
 }
 
 struct Outside {
-  double sum, least;  // of |a_i x_i - s| over i not in I; the least squared
+  double sum, least;  // of |a_i x_i - s| over i not in I; the least nearness
 };
 Outside outside(const Row& r, const Top& t) {
   const int64_t n = r.seen.count;
@@ -110,10 +123,9 @@ Outside outside(const Row& r, const Top& t) {
   double sum = 0, least = INFINITY;
 #pragma omp simd reduction(+ : sum) reduction(min : least)
   for (int64_t i = 0; i < n; ++i) {
-    const double ai = a[i], e = ai * (ai * square[i] - 2 * double(p[i])) + s;
-    const double d = e > 0 ? e : 0;
-    sum += rank[i] >= N ? std::sqrt(d) : 0.;
-    least = std::min(least, rank[i] >= N ? d : INFINITY);
+    const double ai = a[i], e = ai * (ai * square[i] - 2 * double(p[i]));
+    sum += rank[i] >= N ? std::sqrt(e + s > 0 ? e + s : 0) : 0.;
+    least = std::min(least, rank[i] >= N ? e : INFINITY);
   }
   return {sum, least};
 }
@@ -190,32 +202,37 @@ Distance distance(const Row& r, const Top& t, const Top& all, bool bounded) {
   out.bound = d1 + std::sqrt(longest) * bracket;
   out.root_bound = d1 + std::sqrt(longest) * std::sqrt(std::max(0., bracket));
   if (out.distance > out.bound * (1 - 1e-4)) {  // near the bound: without cancellation
-    double sum = 0;
+    const std::vector<double> s = exact_sum(r, t);
+    out.distance = 0;
     for (int64_t i = 0; i < r.seen.count; ++i)
-      if (r.rank[i] >= t.N) sum += std::sqrt(exact_square(r, t, i));
-    out.distance = sum;
+      if (r.rank[i] >= t.N) out.distance += exact_distance(r, s, i);
   }
   return out;
 }
 
-// The share of I that is nearer to s than r. Where float products cannot tell, exactly.
+// The share of I that is nearer to s than the nearest other. Where float products cannot tell,
+// in double.
 double share(const Row& r, const Top& t, double& radius) {
   double least = outside(r, t).least;
-  const double unsure = 1e-5 * t.s_square;
-  const auto near = [&](double square) { return std::abs(square - least) < unsure; };
-  bool exact = least < unsure;
-  for (int64_t j = 0; j < t.N && !exact; ++j) exact = near(fast_square(r, t, r.order[j]));
+  const double unsure = 2e-5 * std::sqrt(t.s_square);  // times a_i, which no other token's exceeds
+  bool exact = false;
+  for (int64_t j = 0; j < t.N && !exact; ++j) {
+    const int64_t i = r.order[j];
+    exact = std::abs(nearness(r, t, i) - least) < unsure * double(r.a[i]) * std::sqrt(r.square(i));
+  }
+  std::vector<double> s;
   if (exact) {
+    s = exact_sum(r, t);
     least = INFINITY;
     for (int64_t i = 0; i < r.seen.count; ++i)
-      if (r.rank[i] >= t.N) least = std::min(least, exact_square(r, t, i));
+      if (r.rank[i] >= t.N) least = std::min(least, exact_nearness(r, s, i));
   }
   int64_t inside = 0;
   for (int64_t j = 0; j < t.N; ++j) {
     const int64_t i = r.order[j];
-    inside += t.N == 1 ? least > 0 : (exact ? exact_square(r, t, i) : fast_square(r, t, i)) < least;
+    inside += (exact ? exact_nearness(r, s, i) : nearness(r, t, i)) < least;
   }
-  radius = std::sqrt(least);
+  radius = std::sqrt(std::max(0., least + t.s_square));
   return double(inside) / double(t.N);
 }
 

@@ -1,0 +1,174 @@
+// horner diagnose: what a model's attention selects on a text, as a page and as JSON.
+#include <ATen/ATen.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/report.h"
+#include "cli/run.h"
+#include "cli/table.h"
+#include "core/check.h"
+#include "core/files.h"
+#include "core/stopwatch.h"
+#include "diag/diag_report.h"
+#include "nn/checkpoint.h"
+#include "nn/tokenizer.h"
+#include "train/checkpoint.h"
+
+namespace horner::cli {
+
+namespace fs = std::filesystem;
+
+struct DiagnoseOptions {
+  std::string model, text, out = "diagnosis", embedding;
+  diag::Settings settings;
+  diag::WhatIfAsked asked;
+  int64_t what_if_tokens = 512;
+  bool what_if = false, json = false;
+};
+
+// A folder of a model, or a run of `horner train`, whose newest checkpoint is taken.
+static fs::path model_folder(const fs::path& given) {
+  horner::check(fs::exists(given), "no model folder '", given.string(), "'");
+  if (!fs::exists(given / "config.json"))
+    if (const auto newest = train::newest_checkpoint(given)) return *newest;
+  return given;
+}
+
+// The first tokens of a text, behind the model's first token where it has one.
+static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
+                            int64_t length) {
+  const bool own = fs::exists(folder / "tokenizer.json");
+  horner::check(own || m.config.V == 256, folder.string(), " has no tokenizer.json, and its ",
+                m.config.V, " tokens are no bytes");
+  const nn::Tokenizer words = own ? nn::Tokenizer(folder) : nn::Tokenizer();
+  const MappedFile mapped{fs::path(file)};
+  const std::string_view text = mapped.text();
+  horner::check(text.find_first_not_of(" \t\r\n") != text.npos, file,
+                " is empty: a text of at least ", length, " tokens is wanted");
+  // no tokenizer makes fewer than one token of 64 bytes of prose: enough is read, never a library
+  const size_t most = size_t(length) * 64 + 4096;
+  const size_t cut = text.size() <= most ? text.size() : nn::safe_cut(words, text, most);
+  std::vector<int64_t> out;
+  for (nn::Token t : words.encode(text.substr(0, cut))) out.push_back(t);
+  if (m.config.begin >= 0 && own && (out.empty() || out[0] != m.config.begin))
+    out.insert(out.begin(), m.config.begin);
+  horner::check(int64_t(out.size()) >= length, file, " has ", out.size(),
+                " tokens, fewer than the length ", length, "; '--length ", out.size(), "' fits");
+  out.resize(size_t(length));
+  return at::tensor(out, at::kLong);
+}
+
+static void print(const diag::Diagnosis& d, const std::vector<diag::Finding>& findings) {
+  for (const diag::Finding& f : findings)
+    std::cout << bold(f.title) << ": " << f.text << "\n" << faint("  rule: " + f.rule) << "\n";
+  Table t{.head = {"bound", "crossed", "of"}, .right = {1, 2}};
+  for (const auto& [name, c] : d.crossed)
+    t.rows.push_back({name, count_text(double(c.times)), count_text(double(c.of))});
+  std::cout << "\n" << cli::text(t);
+}
+
+static Outcome run(DiagnoseOptions o, const std::string& command) {
+  for (auto* list : {&o.settings.lengths, &o.settings.tops}) {
+    std::sort(list->begin(), list->end());
+    list->erase(std::unique(list->begin(), list->end()), list->end());
+  }
+  if (!o.embedding.empty()) o.settings.embedding = diag::embedding_of(o.embedding);
+  const fs::path folder = model_folder(o.model);
+  const nn::Model model = nn::load_model(folder);
+  const at::Tensor tokens = tokens_of(o.text, folder, model, o.settings.lengths.back());
+  catch_interrupt();
+  const Stopwatch watch;
+  const size_t runs =
+      o.asked.normalisers.empty() ? diag::normalisers_of(1).size() : o.asked.normalisers.size();
+  Progress progress{"diagnose", model.layers.size() * (o.what_if ? 2 : 1) +
+                                    (o.what_if ? runs + 2 * size_t(o.asked.orders) + 20 : 0)};
+  struct Stopped {};
+  const diag::Say say = [&](const std::string& what) {
+    if (stopped()) throw Stopped{};
+    progress.show(what);
+  };
+  std::optional<diag::WhatIf> what_if;
+  diag::Diagnosis d;
+  double seconds = 0;
+  try {
+    d = diag::diagnose(model, tokens, o.settings, say);
+    seconds = watch.ms() / 1000;
+    if (o.what_if)
+      what_if = diag::what_if(
+          model, tokens.narrow(0, 0, std::min(tokens.numel(), o.what_if_tokens)), o.asked, say);
+  } catch (const Stopped&) {
+    return Outcome::interrupted;
+  }
+  progress.clear();
+  const auto name = [](const fs::path& p) {
+    return (p.filename().empty() ? p.parent_path() : p).filename().string();
+  };
+  const std::string page = write_report(
+      diag::make_report(d, what_if, {name(o.model), name(o.text), command, HORNER_VERSION}), o.out);
+  nn::Json numbers = diag::to_json(d, what_if);
+  numbers["seconds"] = seconds;
+  {
+    NewFile file(fs::path(o.out) / "diagnosis.json");
+    file.write(numbers.dump(1) + "\n");
+    file.commit();
+  }
+  if (o.json) {
+    std::cout << numbers.dump(1) << "\n";
+    return Outcome::fine;
+  }
+  print(d, diag::findings(d, what_if));
+  std::cout << "\n" << page << faint(formatted("  (%.1f s)", seconds)) << "\n";
+  return Outcome::fine;
+}
+
+Action diagnose(CLI::App& app) {
+  const auto o = std::make_shared<DiagnoseOptions>();
+  const auto* names = &app;
+  app.add_option("--model", o->model, "a Hugging Face folder, or a run of 'horner train'")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("--text", o->text, "what the model reads")->type_name("FILE")->required();
+  app.add_option("--length", o->settings.lengths, "tokens [32 64 128 256 512 1024]")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("L…");
+  app.add_option("--top", o->settings.tops, "how many of the largest weights [1 5 10 20 100]")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("N…");
+  app.add_option("--layers", o->settings.layers, "only these [all]")->type_name("I…");
+  app.add_option("--heads", o->settings.heads, "only these [all]")->type_name("H…");
+  app.add_option("--embedding", o->embedding,
+                 std::string("what a token is as a point: tokens, inputs or values [") +
+                     diag::name_of(o->settings.embedding) + "]")
+      ->type_name("NAME");
+  app.add_flag("--unit", o->settings.unit, "points of length 1 for distances too");
+  app.add_option("--level", o->settings.level, "of the Kolmogorov-Smirnov test [0.01]")
+      ->type_name("P");
+  app.add_flag("--what-if", o->what_if,
+               "the loss with other normalisers, Taylor orders, the top N only");
+  app.add_option("--normaliser", o->asked.normalisers,
+                 "variants for --what-if [those of the catalog]")
+      ->type_name("NAME…");
+  app.add_option("--orders", o->asked.orders, "highest Taylor order of --what-if [20]")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
+  app.add_option("--what-if-tokens", o->what_if_tokens, "of the text, for its losses [512]")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("T");
+  app.add_option("--seed", o->settings.seed, "of the directions in which scores are moved [0]")
+      ->type_name("N");
+  app.add_option("--out", o->out,
+                 "where report.html, report.json and diagnosis.json go [diagnosis]")
+      ->type_name("DIR");
+  app.add_flag("--json", o->json, "the numbers on stdout");
+  return [o, names] {
+    return run(*o, "horner " + names->get_name() + " --model " +
+                       fs::path(o->model).filename().string() + " --text " +
+                       fs::path(o->text).filename().string() + (o->what_if ? " --what-if" : ""));
+  };
+}
+
+}  // namespace horner::cli

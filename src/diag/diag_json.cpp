@@ -1,0 +1,80 @@
+// The numbers of a diagnosis, as JSON.
+#include <cmath>
+
+#include "diag/diag_report.h"
+
+namespace horner::diag {
+
+using nn::Json;
+
+static Json number(double x) {
+  return std::isfinite(x) ? Json(x) : Json();
+}
+
+static Json head_json(const Diagnosis& d, const Head& h) {
+  Json out = {{"layer", h.layer}, {"head", h.head}};
+  for (const Metric& m : metrics()) out[m.name] = number(m.of(d, h));
+  const size_t last = d.settings.lengths.size() - 1;
+  for (const auto& [name, what] : {std::pair{"distance", &DistanceSums::distance},
+                                   {"expected_A", &DistanceSums::expected},
+                                   {"expected_B", &DistanceSums::permuted},
+                                   {"bound", &DistanceSums::bound}}) {
+    Json list = Json::array();
+    for (const DistanceSums& s : h.distances[last]) list.push_back(number(s.*what / s.rows));
+    out[name] = list;
+  }
+  out["separable"] = Json::array();
+  for (int64_t N : d.separable) out["separable"].push_back(number(share_at(d, h, N)));
+  out["sensitivity"] = h.sensitivity;
+  return out;
+}
+
+static Json effects(const std::vector<Effect>& list) {
+  Json out = Json::array();
+  for (const Effect& e : list)
+    out.push_back({{"name", e.name},
+                   {"loss_all", number(e.all)},
+                   {"loss_half", number(e.half)},
+                   {"loss_saturated", number(e.saturated)},
+                   {"entropy_ratio", number(e.rows.entropy_ratio)},
+                   {"separable_5", number(e.rows.share)},
+                   {"sensitivity", number(e.rows.sensitivity)}});
+  return out;
+}
+
+Json to_json(const Diagnosis& d, const std::optional<WhatIf>& w) {
+  const Settings& s = d.settings;
+  Json out = {{"tokens", d.tokens},
+              {"embedding", name_of(s.embedding)},
+              {"unit", s.unit},
+              {"lengths", s.lengths},
+              {"grid", d.grid},
+              {"separable", d.separable},
+              {"temperatures", s.temperatures},
+              {"epsilons", s.epsilons}};
+  for (const auto& [name, c] : d.crossed) out["crossed"][name] = {{"times", c.times}, {"of", c.of}};
+  for (const Reading r : {Reading::A, Reading::B})
+    for (const Critical& c : critical(d, r, s.level))
+      out["critical"][r == Reading::A ? "A" : "B"].push_back(
+          {{"length", c.length}, {"N", c.N}, {"p", c.p}});
+  out["findings"] = Json::array();
+  for (const Finding& f : findings(d, w))
+    out["findings"].push_back(
+        {{"title", f.title}, {"text", f.text}, {"rule", f.rule}, {"heads", f.heads}});
+  out["heads"] = Json::array();
+  for (const Head& h : d.heads) out["heads"].push_back(head_json(d, h));
+  if (!w) return out;
+  out["what_if"] = {{"tokens", w->tokens},
+                    {"loss", w->loss},
+                    {"normalisers", effects(w->normalisers)},
+                    {"plain", effects(w->plain)},
+                    {"centred", effects(w->centred)}};
+  for (const Truncated& t : w->truncated)
+    out["what_if"]["top"].push_back({{"renormalised", t.renormalised},
+                                     {"within_1_percent", t.within_1},
+                                     {"within_5_percent", t.within_5},
+                                     {"losses", t.losses}});
+  return out;
+}
+
+}  // namespace horner::diag

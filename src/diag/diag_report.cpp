@@ -1,0 +1,302 @@
+#include "diag/diag_report.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "diag/softmax_rows.h"
+
+namespace horner::diag {
+
+using namespace report;
+
+static Cell cell(double x) {
+  return {number_text(x), x};
+}
+
+// The mean over heads of one of the sums at a length and an N.
+static double mean(const Diagnosis& d, size_t l, size_t k, double DistanceSums::* what) {
+  double sum = 0, n = 0;
+  for (const Head& h : d.heads) {
+    const DistanceSums& s = h.distances[l][k];
+    if (s.rows > 0 && std::isfinite(s.*what)) sum += s.*what / s.rows, ++n;
+  }
+  return n > 0 ? sum / n : NAN;
+}
+
+struct Curve {
+  const char* name;
+  double DistanceSums::* what;
+  bool dashed;
+};
+static constexpr Curve kCurves[] = {
+    {"distance", &DistanceSums::distance, false},
+    {"expected, random sets (A)", &DistanceSums::expected, false},
+    {"expected, permuted tokens (B)", &DistanceSums::permuted, false},
+    {"bound of Theorem 1", &DistanceSums::bound, true},
+};
+
+static Section against_length(const Diagnosis& d) {
+  const int64_t N = d.settings.tops.size() > 1 ? d.settings.tops[1] : d.settings.tops[0];
+  const size_t k = size_t(std::find(d.grid.begin(), d.grid.end(), N) - d.grid.begin());
+  Chart c{
+      .x_label = "length L", .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
+  for (const Curve& curve : kCurves) {
+    Series s{.name = curve.name, .dashed = curve.dashed, .strong = !c.series.size()};
+    for (size_t l = 0; l < d.settings.lengths.size(); ++l)
+      s.points.push_back({double(d.settings.lengths[l]), mean(d, l, k, curve.what)});
+    c.series.push_back(s);
+  }
+  return {"Distance against length", "N = " + std::to_string(N) + " (the paper's figure 2a).", c,
+          true};
+}
+
+static Section against_top(const Diagnosis& d) {
+  Chart c{.x_label = "N", .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
+  for (const Curve& curve : kCurves) {
+    Series s{.name = curve.name, .dashed = curve.dashed, .strong = !c.series.size()};
+    for (size_t k = 0; k < d.grid.size(); ++k)
+      if (const double y = mean(d, d.settings.lengths.size() - 1, k, curve.what); std::isfinite(y))
+        s.points.push_back({double(d.grid[k]), y});
+    c.series.push_back(s);
+  }
+  return {"Distance against N",
+          "L = " + std::to_string(d.tokens) + " (figure 2b); rows that see more than N tokens.", c,
+          true};
+}
+
+static Section critical_section(const Diagnosis& d) {
+  Chart c{.x_label = "length L", .y_label = "critical N", .log_x = true, .log_y = true};
+  for (const double level : {0.01, 0.05})
+    for (const Reading r : {Reading::A, Reading::B}) {
+      Series s{.name = std::string(r == Reading::A ? "A" : "B") + ", level " + number_text(level),
+               .dashed = level != d.settings.level};
+      for (const Critical& x : critical(d, r, level))
+        s.points.push_back({double(x.length), x.N < 0 ? NAN : double(x.N)});
+      c.series.push_back(s);
+    }
+  Series paper{.name = "0.06 L", .dashed = true, .strong = true};
+  for (int64_t L : d.settings.lengths) paper.points.push_back({double(L), 0.06 * double(L)});
+  c.series.push_back(paper);
+  return {
+      "Critical N against length",
+      "The least N at which the heads' mean distances and their expectations are not told apart "
+      "(two-sample "
+      "Kolmogorov-Smirnov over heads, exact; figure 2c). No point: told apart at every N up to " +
+          std::to_string(d.grid.back()) + ".",
+      c, true};
+}
+
+static Section separability_section(const Diagnosis& d) {
+  Boxes b{.x_label = "N", .y_label = "N_s / N", .series = {{"heads", {}}}};
+  struct Line2 {
+    const char* name;
+    double SeparationSums::* what;
+  };
+  static constexpr Line2 kLines[] = {{"lower, as printed", &SeparationSums::lower_printed},
+                                     {"lower, sharp", &SeparationSums::lower},
+                                     {"upper, as printed", &SeparationSums::upper_printed},
+                                     {"upper, of an expectation", &SeparationSums::upper_mean},
+                                     {"upper, sure", &SeparationSums::upper}};
+  for (const Line2& l : kLines) b.lines.push_back({.name = l.name, .dashed = true});
+  for (size_t k = 0; k < d.separable.size(); ++k) {
+    std::vector<double> shares, box;
+    for (const Head& h : d.heads) shares.push_back(share_at(d, h, d.separable[k]));
+    for (double p : {0., 0.25, 0.5, 0.75, 1.}) box.push_back(quantile(shares, p));
+    b.categories.push_back(std::to_string(d.separable[k]));
+    b.series[0].boxes.push_back(box);
+    for (size_t i = 0; i < b.lines.size(); ++i) {
+      double sum = 0, n = 0;
+      for (const Head& h : d.heads)
+        if (const SeparationSums& s = h.separations[k]; s.rows > 0)
+          sum += s.*kLines[i].what / s.rows, ++n;
+      b.lines[i].points.push_back({double(k), sum / n});
+    }
+  }
+  return {"Separability against N",
+          "Boxes over heads of the mean N_s / N, points of length 1 (figure 3); bounds of Theorem "
+          "2, means over heads.",
+          b, true};
+}
+
+static Section sensitivity_section(const Diagnosis& d) {
+  const Settings& s = d.settings;
+  Chart c{.x_label = "temperature T",
+          .y_label = "g(T, ε), the largest of the heads",
+          .log_x = true,
+          .log_y = true};
+  for (size_t j = 0; j < s.epsilons.size(); ++j) {
+    Series seen{.name = "ε = " + number_text(s.epsilons[j])};
+    for (size_t i = 0; i < s.temperatures.size(); ++i) {
+      double most = 0;
+      for (const Head& h : d.heads) most = std::max(most, h.sensitivity[i][j]);
+      seen.points.push_back({s.temperatures[i], most});
+    }
+    c.series.push_back(seen);
+  }
+  Series bound{.name = "1/(2T)", .dashed = true, .strong = true},
+      printed{.name = "min{1/(4T), √2}, as printed", .dashed = true};
+  for (double T : s.temperatures)
+    bound.points.push_back({T, 1 / (2 * T)}), printed.points.push_back({T, sensitivity_printed(T)});
+  c.series.push_back(bound), c.series.push_back(printed);
+  return {"Gradient sensitivity",
+          "T = 1 is the model's own scale. The bound that holds is min{1/(2T), √2/ε} (figure 4).",
+          c, true};
+}
+
+static Section bounds_section(const Diagnosis& d) {
+  Table t{.columns = {{"bound"}, {"crossed", true}, {"of", true}, {"share", true}}};
+  for (const auto& [name, c] : d.crossed)
+    t.rows.push_back({{name},
+                      {std::to_string(c.times), double(c.times)},
+                      {std::to_string(c.of), double(c.of)},
+                      cell(double(c.times) / double(c.of))});
+  return {"Bounds",
+          "How often each was crossed, over rows (and N, T, ε). Those of an expectation are no "
+          "bounds of single rows; the others must show 0 unless they are printed wrong.",
+          t};
+}
+
+static std::vector<Section> details(const Diagnosis& d, const Head& h) {
+  Facts facts;
+  for (const Metric& m : metrics()) facts.push_back({m.name, number_text(m.of(d, h))});
+  HeatMap picture{.label = "weight", .x_label = "keys", .y_label = "queries"};
+  picture.values.resize(size_t(kPicture));
+  for (int64_t i = 0; i < kPicture; ++i) {
+    const std::string at = std::to_string(i * d.tokens / kPicture);
+    picture.x.push_back(at), picture.y.push_back(at);
+    for (int64_t j = 0; j < kPicture; ++j) {  // three digits: a page of all heads stays small
+      const double x = h.picture[size_t(i * kPicture + j)];
+      picture.values[size_t(i)].push_back(j > i ? NAN : std::round(x * 1e3) / 1e3);
+    }
+  }
+  const std::string name = "Layer " + std::to_string(h.layer) + ", head " + std::to_string(h.head);
+  return {{name, "", facts, true},
+          {name + ": where it looks", "Mean weight of each part of the text.", picture, true}};
+}
+
+static Section heat_map(const Diagnosis& d, const Metric& m, bool with_details) {
+  HeatMap map{.label = m.name, .x_label = "head", .y_label = "layer"};
+  for (const Head& h : d.heads) {
+    const std::string x = std::to_string(h.head), y = std::to_string(h.layer);
+    const auto place = [](std::vector<std::string>& list, const std::string& name) {
+      const size_t i = size_t(std::find(list.begin(), list.end(), name) - list.begin());
+      if (i == list.size()) list.push_back(name);
+      return i;
+    };
+    const size_t j = place(map.x, x), i = place(map.y, y);
+    map.values.resize(map.y.size());
+    map.values[i].resize(map.x.size(), NAN);
+    map.values[i][j] = m.of(d, h);
+    if (with_details) map.details[{i, j}] = details(d, h);
+  }
+  return {std::string(1, char(std::toupper(m.name[0]))) + (m.name + 1),
+          std::string(m.about) +
+              (with_details ? ". Click a head for its numbers and its picture." : "."),
+          map, true};
+}
+
+static Section series_section(const Diagnosis& d) {
+  Chart c{.x_label = "Taylor order", .y_label = "median error of a head's output", .log_y = true};
+  for (const bool centred : {false, true}) {
+    Series s{.name = centred ? "centred" : "plain"};
+    for (size_t n = 0; n <= 40; ++n) {
+      std::vector<double> errors;
+      for (const Head& h : d.heads) {
+        const auto& e = centred ? h.series.centred : h.series.plain;
+        if (n < e.size()) errors.push_back(e[n]);
+      }
+      if (!errors.empty()) s.points.push_back({double(n), quantile(errors, 0.5)});
+    }
+    c.series.push_back(s);
+  }
+  return {"Series in place of exp",
+          "The relative error of a head's output when its weights are a series cut at an order.", c,
+          true};
+}
+
+static void add_what_if(Report& r, const WhatIf& w) {
+  const auto change = [&](double loss) {
+    return Cell{number_text(100 * (loss / w.loss - 1)), 100 * (loss / w.loss - 1)};
+  };
+  Table t{.columns = {{"normaliser"},
+                      {"loss, all heads", true},
+                      {"change, %", true},
+                      {"half that moves least, %", true},
+                      {"least separable quarter, %", true},
+                      {"entropy ratio", true},
+                      {"separable, N = 5", true},
+                      {"sensitivity", true}}};
+  for (const Effect& e : w.normalisers)
+    t.rows.push_back({{e.name},
+                      cell(e.all),
+                      change(e.all),
+                      change(e.half),
+                      change(e.saturated),
+                      cell(e.rows.entropy_ratio),
+                      cell(e.rows.share),
+                      cell(e.rows.sensitivity)});
+  r.sections.push_back({"What if: another normaliser",
+                        "The same logits, no training. Loss as it is: " + number_text(w.loss) +
+                            " nats on " + std::to_string(w.tokens) + " tokens.",
+                        t});
+  Chart c{.x_label = "Taylor order", .y_label = "loss", .log_y = true};
+  const auto add = [&](const std::string& name, const std::vector<Effect>& list,
+                       double Effect::* what) {
+    Series s{.name = name};
+    for (size_t i = 0; i < list.size(); ++i) s.points.push_back({double(i + 1), list[i].*what});
+    c.series.push_back(s);
+  };
+  add("plain, every head", w.plain, &Effect::all),
+      add("plain, least affected half", w.plain, &Effect::half);
+  add("centred, every head", w.centred, &Effect::all),
+      add("centred, least affected half", w.centred, &Effect::half);
+  c.series.push_back({.name = "softmax",
+                      .points = {{1, w.loss}, {double(w.plain.size()), w.loss}},
+                      .dashed = true,
+                      .strong = true});
+  if (!w.plain.empty()) r.sections.push_back({"What if: a series in place of exp", "", c, true});
+  Chart cut{.x_label = "N", .y_label = "loss", .log_x = true};
+  for (const Truncated& u : w.truncated) {
+    Series s{.name = u.renormalised ? "renormalised" : "the rest deleted"};
+    for (const auto& [N, loss] : u.losses) s.points.push_back({double(N), loss});
+    cut.series.push_back(s);
+  }
+  if (!w.truncated.empty()) {
+    cut.series.push_back({.name = "+5 %",
+                          .points = {{1, 1.05 * w.loss}, {double(w.tokens), 1.05 * w.loss}},
+                          .dashed = true});
+    r.sections.push_back(
+        {"What if: only the top N", "Every head keeps its N largest weights.", cut, true});
+  }
+}
+
+Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const About& about) {
+  const Settings& s = d.settings;
+  Report r{.title = "What the attention of " + about.model + " selects",
+           .subtitle = about.text + ", " + std::to_string(d.tokens) +
+                       " tokens; points: " + name_of(s.embedding) + (s.unit ? " of length 1" : "")};
+  Table words{.columns = {{"finding"}, {"evidence"}, {"heads (layer.head)"}, {"rule"}}};
+  for (const Finding& f : findings(d, w)) {
+    r.summary.push_back(f.title + ": " + f.text + ".");
+    std::string heads;
+    for (const std::string& h : f.heads) heads += (heads.empty() ? "" : ", ") + h;
+    words.rows.push_back({{f.title}, {f.text}, {heads}, {f.rule}});
+  }
+  r.sections.push_back({"Findings", "", words});
+  for (auto* make : {against_length, against_top, critical_section, separability_section,
+                     sensitivity_section, series_section})
+    r.sections.push_back(make(d));
+  if (w) add_what_if(r, *w);
+  bool first = true;
+  for (const Metric& m : metrics())
+    r.sections.push_back(heat_map(d, m, std::exchange(first, false)));
+  r.sections.push_back(bounds_section(d));
+  r.sections.push_back({"How it was made", "",
+                        Facts{{"command", about.command, true},
+                              {"version", about.version},
+                              {"model", about.model},
+                              {"text", about.text}}});
+  return r;
+}
+
+}  // namespace horner::diag

@@ -1,0 +1,17 @@
+// A diagnosis as a page: the paper's figures, a heat map for each metric, findings.
+#pragma once
+
+#include "diag/findings.h"
+#include "report/report.h"
+
+namespace horner::diag {
+
+struct About {
+  std::string model, text, command, version;
+};
+report::Report make_report(const Diagnosis&, const std::optional<WhatIf>&, const About&);
+
+// The numbers themselves.
+nn::Json to_json(const Diagnosis&, const std::optional<WhatIf>&);
+
+}  // namespace horner::diag

@@ -1,0 +1,190 @@
+#include "diag/findings.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace horner::diag {
+
+std::string number_text(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", x);
+  return std::isfinite(x) ? text : "–";
+}
+
+double share_at(const Diagnosis& d, const Head& h, int64_t N) {
+  for (size_t k = 0; k < d.separable.size(); ++k)
+    if (d.separable[k] == N && h.separations[k].rows > 0)
+      return h.separations[k].share / h.separations[k].rows;
+  return NAN;
+}
+
+static double distance_at(const Diagnosis& d, const Head& h, int64_t N) {
+  for (size_t k = 0; k < d.grid.size(); ++k)
+    if (d.grid[k] == N && h.distances.back()[k].rows > 0)
+      return h.distances.back()[k].distance / h.distances.back()[k].rows;
+  return NAN;
+}
+
+// clang-format off
+static const Metric kMetrics[] = {
+    {"entropy ratio", "entropy over the log of the number of tokens seen", [](const Diagnosis&, const Head& h) { return h.entropy_ratio; }},
+    {"entropy", "in nats", [](const Diagnosis&, const Head& h) { return h.entropy; }},
+    {"effective support", "1 / sum of squared weights", [](const Diagnosis&, const Head& h) { return h.support; }},
+    {"largest weight", "mean over rows", [](const Diagnosis&, const Head& h) { return h.largest; }},
+    {"first-token mass", "the weight of the text's first token, where it is seen or not", [](const Diagnosis&, const Head& h) { return h.first; }},
+    {"attention distance", "how many tokens back a row looks, in the mean of its weights", [](const Diagnosis&, const Head& h) { return h.reach; }},
+    {"exponent of the 1/L law", "slope of log largest weight against log n: -1 where weights disperse, 0 where length does not matter", [](const Diagnosis&, const Head& h) { return h.law.slope(); }},
+    {"separable share, N = 16", "N_s / N", [](const Diagnosis& d, const Head& h) { return share_at(d, h, 16); }},
+    {"distance, N = 5", "the cumulative distance of tokens not selected", [](const Diagnosis& d, const Head& h) { return distance_at(d, h, 5); }},
+    {"effective temperature", "1 / standard deviation of a row's scores", [](const Diagnosis&, const Head& h) { return h.temperature(); }},
+    {"largest score", "|x|, of a few rows", [](const Diagnosis&, const Head& h) { return h.series.largest; }},
+    {"dominant Taylor order", "of the largest mean |x|^n / n!", [](const Diagnosis&, const Head& h) { return double(h.series.dominant); }},
+    {"Taylor order for 1 %", "the least order from which on the output's error is below 1 %", [](const Diagnosis&, const Head& h) { return double(enough(h.series.plain)); }},
+    {"centred order for 1 %", "the same, about each row's mean score", [](const Diagnosis&, const Head& h) { return double(enough(h.series.centred)); }},
+};
+// clang-format on
+
+std::span<const Metric> metrics() {
+  return kMetrics;
+}
+
+// Between 0.70 and 0.85 at every N from 16 on, and flat.
+bool is_saturated(const Diagnosis& d, const Head& h) {
+  double low = INFINITY, high = -INFINITY;
+  for (int64_t N : d.separable) {
+    const double s = N >= 16 ? share_at(d, h, N) : NAN;
+    if (!std::isnan(s)) low = std::min(low, s), high = std::max(high, s);
+  }
+  return low >= 0.70 && high <= 0.85 && high - low < 0.05;
+}
+bool is_dispersed(const Head& h) {
+  return h.entropy_ratio > 0.9;
+}
+bool is_fragile(const Head& h) {
+  return h.temperature() < 0.1;
+}
+
+static std::string name(const Head& h) {
+  return std::to_string(h.layer) + "." + std::to_string(h.head);
+}
+static std::string percent(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%+.1f %%", 100 * x);
+  return text;
+}
+
+static const Effect* find(const std::vector<Effect>& list, const std::string& begins) {
+  for (const Effect& e : list)
+    if (e.name.starts_with(begins)) return &e;
+  return nullptr;
+}
+// "; switching all heads to X changed the loss by …"
+static std::string effect(const std::optional<WhatIf>& w, const std::string& begins) {
+  const Effect* e = w ? find(w->normalisers, begins) : nullptr;
+  if (!e) return " (not measured: --what-if measures it)";
+  return ": measured on " + std::to_string(w->tokens) + " tokens without training, " + e->name +
+         " changes the loss by " + percent(e->all / w->loss - 1) + " in all heads, by " +
+         percent(e->saturated / w->loss - 1) + " in the quarter whose top 20 separate least";
+}
+
+template <class Is>
+static Finding of_heads(const Diagnosis& d, const char* what, const char* rule, Is is) {
+  Finding f{.title = what, .rule = rule};
+  for (const Head& h : d.heads)
+    if (is(h)) f.heads.push_back(name(h));
+  f.text = std::to_string(f.heads.size()) + " of " + std::to_string(d.heads.size()) + " heads";
+  return f;
+}
+
+static Finding separability(const Diagnosis& d) {
+  const auto half = [&](int64_t N) {
+    std::vector<double> shares;
+    for (const Head& h : d.heads) shares.push_back(share_at(d, h, N));
+    return quantile(shares, 0.5);
+  };
+  Finding f{.title = "Separability", .rule = "median over heads of the mean N_s / N"};
+  for (int64_t N : d.separable)
+    f.text += (f.text.empty() ? "" : ", ") + number_text(half(N)) + " at N = " + std::to_string(N);
+  return f;
+}
+
+static Finding law(const Diagnosis& d) {
+  std::vector<double> slopes;
+  for (const Head& h : d.heads) slopes.push_back(h.law.slope());
+  return {"The 1/L law",
+          "the largest weight of a row falls as n to the power " +
+              number_text(quantile(slopes, 0.5)) +
+              " in the median head (a quarter of the heads below " +
+              number_text(quantile(slopes, 0.25)) + ", a quarter above " +
+              number_text(quantile(slopes, 0.75)) + ")",
+          "least squares of log largest weight on log n, rows that see 8 tokens or more; -1 is "
+          "full dispersion",
+          {}};
+}
+
+static Finding critical_N(const Diagnosis& d) {
+  Finding f{.title = "Critical top N",
+            .rule =
+                "the least N at which distances and their expectation are not told apart over "
+                "heads: two-sample Kolmogorov-Smirnov, exact, level " +
+                number_text(d.settings.level)};
+  for (const Reading r : {Reading::A, Reading::B}) {
+    const Critical c = critical(d, r, d.settings.level).back();
+    f.text += std::string(r == Reading::A ? "random sets (A): " : "; permuted tokens (B): ");
+    f.text +=
+        c.N < 0 ? "none up to " + std::to_string(d.grid.back())
+                : std::to_string(c.N) + " = " + number_text(double(c.N) / double(c.length)) + " L";
+    f.text += " at L = " + std::to_string(c.length);
+  }
+  return f;
+}
+
+std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w) {
+  std::vector<Finding> out = {law(d), separability(d), critical_N(d)};
+  out.push_back(of_heads(d, "Saturated heads",
+                         "N_s / N between 0.70 and 0.85 and within 0.05 for every N from 16 on",
+                         [&](const Head& h) { return is_saturated(d, h); }));
+  out.push_back(of_heads(d, "Dispersed heads", "mean entropy over log n above 0.9", is_dispersed));
+  out.push_back(of_heads(d, "Fragile heads",
+                         "effective temperature, 1 / spread of a row's scores, below 0.1",
+                         is_fragile));
+  out.push_back(of_heads(d, "Sinks", "more than 0.3 of the weight on the first token",
+                         [](const Head& h) { return h.first > 0.3; }));
+  out.push_back(of_heads(d, "Really linear heads",
+                         "centred order 1 keeps the head's output within 1 %",
+                         [](const Head& h) { return enough(h.series.centred) <= 1; }));
+  out.push_back(of_heads(d, "Heads of order 2 to 4",
+                         "the least centred order that keeps the output within 1 % is 2, 3 or 4",
+                         [](const Head& h) {
+                           const int n = enough(h.series.centred);
+                           return n >= 2 && n <= 4;
+                         }));
+  const auto any = [&](size_t i) { return !out[i].heads.empty(); };
+  if (any(3))
+    out.push_back({"Advice: keep the active set small",
+                   "top-k near 0.06 L" + effect(w, "topk"),
+                   "guideline 1 of the paper, for saturated heads",
+                   {}});
+  if (any(4))
+    out.push_back({"Advice: a length-aware normaliser",
+                   "ssmax sharpens with length" + effect(w, "ssmax"),
+                   "guideline 2, for dispersed heads",
+                   {}});
+  if (any(5))
+    out.push_back({"Advice: a temperature floor",
+                   "softer scores are less fragile" + effect(w, "softmax:temperature=2"),
+                   "guideline 3, for heads with an effective temperature below 0.1",
+                   {}});
+  if (w)
+    for (const Truncated& t : w->truncated)
+      out.push_back({t.renormalised ? "Top N, renormalised" : "Top N, the rest deleted",
+                     "every head keeps its " + std::to_string(t.within_1) +
+                         " largest weights at a cost of at most 1 % of the loss, " +
+                         std::to_string(t.within_5) + " at 5 % (of " + std::to_string(w->tokens) +
+                         " tokens)",
+                     "bisection on the loss",
+                     {}});
+  return out;
+}
+
+}  // namespace horner::diag

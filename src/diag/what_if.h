@@ -1,0 +1,55 @@
+// The same logits through another normaliser: what becomes of the rows, and of the model's loss
+// when some or all of its heads are switched.
+#pragma once
+
+#include "attn/catalog.h"
+#include "diag/diagnose.h"
+
+namespace horner::diag {
+
+// Heads by layer and number.
+using Heads = std::vector<std::pair<int64_t, int64_t>>;
+
+// The variant's way to make weights, with the layer's own features, scale and mask.
+attn::Spec switched(const attn::Spec& layer, const attn::Spec& variant);
+
+// Mean cross-entropy of tokens [T], the given heads switched. The learned scales of a row's length
+// that some variants have are set so that their mean over the text is 1.
+double loss(const nn::Model&, const at::Tensor& tokens, const attn::Spec& variant, const Heads&);
+Heads all_heads(const nn::Model&);
+
+// Of the rows under the variant, means over rows and heads of a few queries.
+struct RowEffect {
+  double entropy_ratio = 0;
+  double share = 0;           // separable, of the top 5; NaN for weights that may be negative
+  double sensitivity = 0;     // |w(x + eps v) - w(x)| / eps, eps = 0.1
+  std::vector<double> moved;  // of each head: the relative change of its output
+};
+
+struct Effect {
+  std::string name;
+  RowEffect rows;
+  double all, half, saturated;  // the loss with every head switched, the half that moves least, the
+                                // quarter of all heads with the least separable top 20
+};
+struct Truncated {
+  bool renormalised;
+  std::vector<std::pair<int64_t, double>> losses;  // N and the loss, every head cut to its top N
+  int64_t within_1 = -1, within_5 = -1;            // the least N that costs at most 1 %, 5 %
+};
+struct WhatIf {
+  int64_t tokens;
+  double loss;
+  std::vector<Effect> normalisers;
+  std::vector<Effect> plain, centred;  // Taylor orders 1, 2, …
+  std::vector<Truncated> truncated;
+};
+struct WhatIfAsked {
+  std::vector<std::string> normalisers;  // variants; empty: normalisers_of(length)
+  int orders = 20;
+  bool truncations = true;
+};
+std::vector<std::string> normalisers_of(int64_t length);
+WhatIf what_if(const nn::Model&, const at::Tensor& tokens, const WhatIfAsked&, const Say& = {});
+
+}  // namespace horner::diag

@@ -1,0 +1,162 @@
+"""horner diagnose: against attention matrices of the transformers package, and what it says when it cannot."""
+import json
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+HORNER = os.environ["HORNER"]
+transformers.logging.set_verbosity_error()
+SMALL = dict(vocab_size=256, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "mistral": lambda: transformers.MistralConfig(sliding_window=20, **SMALL),
+    "qwen2": lambda: transformers.Qwen2Config(**SMALL),
+    "qwen3": lambda: transformers.Qwen3Config(head_dim=12, **SMALL),
+    "gemma3": lambda: transformers.Gemma3TextConfig(head_dim=12, sliding_window=20, query_pre_attn_scalar=20, **SMALL),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1),
+}
+WORDS = b"In the beginning of the evening nobody knew what the end of the day would bring to any of them. "
+LENGTH = 64
+
+
+def diagnose(*arguments, fails=False):
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run([HORNER, "diagnose", *map(str, arguments)], capture_output=True, text=True, env=environment)
+    assert (done.returncode == 2) == fails, done.stderr + done.stdout
+    return done.stderr if fails else done.stdout
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_bytes(WORDS * 4)
+    return file
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = {}
+
+    def get(name):
+        if name not in made:
+            torch.manual_seed(0)
+            model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager").eval()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(torch.randn_like(p) * 0.2)
+            folder = tmp_path_factory.mktemp(name)
+            model.save_pretrained(folder)
+            made[name] = model, folder
+        return made[name]
+
+    return get
+
+
+def tokens():
+    return torch.tensor([list((WORDS * 4)[:LENGTH])])
+
+
+def attentions(model):
+    with torch.no_grad():
+        return [a[0].double().numpy() for a in model(tokens(), output_attentions=True).attentions]
+
+
+def corrected(crossed):
+    return {k: v for k, v in crossed.items() if "print" not in k and "expectation" not in k}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_are_those_of_transformers(name, models, text, tmp_path):
+    model, folder = models(name)
+    got = json.loads(diagnose("--model", folder, "--text", text, "--length", 32, LENGTH, "--top", 1, 5, "--out", tmp_path, "--json"))
+    matrices = attentions(model)
+    for head in got["heads"]:
+        a = matrices[head["layer"]][head["head"]][1:]  # the first row sees one token
+        seen = (a > 0).sum(-1)
+        entropy = -(a * np.log(np.where(a > 0, a, 1))).sum(-1)
+        assert head["entropy"] == pytest.approx(entropy.mean(), rel=1e-4, abs=1e-5)
+        if name not in ("mistral", "gemma3"):
+            assert head["entropy ratio"] == pytest.approx((entropy / np.log(np.arange(2, LENGTH + 1))).mean(), rel=1e-3, abs=1e-5)
+            assert (seen <= np.arange(2, LENGTH + 1)).all()
+        assert head["first-token mass"] == pytest.approx(a[:, 0].mean(), rel=1e-3, abs=1e-6)
+        assert head["largest weight"] == pytest.approx(a.max(-1).mean(), rel=1e-4)
+    assert all(c["times"] == 0 and c["of"] > 0 for c in corrected(got["crossed"]).values()), got["crossed"]
+    assert len(corrected(got["crossed"])) >= 6
+    page = tmp_path / "report.json"
+    report = json.loads(page.read_text())
+    assert {"Findings", "Distance against length", "Separability against N", "Bounds"} <= {s["heading"] for s in report["sections"]}
+    assert json.loads((tmp_path / "diagnosis.json").read_text())["heads"] == got["heads"]
+
+
+def test_distances_of_token_embeddings_are_the_definition(models, text, tmp_path):
+    model, folder = models("gpt2")
+    got = json.loads(diagnose("--model", folder, "--text", text, "--length", LENGTH, "--top", 1, 5, "--embedding", "tokens", "--out", tmp_path, "--json"))
+    with torch.no_grad():
+        x = (model.transformer.wte(tokens()[0]) + model.transformer.wpe.weight[:LENGTH]).double().numpy()
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    for head in got["heads"]:
+        a = attentions(model)[head["layer"]][head["head"]]
+        distances, shares = [], []
+        for t in range(5, LENGTH):
+            row, order = a[t, : t + 1], np.argsort(-a[t, : t + 1], kind="stable")
+            inside, outside = order[:5], order[5:]
+            for points, out in ((x, distances), (unit, shares)):
+                y = row[:, None] * points[: t + 1]
+                far = np.linalg.norm(y - y[inside].sum(0), axis=1)
+                out.append(far[outside].sum() if points is x else (far[inside] < far[outside].min()).mean())
+        assert head["distance"][got["grid"].index(5)] == pytest.approx(np.mean(distances), rel=1e-4)
+        assert head["separable"][got["separable"].index(5)] == pytest.approx(np.mean(shares), abs=0.011)  # a tie or two
+
+
+def test_what_if_measures_the_loss(models, text, tmp_path):
+    model, folder = models("llama")
+    got = json.loads(diagnose("--model", folder, "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", "--what-if",
+                              "--normaliser", "softmax:temperature=2", "topk64", "sparsemax", "ssmax", "--orders", 3))["what_if"]  # fmt: skip
+    with torch.no_grad():
+        loss = model(tokens(), labels=tokens()).loss.item()
+        assert got["loss"] == pytest.approx(loss, rel=1e-4)
+        for layer in model.model.layers:
+            layer.self_attn.scaling /= 2
+        cooler = model(tokens(), labels=tokens()).loss.item()
+        for layer in model.model.layers:
+            layer.self_attn.scaling *= 2
+    by_name = {e["name"]: e for e in got["normalisers"]}
+    assert by_name["softmax:temperature=2"]["loss_all"] == pytest.approx(cooler, rel=1e-4)
+    assert by_name["topk64"]["loss_all"] == pytest.approx(loss, rel=1e-4)  # no row has more
+    assert by_name["sparsemax"]["entropy_ratio"] < by_name["topk64"]["entropy_ratio"]
+    assert [e["name"] for e in got["centred"]] == ["centred_taylor1", "centred_taylor2", "centred_taylor3"]
+    for top in got["top"]:
+        losses = dict(map(tuple, top["losses"]))
+        assert 1 <= top["within_5_percent"] <= top["within_1_percent"] <= LENGTH
+        assert all(l <= 1.05 * loss * (1 + 1e-6) for n, l in losses.items() if n == top["within_5_percent"])
+
+
+def test_what_is_wrong_is_said(models, text, tmp_path):
+    _, folder = models("llama")
+    empty, short = tmp_path / "empty.txt", tmp_path / "short.txt"
+    empty.write_text(" \n")
+    short.write_text("Only a few words.")
+    fine = ("--model", folder, "--text", text, "--length", LENGTH, "--out", tmp_path / "out")
+    assert "is empty" in diagnose("--model", folder, "--text", empty, fails=True)
+    assert "has 17 tokens, fewer than the length 64" in diagnose("--model", folder, "--text", short, "--length", 64, fails=True)
+    assert "no embedding 'token'" in diagnose(*fine, "--embedding", "token", fails=True)
+    assert "no layer 7; there are 0 to 1" in diagnose(*fine, "--layers", 7, fails=True)
+    assert "no head 4; there are 0 to 3" in diagnose(*fine, "--heads", 4, fails=True)
+    assert "no model folder" in diagnose("--model", tmp_path / "none", "--text", text, fails=True)
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    data = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(data[: len(data) // 2])
+    assert "model.safetensors" in diagnose("--model", broken, "--text", text, "--length", LENGTH, fails=True)
+    signed = tmp_path / "signed"
+    shutil.copytree(folder, signed)
+    config = json.loads((signed / "config.json").read_text())
+    (signed / "config.json").write_text(json.dumps({**config, "horner": {"attention": "taylor3"}}))
+    said = diagnose("--model", signed, "--text", text, "--length", LENGTH, fails=True)
+    assert "no attention weights to look at: its weights may be negative" in said
+    assert not (tmp_path / "out").exists()
