@@ -170,8 +170,8 @@ void numbers(Pass& p, std::vector<Head*>& heads, const Rows& rows, bool softmax)
                    high = get(n.log_high), low = get(n.log_low), most = get(n.most),
                    product = get(rows.largest_product);
   const int64_t R = entropy.size(1), S = rows.weights.size(-1);
-  const at::Tensor part = at::zeros({S, kPicture}, rows.weights.options());
-  for (int64_t s = 0; s < S; ++s) part[s][s * kPicture / p.out.tokens] = 1;
+  const at::Tensor place = (at::arange(S) * kPicture).floor_divide(p.out.tokens);
+  const at::Tensor part = at::one_hot(place, kPicture).to(rows.weights.scalar_type());
   const at::Tensor parts = get(at::matmul(rows.weights, part));  // [H, R, kPicture]
   for (size_t h = 0; h < heads.size(); ++h) {
     if (!heads[h]) continue;
