@@ -38,9 +38,10 @@ static fs::path model_folder(const fs::path& given) {
   return given;
 }
 
-// The first tokens of a text, behind the model's first token where it has one.
+// The first tokens of a text, at least `length` of them and at most `most`, behind the model's
+// first token where it has one.
 static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
-                            int64_t length) {
+                            int64_t length, int64_t most) {
   const bool own = fs::exists(folder / "tokenizer.json");
   horner::check(own || m.config.V == 256, folder.string(), " has no tokenizer.json, and its ",
                 m.config.V, " tokens are no bytes");
@@ -50,15 +51,15 @@ static at::Tensor tokens_of(const std::string& file, const fs::path& folder, con
   horner::check(text.find_first_not_of(" \t\r\n") != text.npos, file,
                 " is empty: a text of at least ", length, " tokens is wanted");
   // no tokenizer makes fewer than one token of 64 bytes of prose: enough is read, never a library
-  const size_t most = size_t(length) * 64 + 4096;
-  const size_t cut = text.size() <= most ? text.size() : nn::safe_cut(words, text, most);
+  const size_t bytes = size_t(most) * 64 + 4096;
+  const size_t cut = text.size() <= bytes ? text.size() : nn::safe_cut(words, text, bytes);
   std::vector<int64_t> out;
   for (nn::Token t : words.encode(text.substr(0, cut))) out.push_back(t);
   if (m.config.begin >= 0 && own && (out.empty() || out[0] != m.config.begin))
     out.insert(out.begin(), m.config.begin);
   horner::check(int64_t(out.size()) >= length, file, " has ", out.size(),
                 " tokens, fewer than the length ", length, "; '--length ", out.size(), "' fits");
-  out.resize(size_t(length));
+  out.resize(std::min(out.size(), size_t(most)));
   return at::tensor(out, at::kLong);
 }
 
@@ -79,7 +80,12 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
   if (!o.embedding.empty()) o.settings.embedding = diag::embedding_of(o.embedding);
   const fs::path folder = model_folder(o.model);
   const nn::Model model = nn::load_model(folder);
-  const at::Tensor tokens = tokens_of(o.text, folder, model, o.settings.lengths.back());
+  const int64_t length = o.settings.lengths.back();
+  const int64_t room = model.config.family->rotary
+                           ? o.what_if_tokens
+                           : std::min(o.what_if_tokens, model.config.positions);
+  const at::Tensor tokens =
+      tokens_of(o.text, folder, model, length, o.what_if ? std::max(length, room) : length);
   catch_interrupt();
   const Stopwatch watch;
   const size_t runs =
@@ -98,8 +104,8 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
     d = diag::diagnose(model, tokens, o.settings, say);
     seconds = watch.ms() / 1000;
     if (o.what_if)
-      what_if = diag::what_if(
-          model, tokens.narrow(0, 0, std::min(tokens.numel(), o.what_if_tokens)), o.asked, say);
+      what_if =
+          diag::what_if(model, tokens.narrow(0, 0, std::min(tokens.numel(), room)), o.asked, say);
   } catch (const Stopped&) {
     return Outcome::interrupted;
   }

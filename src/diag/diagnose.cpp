@@ -34,7 +34,8 @@ at::Tensor token_points(const nn::Model& m, const at::Tensor& tokens) {
   return x;
 }
 
-// The candidates for the critical N: every seventh part larger, and those asked for.
+// Those asked for, and powers of two; `fine`, the candidates for the critical N: each a seventh
+// larger than the one before.
 static std::vector<int64_t> grid_of(const Settings& s, int64_t T, bool fine) {
   std::vector<int64_t> out = s.tops;
   if (fine)
@@ -306,7 +307,7 @@ Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings&
   check(s.lengths.front() >= 2, "a length of ", s.lengths.front(), "; at least 2");
   check(s.tops.front() >= 1 && s.tops.front() < T, "a top N of ", s.tops.front(), " among ", T);
   Diagnosis out{.settings = s, .tokens = T};
-  out.grid = grid_of(s, T, true), out.separable = grid_of(s, T, false);
+  out.grid = grid_of(s, T, T <= kMostApart), out.separable = grid_of(s, T, false);
   make_heads(out, int64_t(m.layers.size()), m.config.H);
   const c10::InferenceMode none;
   const at::Tensor used = tokens.reshape({1, -1}).narrow(1, 0, T);
