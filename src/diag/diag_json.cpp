@@ -26,6 +26,7 @@ static Json head_json(const Diagnosis& d, const Head& h) {
   out["separable"] = Json::array();
   for (int64_t N : d.separable) out["separable"].push_back(number(share_at(d, h, N)));
   out["sensitivity"] = h.sensitivity;
+  out["sensitivity of the most sensitive row"] = h.sensitivity_most;
   return out;
 }
 

@@ -124,22 +124,25 @@ static Section sensitivity_section(const Diagnosis& d) {
           .y_label = "g(T, ε), the largest of the heads",
           .log_x = true,
           .log_y = true};
-  for (size_t j = 0; j < s.epsilons.size(); ++j) {
-    Series seen{.name = "ε = " + number_text(s.epsilons[j])};
-    for (size_t i = 0; i < s.temperatures.size(); ++i) {
-      double most = 0;
-      for (const Head& h : d.heads) most = std::max(most, h.sensitivity[i][j]);
-      seen.points.push_back({s.temperatures[i], most});
+  for (const bool largest : {false, true})
+    for (size_t j = 0; j < s.epsilons.size(); ++j) {
+      Series seen{.name = "ε = " + number_text(s.epsilons[j]) + (largest ? ", largest row" : "")};
+      for (size_t i = 0; i < s.temperatures.size(); ++i) {
+        double most = 0;
+        for (const Head& h : d.heads)
+          most = std::max(most, (largest ? h.sensitivity_most : h.sensitivity)[i][j]);
+        seen.points.push_back({s.temperatures[i], most});
+      }
+      c.series.push_back(seen);
     }
-    c.series.push_back(seen);
-  }
   Series bound{.name = "1/(2T)", .dashed = true, .strong = true},
       printed{.name = "min{1/(4T), √2}, as printed", .dashed = true};
   for (double T : s.temperatures)
     bound.points.push_back({T, 1 / (2 * T)}), printed.points.push_back({T, sensitivity_printed(T)});
   c.series.push_back(bound), c.series.push_back(printed);
   return {"Gradient sensitivity",
-          "T = 1 is the model's own scale. The bound that holds is min{1/(2T), √2/ε} (figure 4).",
+          "Means over rows, and the most sensitive row. T = 1 is the model's own scale. The bound "
+          "that holds is min{1/(2T), √2/ε} (figure 4).",
           c, true};
 }
 

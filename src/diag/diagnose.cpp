@@ -215,12 +215,14 @@ void gradients(Pass& p, std::vector<Head*>& heads, const Rows& rows) {
     for (size_t j = 0; j < s.epsilons.size(); ++j) {
       const double T = s.temperatures[i], eps = s.epsilons[j];
       const at::Tensor g = sensitivity(rows.scores, rows.hidden, v, T, eps).to(at::kDouble);
-      const at::Tensor sum = at::matmul(g, w);
+      const at::Tensor sum = at::matmul(g, w), most = g.amax(-1);
       const at::Tensor over = (g > sensitivity_bound(T, eps) * (1 + kRounding)).sum(-1),
                        printed = (g > sensitivity_printed(T) * (1 + kRounding)).sum(-1);
       for (size_t h = 0; h < heads.size(); ++h) {
         if (!heads[h]) continue;
         heads[h]->sensitivity[i][j] += sum[int64_t(h)].item<double>();
+        double& largest = heads[h]->sensitivity_most[i][j];
+        largest = std::max(largest, most[int64_t(h)].item<double>());
         auto& crossed = p.crossed[h];
         Crossed &bound = crossed["Corollary 3, min{1/(2T), √2/ε}"],
                 &as_printed = crossed["Corollary 3 as printed, min{1/(4T), √2}"];
@@ -270,6 +272,7 @@ void make_heads(Diagnosis& d, int64_t layers, int64_t H) {
       head.distances.assign(s.lengths.size(), std::vector<DistanceSums>(d.grid.size()));
       head.separations.resize(d.separable.size());
       head.sensitivity.assign(s.temperatures.size(), std::vector<double>(s.epsilons.size()));
+      head.sensitivity_most = head.sensitivity;
       head.log_high.assign(s.lengths.size(), -INFINITY);
       head.log_low.assign(s.lengths.size(), INFINITY);
       head.picture.assign(size_t(kPicture * kPicture), 0);

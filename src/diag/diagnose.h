@@ -22,10 +22,10 @@ struct Settings {
   std::vector<int64_t> tops = {1, 5, 10, 20, 100};
   std::vector<double> temperatures = {0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10};
   std::vector<double> epsilons = {1e-3, 1e-1, 10};
-  Embedding embedding = Embedding::values;
-  bool unit = false;                   // distances of points of length 1, too
-  double level = 0.01;                 // of the Kolmogorov-Smirnov test
-  std::vector<int64_t> layers, heads;  // those looked at; empty: all
+  Embedding embedding = Embedding::tokens;  // those that give the paper's figures
+  bool unit = false;                        // distances of points of length 1, too
+  double level = 0.01;                      // of the Kolmogorov-Smirnov test
+  std::vector<int64_t> layers, heads;       // those looked at; empty: all
   uint64_t seed = 0;
 };
 
@@ -39,11 +39,12 @@ struct SeparationSums {
 };
 struct Head {
   int64_t layer, head;
-  std::vector<std::vector<DistanceSums>> distances;  // [length][grid]
-  std::vector<SeparationSums> separations;           // [separable], at the largest length
-  std::vector<std::vector<double>> sensitivity;      // [temperature][epsilon], means over rows
-  Line law;                                          // log largest weight against log n
-  std::vector<double> log_high, log_low;             // [length], the extremes of log(n a)
+  std::vector<std::vector<DistanceSums>> distances;   // [length][grid]
+  std::vector<SeparationSums> separations;            // [separable], at the largest length
+  std::vector<std::vector<double>> sensitivity;       // [temperature][epsilon], means over rows
+  std::vector<std::vector<double>> sensitivity_most;  // the same, of the most sensitive row
+  Line law;                                           // log largest weight against log n
+  std::vector<double> log_high, log_low;              // [length], the extremes of log(n a)
   // means over rows
   double rows = 0, entropy = 0, entropy_ratio = 0, support = 0, first = 0, reach = 0, largest = 0,
          spread = 0;
