@@ -128,6 +128,12 @@ static Finding critical_N(const Diagnosis& d) {
                 "the least N at which distances and their expectation are not told apart over "
                 "heads: two-sample Kolmogorov-Smirnov, exact, level " +
                 number_text(d.settings.level)};
+  const size_t n = d.heads.size();  // two samples of n that do not overlap: the least p there is
+  std::vector<double> low(n, 0), high(n, 1);
+  if (kolmogorov_smirnov(low, high).p >= d.settings.level) {
+    f.text = "not tested: " + std::to_string(n) + " heads are too few for this level";
+    return f;
+  }
   for (const Reading r : {Reading::A, Reading::B}) {
     const Critical c = critical(d, r, d.settings.level).back();
     f.text += std::string(r == Reading::A ? "random sets (A): " : "; permuted tokens (B): ");
