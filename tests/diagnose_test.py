@@ -115,7 +115,7 @@ def test_distances_of_token_embeddings_are_the_definition(models, text, tmp_path
 
 def test_what_if_measures_the_loss(models, text, tmp_path):
     model, folder = models("llama")
-    got = json.loads(diagnose("--model", folder, "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", "--what-if",
+    got = json.loads(diagnose("--model", folder, "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", "--what-if", "--what-if-tokens", LENGTH,
                               "--normaliser", "softmax:temperature=2", "topk64", "sparsemax", "ssmax", "--orders", 3))["what_if"]  # fmt: skip
     with torch.no_grad():
         loss = model(tokens(), labels=tokens()).loss.item()
