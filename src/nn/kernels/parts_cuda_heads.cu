@@ -7,16 +7,22 @@ namespace horner::nn::kernels::cuda {
 // Pairs of channels (i, i + D / 2) of a head turn together.
 inline constexpr int kPairs = int(kMostHeadChannels / 64), kWarps = 8;
 
+// Values, not addresses of the kernel's parameters: those would be copied to slow memory first.
 struct HeadOf {
-  const Heads4* to;
+  void* at;
+  int64_t batch, head, token;
   const float* weight;
   bool is_k, turned;
   int64_t index;
 };
 __device__ inline HeadOf head_of(const Heads& p, int64_t h) {
-  if (h < p.H) return {&p.q, p.q_norm, false, p.cos != nullptr, h};
-  if (h < p.H + p.G) return {&p.k, p.k_norm, true, p.cos != nullptr, h - p.H};
-  return {&p.v, nullptr, false, false, h - p.H - p.G};
+  const bool is_q = h < p.H, is_k = !is_q && h < p.H + p.G;
+  const auto of = [&](auto q, auto k, auto v) { return is_q ? q : is_k ? k : v; };
+  const float* const none = nullptr;
+  return {of(p.q.at, p.k.at, p.v.at),         of(p.q.batch, p.k.batch, p.v.batch),
+          of(p.q.head, p.k.head, p.v.head),   of(p.q.token, p.k.token, p.v.token),
+          of(p.q_norm, p.k_norm, none),       is_k,
+          (is_q || is_k) && p.cos != nullptr, h - of(int64_t(0), p.H, p.H + p.G)};
 }
 // A row of tokens: 32 bits, as divisions of 64 take longer than all the rest here.
 struct Row {
@@ -29,7 +35,7 @@ __device__ inline Row row_of(const Heads& p, int64_t row) {
 }
 template <class T>
 __device__ inline T* place(const HeadOf& o, const Row& r) {
-  return at<T>(o.to->at, r.b * o.to->batch + o.index * o.to->head + r.t * o.to->token);
+  return at<T>(o.at, r.b * o.batch + o.index * o.head + r.t * o.token);
 }
 struct Pair {
   float a, b;
@@ -50,7 +56,8 @@ __global__ void heads_rows(const Heads p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int h = warp; h < H + G; h += int(blockDim.x) / 32) {
       float squares = 0;
-      for (int i = lane; i < p.D; i += 32) squares += wide(rows[h * p.D + i]) * wide(rows[h * p.D + i]);
+      for (int i = lane; i < p.D; i += 32)
+        squares += wide(rows[h * p.D + i]) * wide(rows[h * p.D + i]);
       const float rstd = 1 / sqrtf(warp_sum(squares) / float(p.D) + p.eps);
       if (lane == 0) rstds[h] = p.rstd[r.row * (H + G) + h] = rstd;
     }
