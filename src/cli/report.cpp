@@ -41,8 +41,8 @@ std::string write_report(const report::Report& r, const fs::path& out) {
 
 study::Origin origin_of(const fs::path& folder) {
   study::Origin o{.title = "Runs in " + folder.string(), .version = HORNER_VERSION};
-  if (!fs::exists(folder / "study.json")) return o;
-  const train::Json j = train::read_json(folder / "study.json");
+  if (!fs::exists(folder / "origin.json")) return o;
+  const train::Json j = train::read_json(folder / "origin.json");
   o.title = j.value("title", o.title), o.command = j.value("command", o.command);
   return o;
 }

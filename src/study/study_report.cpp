@@ -286,10 +286,10 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
     for (const Group& g : t.groups) seeds = std::max(seeds, g.runs.size());
   }
   Report r{.title = o.title,
-           .subtitle = std::to_string(variants) + (variants == 1 ? " variant, " : " variants, ") + std::to_string(tasks.size()) +
-                       (tasks.size() == 1 ? " task, " : " tasks, ") + std::to_string(seeds) +
-                       (seeds == 1 ? " seed: " : " seeds: ") + std::to_string(runs.size()) +
-                       " runs"};
+           .subtitle = std::to_string(variants) + (variants == 1 ? " variant, " : " variants, ") +
+                       std::to_string(tasks.size()) + (tasks.size() == 1 ? " task, " : " tasks, ") +
+                       std::to_string(seeds) + (seeds == 1 ? " seed: " : " seeds: ") +
+                       std::to_string(runs.size()) + (runs.size() == 1 ? " run" : " runs")};
   r.summary = findings(tasks);
   auto& out = r.sections;
   for (const TaskData& t : tasks) add_sweep(t, out);
