@@ -65,7 +65,8 @@ struct Live {
         t.rows.push_back(row(i, all[i])), left += all[i].seconds_left, ++running;
     }
     std::string out = lines > 0 ? "\033[" + std::to_string(lines) + "A\r\033[J" : "";
-    const std::string table = text(t, size_t(std::max(40, int(terminal_width()) - 1)));
+    const std::string table =
+        t.rows.empty() ? "" : text(t, size_t(std::max(40, int(terminal_width()) - 1)));
     const std::string status = std::to_string(done) + " of " + std::to_string(all.size()) +
                                " runs done" +
                                (failed ? ", " + red(std::to_string(failed) + " failed") : "") +

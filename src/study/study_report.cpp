@@ -29,18 +29,24 @@ static std::string colour_group(const Group& g) {
   return g.name == "softmax" ? "" : g.kind;
 }
 
+// Six digits: more are noise, and a page holds many of these.
+static double rounded(double x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const double unit = std::pow(10, std::floor(std::log10(std::abs(x))) - 5);
+  return unit >= 1 ? std::round(x / unit) * unit : std::round(x / unit) / std::round(1 / unit);
+}
+
 // Thinned to what a screen shows: the mean of every few points.
 static Points thinned(const Points& points) {
   constexpr size_t kMost = 400;
-  const size_t each = (points.size() + kMost - 1) / kMost;
-  if (each <= 1) return points;
+  const size_t each = std::max<size_t>(1, (points.size() + kMost - 1) / kMost);
   Points out;
   for (size_t i = 0; i < points.size(); i += each) {
     Point p{0, 0};
     const size_t n = std::min(each, points.size() - i);
     for (size_t k = 0; k < n; ++k)
       p.x += points[i + k].x / double(n), p.y += points[i + k].y / double(n);
-    out.push_back(p);
+    out.push_back({p.x, rounded(p.y)});
   }
   return out;
 }
