@@ -59,11 +59,11 @@ TEST(Product, OfOurOwnIsRight) {
     if (!set.here()) continue;
     setenv("HORNER_CPU", std::string(set.name).c_str(), 1);
     for (const auto& [M, N, K] : sizes)
-      for (int turned = 0; turned < 4; ++turned) {
-        at::Tensor a = at::randn({M, K}), b = at::randn({K, N});
-        const at::Tensor bias = turned == 3 ? at::randn({N}) : at::Tensor();
-        if (turned & 1) a = a.t().contiguous().t();
-        if (turned & 2) b = b.t().contiguous().t();
+      for (const bool turned : {false, true}) {
+        const at::Tensor a = at::randn({M, K + 2}).narrow(1, 1, K);
+        at::Tensor b = at::randn({K, N});
+        const at::Tensor bias = turned ? at::randn({N}) : at::Tensor();
+        if (turned) b = b.t().contiguous().t();
         const at::Tensor around = at::full({M, N + 3}, NAN), out = around.narrow(1, 1, N);
         times_by_own(out, a, b, bias);
         at::Tensor truth = at::mm(a.to(at::kDouble), b.to(at::kDouble));

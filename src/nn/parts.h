@@ -61,7 +61,8 @@ at::Tensor product(const at::Tensor& x, const std::vector<at::Tensor>& weights,
 at::Tensor times(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
 void times_to(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
               const at::Tensor& bias = {});
-// The same by our own kernel, of float32 on the CPU, whether or not it is the fastest there.
+// The same by our own kernel, of float32 on the CPU, whether or not it is the fastest there; the
+// numbers of a row of a and out lie side by side.
 void times_by_own(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                   const at::Tensor& bias = {});
 

@@ -1,4 +1,4 @@
-// C[m, n] = sum_k A(m, k) B(k, n) + bias[n] in float32: the products of a model on the CPU.
+// C[m, n] = sum_k A[m, k] B(k, n) + bias[n] in float32, on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,9 @@ struct Matrix {
 
 struct Product {
   int64_t M, N, K;
-  Matrix a, b;
+  const float* a;
+  int64_t a_row;
+  Matrix b;
   float* c;
   int64_t c_row;
   const float* bias;      // [N], or null

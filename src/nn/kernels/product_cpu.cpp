@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "attn/exec/kernels/gemm.h"
-#include "attn/exec/kernels/scratch.h"
 #include "nn/kernels/product.h"
 
 namespace horner::nn::kernels {
@@ -13,7 +12,7 @@ using vec::kWidth, vec::Vec;
 
 inline constexpr int kColumns = kWidth == 16 ? 4 : 2;    // vectors of a strip of C
 inline constexpr int64_t kStrip = kColumns * kWidth;     // its numbers
-inline constexpr int64_t kPanel = vec::kRows<kColumns>;  // its rows, in registers
+inline constexpr int64_t kPanel = vec::kRows<kColumns>;  // its rows that fill the registers
 static_assert(kProductColumns % kStrip == 0);
 
 static int64_t padded(int64_t n, int64_t to) {
@@ -44,35 +43,19 @@ static void pack_strip(const Matrix& b, int64_t K, int64_t N, float* to) {
   }
 }
 
-// A(m, k) of M x K as panels [K, kPanel]; what is beyond M is not read.
-static void pack_panels(const Matrix& a, int64_t M, int64_t K, float* to) {
-  for (int64_t m = 0; m < M; m += kPanel, to += K * kPanel) {
-    const int64_t rows = std::min(kPanel, M - m);
-    for (int64_t k = 0; k < K; ++k)
-      for (int64_t i = 0; i < rows; ++i) to[k * kPanel + i] = a.at[(m + i) * a.row + k * a.column];
-  }
-}
-
 struct Part {  // of C, and of K, that is multiplied at a time
   int64_t M, K;
-  Matrix a;
-  const float* panels;  // of A, or null: A is read as it lies
-  const float* strip;   // of B
+  const float* a;
+  int64_t a_row;
+  const float* strip;  // of B
   float* c;
   int64_t c_row;
 };
 
 template <int Columns, bool Add>
 static void multiply_strip(const Part& p) {
-  vec::Product q{p.a.at, p.a.row, 1,        p.strip,          kStrip,
-                 p.c,    p.c_row, int(p.M), Columns * kWidth, int(p.K)};
-  if (!p.panels) return vec::rows<int(kPanel), Columns, Add>(q);
-  q.a_row = 1, q.a_col = kPanel;
-  for (int64_t m = 0; m < p.M; m += kPanel) {
-    q.a = p.panels + m * p.K, q.c = p.c + m * p.c_row;
-    q.m = int(std::min(kPanel, p.M - m));
-    vec::rows<int(kPanel), Columns, Add>(q);
-  }
+  vec::rows<int(kPanel), Columns, Add>(vec::Product{p.a, p.a_row, 1, p.strip, kStrip, p.c, p.c_row,
+                                                    int(p.M), Columns * kWidth, int(p.K)});
 }
 template <bool Add, int Columns = kColumns>
 static void multiply_width(const Part& p, int64_t vectors) {
@@ -96,41 +79,22 @@ static void multiply(Part p, int64_t width, bool add, float* beside) {
     std::memcpy(c + m * c_row, beside + m * kStrip, size_t(width) * sizeof(float));
 }
 
-static bool packs_a(const Product& p) {
-  return p.a.column != 1;
-}
-struct Memory {
-  float *strips, *panels, *beside;
-};
-static Memory memory(const Product& p, attn::kernels::Scratch<float>& s) {
-  return {s.take(kProductDepth * kStrip),
-          s.take(packs_a(p) ? kProductDepth * padded(p.rows, kPanel) : 0), s.take(p.rows * kStrip)};
-}
 static int64_t scratch(const Product& p) {
-  attn::kernels::Scratch<float> s{nullptr};
-  memory(p, s);
-  return s.used;
+  return (kProductDepth + p.rows) * kStrip;
 }
 
-static void run(const Product& p, int64_t task, float* given) {
-  attn::kernels::Scratch<float> s{given};
-  const Memory own = memory(p, s);
+static void run(const Product& p, int64_t task, float* strip) {
+  float* const beside = strip + kProductDepth * kStrip;
   const int64_t m = task % p.tasks_down() * p.rows, n = task / p.tasks_down() * p.columns;
   const int64_t M = std::min(p.rows, p.M - m), N = std::min(p.columns, p.N - n);
-  for (int64_t k = 0; k < p.K; k += kProductDepth) {
-    const int64_t K = std::min(kProductDepth, p.K - k);
-    Part part{M, K};
-    part.a = {p.a.at + m * p.a.row + k * p.a.column, p.a.row, p.a.column};
-    if (packs_a(p)) pack_panels(part.a, M, K, own.panels), part.panels = own.panels;
+  for (int64_t k = 0; k < p.K; k += kProductDepth)
     for (int64_t j = 0; j < N; j += kStrip) {
-      const int64_t width = std::min(kStrip, N - j);
-      const Matrix b{p.b.at + k * p.b.row + (n + j) * p.b.column, p.b.row, p.b.column};
-      pack_strip(b, K, width, own.strips);
-      part.strip = own.strips;
-      part.c = p.c + m * p.c_row + n + j, part.c_row = p.c_row;
-      multiply(part, width, k > 0, own.beside);
+      const int64_t K = std::min(kProductDepth, p.K - k), width = std::min(kStrip, N - j);
+      pack_strip({p.b.at + k * p.b.row + (n + j) * p.b.column, p.b.row, p.b.column}, K, width,
+                 strip);
+      float* const c = p.c + m * p.c_row + n + j;
+      multiply({M, K, p.a + m * p.a_row + k, p.a_row, strip, c, p.c_row}, width, k > 0, beside);
     }
-  }
   for (int64_t i = 0; p.bias && i < M; ++i)
     for (int64_t j = 0; j < N; ++j) p.c[(m + i) * p.c_row + n + j] += p.bias[n + j];
 }
