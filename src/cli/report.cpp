@@ -49,7 +49,7 @@ study::Origin origin_of(const fs::path& folder) {
 
 Action report(CLI::App& app) {
   auto o = std::make_shared<ReportOptions>();
-  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR…");
+  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR");
   app.add_option("--out", o->out, "where report.html and report.json go [the first folder]")
       ->type_name("DIR");
   app.add_option("--title", o->title, "the report's")->type_name("TEXT");
