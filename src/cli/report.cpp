@@ -31,7 +31,7 @@ std::string write_report(const report::Report& r, const fs::path& out) {
   };
   using Json = nlohmann::ordered_json;
   const std::string data =
-      write("report.json", to_json(r).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+      write("report.json", to_json(r).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   if (report::has_page()) return write("report.html", to_html(r));
   std::cerr
       << "horner was built without npm, so without the page of reports: " << data
@@ -49,7 +49,7 @@ study::Origin origin_of(const fs::path& folder) {
 
 Action report(CLI::App& app) {
   auto o = std::make_shared<ReportOptions>();
-  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR…");
+  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR");
   app.add_option("--out", o->out, "where report.html and report.json go [the first folder]")
       ->type_name("DIR");
   app.add_option("--title", o->title, "the report's")->type_name("TEXT");

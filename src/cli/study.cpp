@@ -194,7 +194,7 @@ Action study(CLI::App& app) {
   app.add_option("--set", o->set, "settings of every run, as JSON: '{\"steps\": 100}'")
       ->type_name("JSON");
   app.add_option("--only", o->only, "only the runs whose names match: '*/seed0' 'text/taylor*'")
-      ->type_name("GLOB…");
+      ->type_name("GLOB");
   app.add_option("--minutes", o->minutes, "stop gently after so many; the same command goes on")
       ->type_name("N");
   app.add_flag("--list", o->list, "say what would run, and what is done");

@@ -19,7 +19,7 @@ static const Preset kPresets[] = {
     {"task": "text", "settings": {"steps": 300, "learning-rate": 2e-3, "length": 128, "batch": 16}}
   ]
 })"},
-    {"paper-small", "a GPU, half an hour: the whole ablation with the 10 M model on text, 3 seeds",
+    {"paper-small", "for a GPU: the whole ablation with the 10 M model on text, 42 variants, 3 seeds",
      R"({
   "title": "The ablation: what softmax attention is made of",
   "attention": ["softmax", "l2", "rms", "layer_norm", "clamped_sum", "detached_sum", "by_count", "by_count_gate", "gate",
@@ -32,7 +32,7 @@ static const Preset kPresets[] = {
   },
   "tasks": ["text"]
 })"},
-    {"recall", "a GPU, minutes: how recall falls with the number of pairs", R"({
+    {"recall", "for a GPU: how recall falls with the number of pairs", R"({
   "title": "How much can it hold? Recall against the number of pairs",
   "attention": ["softmax", "l2", "taylor{1..6}", "centred_taylor{1..4}", "linear_{elu,relu,cosine}", "elu_taylor{2,4}"],
   "seeds": [0],

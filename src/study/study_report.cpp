@@ -88,7 +88,6 @@ static void add_sweep(const TaskData& t, std::vector<Section>& out) {
         s.spread.push_back(score(t, g).deviation);
         first = std::min(first, double(g.order)), last = std::max(last, double(g.order));
       }
-    std::sort(s.points.begin(), s.points.end(), [](Point a, Point b) { return a.x < b.x; });
     if (s.points.size() > 1) c.series.push_back(s);
   }
   if (c.series.empty() || first == last) return;
