@@ -10,7 +10,8 @@ static const Preset kPresets[] = {
   "seeds": [0],
   "settings": {
     "model": "tiny", "device": "cpu", "batch": 64, "length": 64, "warmup": 50,
-    "evaluate-every": 50, "evaluate-sequences": 64, "checkpoint-every": 100, "entropy-every": 100, "keep": 1
+    "evaluate-every": 50, "evaluate-sequences": 64, "checkpoint-every": 100, "entropy-every": 100, "keep": 1,
+    "on-nan": "skip"
   },
   "tasks": [
     {"task": "recall:pairs=16", "settings": {"steps": 500, "learning-rate": 6e-3, "model-config": {
@@ -19,7 +20,8 @@ static const Preset kPresets[] = {
     {"task": "text", "settings": {"steps": 300, "learning-rate": 2e-3, "length": 128, "batch": 16}}
   ]
 })"},
-    {"paper-small", "for a GPU: the whole ablation with the 10 M model on text, 42 variants, 3 seeds",
+    {"paper-small",
+     "for a GPU: the whole ablation with the 10 M model on text, 42 variants, 3 seeds",
      R"({
   "title": "The ablation: what softmax attention is made of",
   "attention": ["softmax", "l2", "rms", "layer_norm", "clamped_sum", "detached_sum", "by_count", "by_count_gate", "gate",
