@@ -1,6 +1,7 @@
 # make demo     set everything up, build, run the quick study (minutes) and name its report
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
+# make test-long   a training run killed a hundred times, among others: some minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make pretrained   Gemma 3 270M, real trained weights (1.1 GB in pretrained/): some tests want it, none needs it
 # make format   clang-format all sources
@@ -12,7 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp')
 
-.PHONY: build demo test test-asan test-cuda pretrained format format-check clean clean-all
+.PHONY: build demo test test-asan test-long test-cuda pretrained format format-check clean clean-all
 
 build: build/build.ninja
 	@ninja -C build
@@ -44,6 +45,9 @@ test: build format-check test-asan
 test-asan: build-asan/build.ninja
 	@ninja -C build-asan
 	ctest --test-dir build-asan --output-on-failure -j 2
+
+test-long: build
+	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py -k hundred
 
 test-cuda:
 	@PYTHON=$(VENV)/bin/python scripts/test-cuda

@@ -41,8 +41,8 @@ class Ours:
     def __init__(self, *arguments):
         self.process = subprocess.Popen([TOOL, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def __call__(self):
-        print(file=self.process.stdin, flush=True)
+    def __call__(self, command=""):
+        print(command, file=self.process.stdin, flush=True)
         seconds, value = self.process.stdout.readline().split()
         return float(seconds), float(value)
 
@@ -149,4 +149,45 @@ def train():
         print(f"{name}: {seconds * 1e3:.0f} ms a step, {o.batch * T / seconds:.0f} tokens/s, {best / seconds:.2f} x the best of theirs")
 
 
-train()
+def forward():
+    import transformers
+
+    T = o.tokens or 1024
+    transformers.logging.set_verbosity_error()
+    load = timed(lambda: transformers.AutoModelForCausalLM.from_pretrained(o.folder, attn_implementation="sdpa", dtype=torch.float32))
+    model = load()[1].eval()
+    text = torch.randint(3, model.config.vocab_size, (1, T), generator=torch.Generator().manual_seed(1))
+    text[0, 0] = 2
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        save_file({"tokens": text}, Path(folder) / "tokens.safetensors")
+        save_file({"tokens": text[:, :32]}, Path(folder) / "prompt.safetensors")
+        subprocess.run([TOOL, "logits", o.folder, Path(folder) / "prompt.safetensors", Path(folder) / "logits"], check=True)
+        wanted = model(text[:, :32]).logits
+        apart = (load_file(Path(folder) / "logits")["logits"] - wanted).abs().max() / wanted.abs().max()
+        assert apart < 1e-4, apart
+        ours, decoding = (Ours("times", o.folder, Path(folder) / f"{name}.safetensors") for name in ("tokens", "prompt"))
+        report("loading", medians({"ours": lambda: ours("load"), "transformers": load}))
+        found = medians({"ours": lambda: ours("logits"), "transformers": timed(lambda: model(text).logits[0, -1].max().item())})
+        report(f"logits of {T} tokens", found)
+
+        def generate(n):
+            start = time.perf_counter()
+            model.generate(text[:, :32], max_new_tokens=n, min_new_tokens=n, do_sample=False)
+            return time.perf_counter() - start, n
+
+        few, many = 2, 34  # the difference leaves the prompt out
+        sides = {}
+        for n in (few, many):
+            sides[f"ours {n}"] = lambda n=n: decoding(f"decode {n}")
+            sides[f"transformers {n}"] = lambda n=n: generate(n)
+        found = medians(sides)
+        report(f"decoding {many - few} tokens", {k: found[f"{k} {many}"] - found[f"{k} {few}"] for k in ("ours", "transformers")})
+        ours.end(), decoding.end()
+
+
+def report(what, found):
+    ratio = found["transformers"] / found["ours"]
+    print(f"{what}: ours {found['ours'] * 1e3:.0f} ms, transformers {found['transformers'] * 1e3:.0f} ms, {ratio:.2f} x", flush=True)
+
+
+{"train": train, "forward": forward}[o.what]()

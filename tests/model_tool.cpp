@@ -18,6 +18,7 @@
 #include "core/pages.h"
 #include "core/stopwatch.h"
 #include "nn/checkpoint.h"
+#include "nn/generate.h"
 
 using namespace horner;
 
@@ -87,12 +88,42 @@ static void steps(nn::Model m, const at::Tensor& tokens, at::ScalarType compute)
   }
 }
 
+static double timed(const std::string& line, nn::Model& m, const std::string& folder,
+                    const at::Tensor& tokens) {
+  if (line == "load") {
+    m = nn::load_model(folder);
+    return double(nn::parameter_count(m));
+  }
+  if (line == "logits") {
+    const c10::NoGradGuard without_gradients;
+    return nn::logits(m, nn::hidden(m, tokens)).select(1, -1).max().item<double>();
+  }
+  check(line.starts_with("decode "), "no '", line, "' to time: load, logits or decode N");
+  const std::vector<int64_t> prompt(tokens.data_ptr<int64_t>(),
+                                    tokens.data_ptr<int64_t>() + tokens.numel());
+  m.config.ends.clear();
+  return nn::generate(m, prompt, std::stoll(line.substr(7)), {.temperature = 0},
+                      [](int64_t) { return true; })
+      .seconds;
+}
+
+static void times(const std::string& folder, const at::Tensor& tokens) {
+  keep_pages();
+  nn::Model m = nn::load_model(folder);
+  for (std::string line; std::getline(std::cin, line);) {
+    Stopwatch watch;
+    const double value = timed(line, m, folder, tokens);
+    std::cout << watch.ms() / 1e3 << " " << value << std::endl;
+  }
+}
+
 static int run(const std::vector<std::string>& a) {
   if (a[0] == "copy") return nn::save_model(nn::load_model(a[1]), a[2]), 0;
   if (a[0] == "new") {
     nn::save_model(nn::random_model(nn::preset(a[1], a[2]), std::stoull(a[3])), a[4]);
     return 0;
   }
+  if (a[0] == "times") return times(a[1], attn::load_tensors(a[2]).tensors.at("tokens")), 0;
   const nn::Model m = nn::load_model(a[1]);
   const at::Tensor tokens = attn::load_tensors(a[2]).tensors.at("tokens");
   if (a[0] == "loss") {

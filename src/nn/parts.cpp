@@ -13,6 +13,9 @@ namespace horner::nn::parts {
 
 using torch::autograd::AutogradContext, torch::autograd::Function, torch::autograd::variable_list;
 
+static bool fits_norm(const at::Tensor& x) {
+  return x.is_cpu() || x.size(1) <= kernels::cuda::kMostChannels;
+}
 // Null: no kernel for these; the reference runs.
 static const Launch* launch_for(std::initializer_list<at::ScalarType> dtypes, const at::Tensor& x) {
   for (const at::ScalarType t : dtypes)
@@ -26,8 +29,9 @@ static kernels::Dtype kind_of(at::ScalarType t) {
                               : kernels::Dtype::float16;
 }
 // Tasks long enough to be worth a thread's while, and few, since each has sums of its own.
-static kernels::Rows rows_of(int64_t n) {
-  return {n, std::max<int64_t>(16, (n + 255) / 256)};
+static kernels::Rows rows_of(const at::Tensor& x) {
+  const int64_t n = x.size(0), least = x.is_cuda() ? 4 : 16, most = x.is_cuda() ? 1024 : 256;
+  return {n, std::max<int64_t>(least, (n + most - 1) / most)};
 }
 static at::Tensor side_by_side(const at::Tensor& x) {  // the numbers of a row, that is
   return x.size(-1) <= 1 || x.stride(-1) == 1 ? x : x.contiguous();
@@ -63,7 +67,7 @@ static c10::intrusive_ptr<Kept> kept(AutogradContext* ctx) {
 static kernels::Norm norm_problem(const Norm& n, const at::Tensor& x, at::ScalarType narrow,
                                   const at::Tensor& weight, const at::Tensor& bias) {
   kernels::Norm p{};
-  p.rows = rows_of(x.size(0)), p.C = x.size(1);
+  p.rows = rows_of(x), p.C = x.size(1);
   p.wide = kind_of(x.scalar_type()), p.narrow = kind_of(narrow);
   p.layer = n.layer, p.plus = float(n.plus), p.eps = float(n.eps);
   p.weight = floats(weight), p.bias = floats(bias);
@@ -139,7 +143,8 @@ static void check_rows(const char* what, const at::Tensor& x, const at::Tensor& 
 at::Tensor norm(const Norm& n, const at::Tensor& x, const at::Tensor& weight,
                 const at::Tensor& bias, at::ScalarType out) {
   check_rows("a norm", x, weight);
-  if (!launch_for({x.scalar_type(), out}, x)) return reference::norm(n, x, weight, bias, out);
+  if (!launch_for({x.scalar_type(), out}, x) || !fits_norm(x))
+    return reference::norm(n, x, weight, bias, out);
   auto k = c10::make_intrusive<Kept>();
   k->norm = n;
   return AddNorm::apply(k, out, x, std::optional<at::Tensor>(), weight, maybe(bias))[0];
@@ -151,7 +156,7 @@ std::pair<at::Tensor, at::Tensor> add_norm(const Norm& n, const at::Tensor& x,
   check_rows("a norm", x, weight);
   check(x.sizes() == added.sizes(), "a sum of ", x.sizes(), " and ", added.sizes());
   const at::ScalarType out = added.scalar_type();
-  if (!launch_for({x.scalar_type(), out}, x)) {
+  if (!launch_for({x.scalar_type(), out}, x) || !fits_norm(x)) {
     const at::Tensor sum = (x + added).to(x.scalar_type());
     return {sum, reference::norm(n, sum, weight, bias, out)};
   }
@@ -161,12 +166,13 @@ std::pair<at::Tensor, at::Tensor> add_norm(const Norm& n, const at::Tensor& x,
   return {both[1], both[0]};
 }
 
-static kernels::Heads heads_problem(const Heads& h, at::ScalarType t, const at::Tensor& q_norm,
-                                    const at::Tensor& k_norm, const Rotation& by) {
+static kernels::Heads heads_problem(const Heads& h, const at::Tensor& rows,
+                                    const at::Tensor& q_norm, const at::Tensor& k_norm,
+                                    const Rotation& by) {
   kernels::Heads p{};
-  p.rows = rows_of(h.B * h.T);
+  p.rows = rows_of(rows);
   p.T = h.T, p.H = h.H, p.G = h.G, p.D = h.D;
-  p.dtype = kind_of(t);
+  p.dtype = kind_of(rows.scalar_type());
   p.plus = float(h.norm.plus), p.eps = float(h.norm.eps);
   p.q_norm = floats(q_norm), p.k_norm = floats(k_norm);
   p.cos = floats(by.cos), p.sin = floats(by.sin);
@@ -188,7 +194,7 @@ struct SplitHeads : Function<SplitHeads> {
     const at::Tensor q_norm = plain(q_weight.value_or(at::Tensor())),
                      k_norm = plain(k_weight.value_or(at::Tensor()));
     const Rotation by{plain(cos.value_or(at::Tensor())), plain(sin.value_or(at::Tensor()))};
-    kernels::Heads p = heads_problem(h, x.scalar_type(), q_norm, k_norm, by);
+    kernels::Heads p = heads_problem(h, x, q_norm, k_norm, by);
     p.x = x.const_data_ptr(), p.x_row = x.stride(0);
     at::Tensor rstd;
     if (p.q_norm) {
@@ -210,11 +216,10 @@ struct SplitHeads : Function<SplitHeads> {
     const auto k = kept(ctx);
     const Heads& h = k->heads;
     const c10::OptionalDeviceGuard on(grads[0].device());
-    const at::ScalarType t = grads[0].scalar_type();
-    kernels::Heads p = heads_problem(h, t, saved[1], saved[2], {saved[3], saved[4]});
+    const at::Tensor d_x = at::empty({h.B * h.T, (h.H + 2 * h.G) * h.D}, grads[0].options());
+    kernels::Heads p = heads_problem(h, d_x, saved[1], saved[2], {saved[3], saved[4]});
     for (at::Tensor& g : grads) g = side_by_side(g);
     p.q = view4(grads[0]), p.k = view4(grads[1]), p.v = view4(grads[2]);
-    const at::Tensor d_x = at::empty({h.B * h.T, (h.H + 2 * h.G) * h.D}, grads[0].options());
     p.d_x = d_x.data_ptr();
     at::Tensor d_q, d_k;
     if (p.q_norm) {
@@ -223,7 +228,7 @@ struct SplitHeads : Function<SplitHeads> {
       d_q = at::empty({p.rows.tasks(), h.D}, saved[1].options()), d_k = at::empty_like(d_q);
       p.d_q_norm = d_q.data_ptr<float>(), p.d_k_norm = d_k.data_ptr<float>();
     }
-    launch_for({t}, grads[0])->heads_backward(p);
+    launch_for({d_x.scalar_type()}, d_x)->heads_backward(p);
     const at::ScalarType as = k->weight_dtype;
     return {{}, d_x, sum_of(d_q, as), sum_of(d_k, as), {}, {}};
   }
@@ -236,9 +241,8 @@ std::array<at::Tensor, 3> heads(const Heads& h, const at::Tensor& x, const at::T
   check(q_norm.defined() == k_norm.defined(), "norms of both q and k, or of none");
   check(!by.cos.defined() || (h.D % 2 == 0 && by.cos.size(0) == h.T && by.cos.size(1) == h.D / 2),
         "angles must be [T, D / 2]");
-  constexpr int64_t kMost = 512;
-  if (!launch_for({x.scalar_type()}, x) || h.D > kMost)
-    return reference::heads(h, x, q_norm, k_norm, by);
+  const bool fits = h.D <= kernels::kMostHeadChannels && (x.is_cpu() || h.D % 2 == 0);
+  if (!launch_for({x.scalar_type()}, x) || !fits) return reference::heads(h, x, q_norm, k_norm, by);
   auto k = c10::make_intrusive<Kept>();
   k->heads = h;
   const variable_list out =
@@ -248,7 +252,7 @@ std::array<at::Tensor, 3> heads(const Heads& h, const at::Tensor& x, const at::T
 
 static kernels::Gated gated_problem(const Kept& k, const at::Tensor& x) {
   kernels::Gated p{};
-  p.rows = rows_of(x.size(0)), p.M = x.size(1) / (k.gated ? 2 : 1);
+  p.rows = rows_of(x), p.M = x.size(1) / (k.gated ? 2 : 1);
   p.dtype = kind_of(x.scalar_type());
   p.gelu = k.gelu, p.gated = k.gated;
   p.x = x.const_data_ptr(), p.x_row = x.stride(0);
@@ -323,7 +327,7 @@ at::Tensor losses_(const at::Tensor& logits, const at::Tensor& given, const at::
   const at::Tensor loss = at::empty({n}, logits.options().dtype(at::kFloat));
   const at::Tensor factor = scale.to(at::kFloat);
   kernels::Loss p{};
-  p.rows = rows_of(n), p.V = V, p.dtype = kind_of(logits.scalar_type());
+  p.rows = rows_of(logits), p.V = V, p.dtype = kind_of(logits.scalar_type());
   p.logits = logits.data_ptr(), p.row = logits.stride(0);
   p.targets = targets.const_data_ptr<int64_t>(), p.scale = floats(factor);
   p.loss = loss.data_ptr<float>(), p.gradient = gradient;

@@ -1,13 +1,17 @@
 // The kernels of the parts on CUDA, on the current stream.
 #include <c10/cuda/CUDAStream.h>
 
+#include "core/check.h"
 #include "nn/parts_launch.h"
 
 namespace horner::nn::parts {
 
 template <auto kernel>
 static void run(const auto& problem) {
-  if (problem.rows.count > 0) kernel(problem, c10::cuda::getCurrentCUDAStream().stream());
+  if (problem.rows.count == 0) return;
+  kernel(problem, c10::cuda::getCurrentCUDAStream().stream());
+  const char* error = kernels::cuda::last_error();
+  check(!error, "a CUDA kernel did not start: ", error ? error : "");
 }
 
 const Launch* cuda_launch() {

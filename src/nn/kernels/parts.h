@@ -43,6 +43,8 @@ struct Heads4 {
   int64_t batch, head, token;
 };
 
+inline constexpr int64_t kMostHeadChannels = 512;
+
 // Rows (q | k | v) of H, G and G heads of D channels become tensors [B, heads, T, D]; q and k are
 // normed (rms, as above) if there are weights, and turned if there are angles:
 //   (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of a head.
@@ -111,8 +113,7 @@ extern const PartKernels part_kernels;
 
 namespace cuda {
 using Stream = struct CUstream_st*;
-inline constexpr int64_t kMostChannels = 8192;     // of a norm
-inline constexpr int64_t kMostHeadChannels = 512;  // of a head
+inline constexpr int64_t kMostChannels = 8192;  // of a norm
 void norm(const Norm&, Stream);
 void norm_backward(const Norm&, Stream);
 void heads(const Heads&, Stream);
@@ -120,6 +121,7 @@ void heads_backward(const Heads&, Stream);
 void gated(const Gated&, Stream);
 void gated_backward(const Gated&, Stream);
 void loss(const Loss&, Stream);
+const char* last_error();  // of a launch; null for none
 }  // namespace cuda
 
 }  // namespace horner::nn::kernels

@@ -171,8 +171,6 @@ static Head at_token(const Heads& p, const HeadOf& o, int64_t row) {
   return {p.D, o.turned && p.cos ? p.cos + from : nullptr, p.cos ? p.sin + from : nullptr};
 }
 
-inline constexpr int64_t kMostHeadChannels = 1024;
-
 template <class T>
 static void heads_rows(const Heads& p, int64_t task) {
   alignas(64) float y[kMostHeadChannels];

@@ -1,0 +1,112 @@
+// What the CUDA kernels of the parts share: numbers of each dtype, folds, launches.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <initializer_list>
+#include <type_traits>
+
+#include "nn/kernels/parts.h"
+
+namespace horner::nn::kernels::cuda {
+
+__device__ inline float wide(float x) {
+  return x;
+}
+__device__ inline float wide(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+__device__ inline float wide(__half x) {
+  return __half2float(x);
+}
+template <class T>
+__device__ inline T narrow(float x) {
+  if constexpr (sizeof(T) == 4)
+    return x;
+  else if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(x);
+  else
+    return __float2bfloat16_rn(x);
+}
+
+// N neighbours, read and written at once.
+template <int N>
+struct Pack {
+  float x[N];
+};
+template <int N, class T>
+struct alignas(N * sizeof(T)) Raw {
+  T x[N];
+};
+template <int N, class T>
+__device__ inline Pack<N> get(const T* p) {
+  const Raw<N, T> raw = *reinterpret_cast<const Raw<N, T>*>(p);
+  Pack<N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.x[i] = wide(raw.x[i]);
+  return out;
+}
+template <int N, class T>
+__device__ inline void put(T* p, const Pack<N>& x) {
+  Raw<N, T> raw;
+#pragma unroll
+  for (int i = 0; i < N; ++i) raw.x[i] = narrow<T>(x.x[i]);
+  *reinterpret_cast<Raw<N, T>*>(p) = raw;
+}
+
+template <class T>
+__device__ inline const T* at(const void* p, int64_t i) {
+  return static_cast<const T*>(p) + i;
+}
+template <class T>
+__device__ inline T* at(void* p, int64_t i) {
+  return static_cast<T*>(p) + i;
+}
+
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(~0u, x, i);
+  return x;
+}
+// Over a block of up to 32 whole warps; every thread gets it.
+template <class F>
+__device__ inline float block_fold(float x, float start, const F& f) {
+  __shared__ float parts[32];
+  for (int i = 16; i > 0; i /= 2) x = f(x, __shfl_xor_sync(~0u, x, i));
+  __syncthreads();  // the last use of `parts` is over
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : start;
+  for (int i = 16; i > 0; i /= 2) x = f(x, __shfl_xor_sync(~0u, x, i));
+  return x;
+}
+__device__ inline float block_sum(float x) {
+  return block_fold(x, 0, [](float a, float b) { return a + b; });
+}
+
+template <class F>
+inline void with(Dtype d, const F& f) {
+  if (d == Dtype::float32) return f(float());
+  if (d == Dtype::bfloat16) return f(__nv_bfloat16());
+  f(__half());
+}
+// Whether four neighbours can be read at once: sizes and strides, and places in memory.
+inline bool fours(std::initializer_list<int64_t> sizes, std::initializer_list<const void*> places) {
+  for (const int64_t n : sizes)
+    if (n % 4) return false;
+  for (const void* p : places)
+    if (reinterpret_cast<uintptr_t>(p) % 16) return false;
+  return true;
+}
+template <class F>
+inline void with_width(bool four, const F& f) {
+  four ? f(std::integral_constant<int, 4>()) : f(std::integral_constant<int, 1>());
+}
+// Whole warps, about four rounds of them over n numbers.
+inline unsigned threads_for(int64_t n, int width, unsigned most) {
+  const int64_t t = (n / width + 127) / 128 * 32;
+  return unsigned(t < 32 ? 32 : t > most ? most : t);
+}
+
+}  // namespace horner::nn::kernels::cuda
