@@ -4,7 +4,8 @@
 namespace horner::study {
 
 static const Preset kPresets[] = {
-    {"quick", "2 cores, a few minutes: recall and text, with models of 25,000 and 115,000 weights", R"({
+    {"quick", "2 cores, a few minutes: recall and text, with models of 25,000 and 115,000 weights",
+     R"({
   "title": "Attention, quickly: recall and text with tiny models",
   "attention": ["softmax", "l2", "taylor{1..4}", "centred_taylor{1..3}", "by_count", "linear_{elu,relu}"],
   "seeds": [0],
