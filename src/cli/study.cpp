@@ -86,10 +86,14 @@ struct Live {
       seen[i] = p.status;
       if (!changed && !(time && p.status == Status::running)) continue;
       if (live && lines > 0) std::cerr << "\033[" << lines << "A\r\033[J", lines = 0;
-      const Row r = row(i, p);
       static const char* const kWords[] = {"", "", "done", "FAILED", "stopped"};
-      std::cerr << r[0] << "  " << r[1] << "  loss " << r[2] << "  " << r[3] << " tokens/s  "
-                << (p.status == Status::running ? r[4] + " left" : kWords[size_t(p.status)])
+      const Row r = row(i, p);
+      std::cerr << r[0] << "  " << r[1];
+      if (p.step > 0) std::cerr << "  loss " << r[2] << "  " << r[3] << " tokens/s";
+      std::cerr << "  "
+                << (p.status != Status::running ? kWords[size_t(p.status)]
+                    : p.step > 0                ? r[4] + " left"
+                                                : "begins")
                 << (p.why.empty() ? "" : ": " + p.why) << "\n";
     }
     if (live) draw(all);

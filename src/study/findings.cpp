@@ -8,10 +8,10 @@
 
 namespace horner::study {
 
-static std::string formatted(const char* format, double x) {
+std::string formatted(const char* format, double x) {
   char text[64];
   std::snprintf(text, sizeof text, format, x);
-  return text;
+  return std::isfinite(x) ? text : "–";
 }
 
 std::string percent(double share) {

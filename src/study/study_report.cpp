@@ -11,12 +11,6 @@ namespace horner::study {
 
 using namespace report;
 
-static std::string formatted(const char* format, double x) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, x);
-  return std::isfinite(x) ? text : "–";
-}
-
 // The number by which a task is judged.
 static const Spread& score(const TaskData& t, const Group& g) {
   return t.chance > 0 ? g.accuracy : g.loss;
