@@ -78,7 +78,7 @@ __global__ void loss_rows(const Loss p) {
 
 template <class F>
 static void with_gated(const Gated& p, const F& f) {
-  const bool four = fours({p.M, p.x_row, p.d_y_row}, {p.x, p.y, p.d_y, p.d_x});
+  const bool four = side_by_side(4, {p.M, p.x_row, p.d_y_row}, {p.x, p.y, p.d_y, p.d_x});
   with(p.dtype, [&](auto T) {
     with_width(four, [&](auto N) {
       const int64_t items = p.rows.count * p.M / N.value;
@@ -97,7 +97,7 @@ void gated_backward(const Gated& p, Stream stream) {
   });
 }
 void loss(const Loss& p, Stream stream) {
-  const bool four = fours({p.V, p.row}, {p.logits});
+  const bool four = side_by_side(4, {p.V, p.row}, {p.logits});
   with(p.dtype, [&](auto T) {
     with_width(four, [&](auto N) {
       loss_rows<decltype(T), N.value>

@@ -91,12 +91,13 @@ inline void with(Dtype d, const F& f) {
   if (d == Dtype::bfloat16) return f(__nv_bfloat16());
   f(__half());
 }
-// Whether four neighbours can be read at once: sizes and strides, and places in memory.
-inline bool fours(std::initializer_list<int64_t> sizes, std::initializer_list<const void*> places) {
+// Whether `width` neighbours can be read at once: sizes and strides, and places in memory.
+inline bool side_by_side(int width, std::initializer_list<int64_t> sizes,
+                         std::initializer_list<const void*> places) {
   for (const int64_t n : sizes)
-    if (n % 4) return false;
+    if (n % width) return false;
   for (const void* p : places)
-    if (reinterpret_cast<uintptr_t>(p) % 16) return false;
+    if (reinterpret_cast<uintptr_t>(p) % (4 * uintptr_t(width))) return false;
   return true;
 }
 template <class F>

@@ -97,111 +97,154 @@ __global__ void norm_rows_backward(const Norm p) {
     }
 }
 
-// A head of a row by one warp: pairs of channels (i, i + D / 2), i = lane, lane + 32, ...
-inline constexpr int kPairs = int(kMostHeadChannels / 64), kWarps = 8;
+// A head of a row by a group of lanes, a power of two of them: each takes N channels of the first
+// half and the N that turn with them, kRounds times at most.
+template <int N>
+inline constexpr int kRounds = int(kMostHeadChannels / 64) / N;
 
-struct HeadOf {
-  const Heads4* to;
-  const float* weight;
-  bool is_k, turned;
-  int64_t index;
+struct Group {
+  int lanes, lane, index, count;  // in a block
+
+  __device__ explicit Group(int lanes)
+      : lanes(lanes),
+        lane(int(threadIdx.x) % lanes),
+        index(int(threadIdx.x) / lanes),
+        count(int(blockDim.x) / lanes) {}
+  __device__ float sum(float x) const {
+    for (int i = lanes / 2; i > 0; i /= 2) x += __shfl_xor_sync(~0u, x, i);
+    return x;
+  }
 };
-__device__ inline HeadOf head_of(const Heads& p, int64_t h) {
-  if (h < p.H) return {&p.q, p.q_norm, false, p.cos != nullptr, h};
-  if (h < p.H + p.G) return {&p.k, p.k_norm, true, p.cos != nullptr, h - p.H};
-  return {&p.v, nullptr, false, false, h - p.H - p.G};
-}
+// Head h of a row among q, k and v.
 template <class T>
-__device__ inline T* place(const Heads& p, const HeadOf& o, int64_t row) {
-  return at<T>(o.to->at, row / p.T * o.to->batch + o.index * o.to->head + row % p.T * o.to->token);
+__device__ inline T* place(const Heads& p, int h, int64_t row) {
+  const Heads4 to = h < p.H ? p.q : h < p.H + p.G ? p.k : p.v;
+  const int64_t index = h < p.H ? h : h < p.H + p.G ? h - p.H : h - p.H - p.G;
+  return at<T>(to.at, row / p.T * to.batch + index * to.head + row % p.T * to.token);
 }
+template <int N>
 struct Pair {
-  float a, b;
+  Pack<N> a, b;
 };
-__device__ inline Pair turned(Pair x, float cos, float sin) {
-  return {x.a * cos - x.b * sin, x.b * cos + x.a * sin};
+template <int N, class T>
+__device__ inline Pair<N> get_pair(const T* x, int i, int half) {
+  return {get<N>(x + i), get<N>(x + half + i)};
 }
-
-template <class T>
-__global__ void heads_rows(const Heads p) {
-  const int64_t all = p.H + 2 * p.G, item = blockIdx.x * int64_t(kWarps) + threadIdx.x / 32;
-  if (item >= p.rows.count * all) return;
-  const int64_t row = item / all, h = item % all, half = p.D / 2, angle = row % p.T * half;
-  const HeadOf o = head_of(p, h);
-  const T* x = at<T>(p.x, row * p.x_row + h * p.D);
-  const int lane = threadIdx.x % 32;
-  float rstd = 1;
-  if (o.weight) {
-    float squares = 0;
-    for (int64_t i = lane; i < p.D; i += 32) squares += wide(x[i]) * wide(x[i]);
-    rstd = 1 / sqrtf(warp_sum(squares) / float(p.D) + p.eps);
-    if (lane == 0) p.rstd[row * (p.H + p.G) + h] = rstd;
-  }
-  T* to = place<T>(p, o, row);
-  for (int64_t i = lane; i < half; i += 32) {
-    Pair y{wide(x[i]), wide(x[i + half])};
-    if (o.weight) {
-      y.a *= rstd * (o.weight[i] + p.plus);
-      y.b *= rstd * (o.weight[i + half] + p.plus);
-    }
-    if (o.turned) y = turned(y, p.cos[angle + i], p.sin[angle + i]);
-    to[i] = narrow<T>(y.a), to[i + half] = narrow<T>(y.b);
+template <int N, class T>
+__device__ inline void put_pair(T* x, int i, int half, const Pair<N>& y) {
+  put<N>(x + i, y.a), put<N>(x + half + i, y.b);
+}
+template <int N>
+__device__ inline void turn(Pair<N>& x, const float* cos, const float* sin, float way) {
+  const Pack<N> c = get<N>(cos), s = get<N>(sin);
+  for (int j = 0; j < N; ++j) {
+    const float a = x.a.x[j], b = x.b.x[j], to = s.x[j] * way;
+    x.a.x[j] = a * c.x[j] - b * to, x.b.x[j] = b * c.x[j] + a * to;
   }
 }
 
-// A block takes the rows of a task, its warps the heads in turn; the sums of the warps are added in
-// their order.
-template <class T>
-__global__ void heads_rows_backward(const Heads p) {
-  __shared__ float shared[kWarps][kMostHeadChannels];
-  const int64_t all = p.H + 2 * p.G, half = p.D / 2;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  Pair sums[2][kPairs] = {};
-  const int64_t from = blockIdx.x * p.rows.each, to = min(from + p.rows.each, p.rows.count);
-  for (int64_t item = from * all + warp; item < to * all; item += kWarps) {
-    const int64_t row = item / all, h = item % all, angle = row % p.T * half;
-    const HeadOf o = head_of(p, h);
-    const T* d_y = place<T>(p, o, row);
+template <class T, int N, bool Normed>
+__global__ void heads_rows(const Heads p, int lanes) {
+  const Group g(lanes);
+  const int all = int(p.H + 2 * p.G), half = int(p.D / 2);
+  const int64_t row = blockIdx.x, angle = row % p.T * half;
+  for (int first = 0; first < all; first += g.count) {  // as often for all lanes of a warp
+    const int h = first + g.index;
+    const bool here = h < all, is_v = h >= p.H + p.G;
     const T* x = at<T>(p.x, row * p.x_row + h * p.D);
-    T* d_x = at<T>(p.d_x, (row * all + h) * p.D);
-    const float rstd = o.weight ? p.rstd[row * (p.H + p.G) + h] : 1;
-    Pair d[kPairs], u[kPairs];
-    float mean = 0;
+    Pair<N> y[kRounds<N>];
+    float squares = 0;
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      const int64_t i = lane + 32 * j;
-      if (i >= half) break;
-      d[j] = {wide(d_y[i]), wide(d_y[i + half])};
-      if (o.turned) d[j] = turned(d[j], p.cos[angle + i], -p.sin[angle + i]);
-      if (!o.weight) continue;
-      u[j] = {wide(x[i]) * rstd, wide(x[i + half]) * rstd};
-      Pair& sum = sums[o.is_k][j];
-      sum.a += d[j].a * u[j].a, sum.b += d[j].b * u[j].b;
-      d[j].a *= o.weight[i] + p.plus, d[j].b *= o.weight[i + half] + p.plus;
-      mean += d[j].a * u[j].a + d[j].b * u[j].b;
+    for (int j = 0; j < kRounds<N>; ++j) {
+      const int i = (g.lane + j * lanes) * N;
+      if (!here || i >= half) continue;
+      y[j] = get_pair<N>(x, i, half);
+      for (int k = 0; Normed && k < N; ++k)
+        squares += y[j].a.x[k] * y[j].a.x[k] + y[j].b.x[k] * y[j].b.x[k];
     }
-    if (o.weight) mean = warp_sum(mean) / float(p.D);
+    float rstd = 1;
+    if (Normed) rstd = 1 / sqrtf(g.sum(squares) / float(p.D) + p.eps);
+    if (!here) continue;
+    if (Normed && !is_v && g.lane == 0) p.rstd[row * (p.H + p.G) + h] = rstd;
+    T* to = place<T>(p, h, row);
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      const int64_t i = lane + 32 * j;
-      if (i >= half) break;
-      if (o.weight) d[j] = {(d[j].a - u[j].a * mean) * rstd, (d[j].b - u[j].b * mean) * rstd};
-      d_x[i] = narrow<T>(d[j].a), d_x[i + half] = narrow<T>(d[j].b);
+    for (int j = 0; j < kRounds<N>; ++j) {
+      const int i = (g.lane + j * lanes) * N;
+      if (i >= half) continue;
+      if (Normed && !is_v) {
+        const Pair<N> w = get_pair<N>(h < p.H ? p.q_norm : p.k_norm, i, half);
+        for (int k = 0; k < N; ++k) {
+          y[j].a.x[k] *= rstd * (w.a.x[k] + p.plus);
+          y[j].b.x[k] *= rstd * (w.b.x[k] + p.plus);
+        }
+      }
+      if (p.cos && !is_v) turn(y[j], p.cos + angle + i, p.sin + angle + i, 1);
+      put_pair<N>(to, i, half, y[j]);
     }
   }
-  if (!p.q_norm) return;
-  for (int which = 0; which < 2; ++which) {
+}
+
+// A block takes the rows of a task; the sums of its groups are added in their order.
+template <class T, int N, bool Normed>
+__global__ void heads_rows_backward(const Heads p, int lanes) {
+  extern __shared__ float shared[];  // [groups, D], of norms
+  const Group g(lanes);
+  const int all = int(p.H + 2 * p.G), half = int(p.D / 2);
+  Pair<N> sums[2][kRounds<N>] = {};
+  const int64_t from = blockIdx.x * p.rows.each, end = min(from + p.rows.each, p.rows.count);
+  for (int64_t row = from; row < end; ++row)
+    for (int first = 0; first < all; first += g.count) {
+      const int h = first + g.index;
+      const bool here = h < all, is_v = h >= p.H + p.G, normed = Normed && here && !is_v;
+      const T *d_y = here ? place<T>(p, h, row) : nullptr, *x = nullptr;
+      if (normed) x = at<T>(p.x, row * p.x_row + h * p.D);
+      const float rstd = normed ? p.rstd[row * (p.H + p.G) + h] : 1;
+      const int64_t angle = row % p.T * half;
+      Pair<N> d[kRounds<N>], u[kRounds<N>];
+      float mean = 0;
+#pragma unroll
+      for (int j = 0; j < kRounds<N>; ++j) {
+        const int i = (g.lane + j * lanes) * N;
+        if (!here || i >= half) continue;
+        d[j] = get_pair<N>(d_y, i, half);
+        if (p.cos && !is_v) turn(d[j], p.cos + angle + i, p.sin + angle + i, -1);
+        if (!normed) continue;
+        const Pair<N> w = get_pair<N>(h < p.H ? p.q_norm : p.k_norm, i, half);
+        u[j] = get_pair<N>(x, i, half);
+        const auto add = [&](Pack<N>& u, Pack<N>& d, const Pack<N>& w, Pack<N>& q, Pack<N>& k) {
+          for (int e = 0; e < N; ++e) {
+            u.x[e] *= rstd;
+            (h < p.H ? q : k).x[e] += d.x[e] * u.x[e];
+            d.x[e] *= w.x[e] + p.plus;
+            mean += d.x[e] * u.x[e];
+          }
+        };
+        add(u[j].a, d[j].a, w.a, sums[0][j].a, sums[1][j].a);
+        add(u[j].b, d[j].b, w.b, sums[0][j].b, sums[1][j].b);
+      }
+      if (Normed) mean = g.sum(mean) / float(p.D);
+#pragma unroll
+      for (int j = 0; j < kRounds<N>; ++j) {
+        const int i = (g.lane + j * lanes) * N;
+        if (!here || i >= half) continue;
+        for (int e = 0; normed && e < N; ++e) {
+          d[j].a.x[e] = (d[j].a.x[e] - u[j].a.x[e] * mean) * rstd;
+          d[j].b.x[e] = (d[j].b.x[e] - u[j].b.x[e] * mean) * rstd;
+        }
+        put_pair<N>(at<T>(p.d_x, (row * all + h) * p.D), i, half, d[j]);
+      }
+    }
+  for (int which = 0; Normed && which < 2; ++which) {
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      const int64_t i = lane + 32 * j;
-      if (i >= half) break;
-      shared[warp][i] = sums[which][j].a, shared[warp][i + half] = sums[which][j].b;
+    for (int j = 0; j < kRounds<N>; ++j) {
+      const int i = (g.lane + j * lanes) * N;
+      if (i < half) put_pair<N>(shared + g.index * p.D, i, half, sums[which][j]);
     }
     __syncthreads();
     for (int64_t i = threadIdx.x; i < p.D; i += blockDim.x) {
       float sum = 0;
-      for (int w = 0; w < kWarps; ++w) sum += shared[w][i];
+      for (int k = 0; k < g.count; ++k) sum += shared[k * p.D + i];
       (which ? p.d_k_norm : p.d_q_norm)[blockIdx.x * p.D + i] = sum;
     }
   }
@@ -209,8 +252,9 @@ __global__ void heads_rows_backward(const Heads p) {
 
 template <class F>
 static void with_norm(const Norm& p, const F& f) {
-  const bool four = fours({p.C, p.x_row, p.added_row, p.d_y_row, p.d_sum_row},
-                          {p.x, p.added, p.weight, p.sum, p.y, p.d_y, p.d_sum, p.d_x, p.d_added});
+  const bool four =
+      side_by_side(4, {p.C, p.x_row, p.added_row, p.d_y_row, p.d_sum_row},
+                   {p.x, p.added, p.weight, p.sum, p.y, p.d_y, p.d_sum, p.d_x, p.d_added});
   with(p.wide, [&](auto R) {
     with(p.narrow, [&](auto A) { with_width(four, [&](auto N) { f(R, A, N); }); });
   });
@@ -230,15 +274,39 @@ void norm_backward(const Norm& p, Stream stream) {
     kernel<<<unsigned(p.rows.tasks()), threads_for(p.C, N.value, 512), size_t(bytes), stream>>>(p);
   });
 }
+// f(number, channels of a lane, whether there are norms, lanes, threads)
+template <class F>
+static void with_heads(const Heads& p, const F& f) {
+  const int64_t half = p.D / 2, all = p.H + 2 * p.G;
+  bool eight = side_by_side(8, {half, p.x_row}, {p.x, p.d_x, p.cos, p.sin, p.q_norm, p.k_norm});
+  for (const Heads4& y : {p.q, p.k, p.v})
+    eight &= side_by_side(8, {y.batch, y.head, y.token}, {y.at});
+  int lanes = 1;
+  while (lanes < 32 && lanes * (eight ? 8 : 1) < half) lanes *= 2;
+  const int64_t wanted = (all * lanes + 31) / 32 * 32;
+  const auto threads = unsigned(wanted < 256 ? wanted : 256);
+  with(p.dtype, [&](auto T) {
+    const auto normed = [&](auto N) {
+      p.q_norm ? f(T, N, std::true_type(), lanes, threads)
+               : f(T, N, std::false_type(), lanes, threads);
+    };
+    eight ? normed(std::integral_constant<int, 8>()) : normed(std::integral_constant<int, 1>());
+  });
+}
 void heads(const Heads& p, Stream stream) {
-  const int64_t items = p.rows.count * (p.H + 2 * p.G);
-  with(p.dtype, [&](auto T) {
-    heads_rows<decltype(T)><<<unsigned((items + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(p);
+  with_heads(p, [&](auto T, auto N, auto normed, int lanes, unsigned threads) {
+    heads_rows<decltype(T), N.value, normed.value>
+        <<<unsigned(p.rows.count), threads, 0, stream>>>(p, lanes);
   });
 }
-void heads_backward(const Heads& p, Stream stream) {
-  with(p.dtype, [&](auto T) {
-    heads_rows_backward<decltype(T)><<<unsigned(p.rows.tasks()), kWarps * 32, 0, stream>>>(p);
+void heads_backward(const Heads& given, Stream stream) {
+  Heads p = given;
+  if (!p.q_norm) p.rows.each = 1;  // no sums of a task: a block for each row
+  with_heads(p, [&](auto T, auto N, auto normed, int lanes, unsigned threads) {
+    const size_t bytes = normed.value ? threads / unsigned(lanes) * size_t(p.D) * 4 : 0;
+    heads_rows_backward<decltype(T), N.value, normed.value>
+        <<<unsigned(p.rows.tasks()), threads, bytes, stream>>>(p, lanes);
   });
 }
+
 }  // namespace horner::nn::kernels::cuda
