@@ -17,13 +17,6 @@ static Other other(const Weights& weights) {
   return w ? *w : Other{};
 }
 
-// After `rows`, g is what stands for the gradient of the result.
-static Fused with_g(Fused f) {
-  const int64_t row = f.E, head = row * f.T, batch = head * f.H;
-  if (f.g) f.d_o = {f.g, batch, head, row};
-  return f;
-}
-
 int compute_capability(int device) {
   int major = 0, minor = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);

@@ -12,6 +12,7 @@ namespace horner::attn::kernels::cuda {
 template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
+  static constexpr bool kDecay = true, kCentre = true;
   static constexpr int kAtoms = !kWide && C == 64 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
   static constexpr int kBlocks = !kWide && C == 64 ? 2 : 1;  // at least, on a multiprocessor
@@ -41,9 +42,8 @@ __device__ inline void add_pair(float* at, float a, float b) {
 }
 
 // What the keys of a warp gather.
-template <class T, int C, class W>
+template <class T, int C, class W, class Shape = BackwardShape<T, C, W>>
 struct KeySums {
-  using Shape = BackwardShape<T, C, W>;
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kStep / 8;
   using Products = float[kAtoms][kTiles][4];
 
@@ -72,8 +72,14 @@ struct KeySums {
 
   // From products to weights times a (in x) and the gradients of scores (in dp), two columns of
   // tiles at a time.
+  __device__ __forceinline__ void grade(Care care, const Queries& tile, int at, Products& x,
+                                        Products& dp) {
+    if (care == Care::none) grade<Care::none>(tile, at, x, dp);
+    if (care == Care::clamp) grade<Care::clamp>(tile, at, x, dp);
+    if (care == Care::any) grade<Care::any>(tile, at, x, dp);
+  }
   template <Care care>
-  __device__ void grade(const Queries& tile, int at, Products& x, Products& dp) {
+  __device__ __forceinline__ void grade(const Queries& tile, int at, Products& x, Products& dp) {
     const float scale = f.scale * kUnit<W>;
     constexpr int n = 8 * kAtoms;  // number i: atom i / 8, then tile, row and column
 #pragma unroll
@@ -99,10 +105,17 @@ struct KeySums {
       if constexpr (care == Care::any) {
         s.seen = 0;
 #pragma unroll
-        for (int i = 0; i < n; ++i)
-          s.seen |= uint32_t(sees(tile, tile.t0 + column_of(i), key(row_of(i)))) << i;
+        for (int c = 0; c < 4; ++c) {
+          const int t = min(tile.t0 + column_of(c / 2 * 4 + c % 2), f.T - 1);
+          const int lo = f.seen.lo(t), hi = f.seen.hi(t);
+#pragma unroll
+          for (int i = 0; i < n; ++i)
+            if (i / 4 % 2 == c / 2 && i % 2 == c % 2)
+              s.seen |= uint32_t(key(row_of(i)) >= lo && key(row_of(i)) < hi) << i;
+        }
+        if (f.seen.keep) s.seen &= kept(tile.head.b);
       }
-      if constexpr (care == Care::any)
+      if constexpr (care == Care::any && Shape::kDecay)
         if (f.decay) {
           const auto faded = lanes<n>([&](int i) {
             return fade(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
@@ -113,15 +126,19 @@ struct KeySums {
           w, f, s, [&](int i) { return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1)); });
 #pragma unroll
       for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
-      if constexpr (care == Care::any)
+      if constexpr (care == Care::any && Shape::kDecay)
         if (f.decay) add_decay(s, y);
-      if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
+      if constexpr (Shape::kCentre)
+        if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
     }
   }
-  __device__ bool sees(const Queries& tile, int t, int s) const {
-    const int at = min(t, f.T - 1);
-    return s >= f.seen.lo(at) && s < f.seen.hi(at) &&
-           (!f.seen.keep || f.seen.keep[int64_t(tile.head.b) * f.S + s]);
+  // A bit for each of a batch's numbers, as in `grade`: whether its key is kept.
+  __device__ uint32_t kept(int b) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 8 * kAtoms; ++i)
+      if (f.seen.keep[int64_t(b) * f.S + min(key(i / 8 * 2 + i / 2 % 2), f.S - 1)]) bits |= 1u << i;
+    return bits;
   }
   template <int n>
   __device__ void add_decay(const Scored<n>& s, const Graded<n>& y) {
@@ -155,9 +172,7 @@ struct KeySums {
       Products x, dp;
       rows_by_rows<T>(x, k, own, tile.q, at);
       rows_by_rows<T>(dp, v, own, tile.g, at);
-      if (care == Care::none) grade<Care::none>(tile, at, x, dp);
-      if (care == Care::clamp) grade<Care::clamp>(tile, at, x, dp);
-      if (care == Care::any) grade<Care::any>(tile, at, x, dp);
+      grade(care, tile, at, x, dp);
       add_sums_by_columns<T>(dv, x, tile.g, at, column);
       add_sums_by_columns<T>(dk, dp, tile.q, at, column);
       if (!f.dq_sum) continue;
@@ -209,13 +224,13 @@ struct KeySums {
     for (int i = 0; i < 2 * kAtoms; ++i) {
       const int s = key(i);
       double d = d_decay[i / 2][i % 2];
-      if (f.decay) {
+      if (Shape::kDecay && f.decay) {
         d += __shfl_xor_sync(~0u, d, 1);
         d += __shfl_xor_sync(~0u, d, 2);
       }
       if (s >= f.S) continue;
       const int64_t at = head.key(f, s);
-      if (f.d_decay_key && column == 0 && lane() % 4 == 0) f.d_decay_key[at] = -d;
+      if (Shape::kDecay && f.d_decay_key && column == 0 && lane() % 4 == 0) f.d_decay_key[at] = -d;
 #pragma unroll
       for (int j = 0; j < Shape::kOwn / 8; ++j) {
         const int c = column + 8 * j + lane() % 4 * 2;

@@ -15,6 +15,7 @@ struct ForwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kAtoms = 1;  // of 16 rows, in a warp
+  static constexpr bool kDecay = true;
   static constexpr int kQueries = 16 * kAtoms * kWarps;
   static constexpr int kBlocks = kWide || C == 256 ? 1
                                  : C == 128        ? 2
@@ -24,9 +25,8 @@ struct ForwardShape {
 };
 
 // The rows of a thread: `atoms` times the rows i and i + 8 of sixteen.
-template <class T, int C, class W>
+template <class T, int C, class W, class Shape = ForwardShape<T, C>>
 struct RunningSums {
-  using Shape = ForwardShape<T, C>;
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kKeys / 8;
   // Exp is taken relative to the largest score so far; so is, to stay in its range, any weight
   // without a bound that is rounded to float16.
@@ -41,9 +41,11 @@ struct RunningSums {
   float N[kAtoms][C / 8][4];
   float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
   float centre[kAtoms][2];
+  float factor[2 * kAtoms];  // what brings N to the scale of the tile at hand
+  bool raised;               // whether there is one, in some row of the warp
 
   __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
-      : f(f), w(w), head(head), t0(t0), N{} {
+      : f(f), w(w), head(head), t0(t0), N{}, raised(false) {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       sum[i / 2][i % 2] = 0, shift[i / 2][i % 2] = -INFINITY;
@@ -64,12 +66,11 @@ struct RunningSums {
   }
 
   // Raises the shift of each row where its tile needs it; what has been summed is brought to the
-  // new scale. Weights may grow to e^kSlack before that, since any shift will do.
+  // new scale, N by `rescale`. Weights may grow to e^kSlack before that, since any shift will do.
   static constexpr float kSlack = 5;
   template <class Top>
-  __device__ void raise(const Top& top) {
-    float factor[2 * kAtoms];
-    bool raised = false;
+  __device__ __forceinline__ void raise(const Top& top) {
+    raised = false;
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       float& now = shift[i / 2][i % 2];
@@ -77,22 +78,31 @@ struct RunningSums {
       factor[i] = exp_fast(now - finite(next));
       raised |= next > now;
       now = next;
-    }
-    if (!__any_sync(~0u, raised)) return;
-#pragma unroll
-    for (int i = 0; i < 2 * kAtoms; ++i) {
       sum[i / 2][i % 2] *= factor[i];
+    }
+    raised = __any_sync(~0u, raised);
+  }
+  __device__ void rescale() {
+    if constexpr (kIsExp || kScaled) {
+      if (!raised) return;
 #pragma unroll
-      for (int j = 0; j < C / 8; ++j) {
-        N[i / 2][j][i % 2 * 2] *= factor[i];
-        N[i / 2][j][i % 2 * 2 + 1] *= factor[i];
-      }
+      for (int i = 0; i < 2 * kAtoms; ++i)
+#pragma unroll
+        for (int j = 0; j < C / 8; ++j) {
+          N[i / 2][j][i % 2 * 2] *= factor[i];
+          N[i / 2][j][i % 2 * 2 + 1] *= factor[i];
+        }
     }
   }
 
   // From products to weights, in place; adds those to the sum.
+  __device__ __forceinline__ void weigh(Care care, Products& x, int s0, const double* gates) {
+    if (care == Care::none) weigh<Care::none>(x, s0, gates);
+    if (care == Care::clamp) weigh<Care::clamp>(x, s0, gates);
+    if (care == Care::any) weigh<Care::any>(x, s0, gates);
+  }
   template <Care care>
-  __device__ void weigh(Products& x, int s0, const double* gates) {
+  __device__ __forceinline__ void weigh(Products& x, int s0, const double* gates) {
     const int first = s0 + lane() % 4 * 2;
     if constexpr (care == Care::any && kIsExp) {
 #pragma unroll
@@ -122,7 +132,7 @@ struct RunningSums {
       } else {
         y = value<care>(y, i, first);
       }
-      if constexpr (care == Care::any)
+      if constexpr (care == Care::any && Shape::kDecay)
         if (f.decay) {
           const double here = gates_at_query(f, head, query(i));
 #pragma unroll
@@ -132,7 +142,7 @@ struct RunningSums {
       if constexpr (!kScaled) add(y, i);
       set_row(x, i, y);
     }
-    if constexpr (kScaled) rescale(x);
+    if constexpr (kScaled) by_largest(x);
   }
   __device__ void add(const Lanes<2 * kTiles>& y, int i) {
 #pragma unroll
@@ -140,7 +150,8 @@ struct RunningSums {
   }
   // Weights that need no maximum.
   template <Care care>
-  __device__ Lanes<2 * kTiles> value(const Lanes<2 * kTiles>& x, int i, int first) const {
+  __device__ __forceinline__ Lanes<2 * kTiles> value(const Lanes<2 * kTiles>& x, int i,
+                                                     int first) const {
     const float sub = centre[i / 2][i % 2];
     auto y = lanes<2 * kTiles>([&](int j) { return x[j] * f.scale - sub; });
     if constexpr (care != Care::none) y = at_most(y, f.clamp);
@@ -157,7 +168,7 @@ struct RunningSums {
     return y;
   }
   // Weights that are relative to their largest so far.
-  __device__ void rescale(Products& x) {
+  __device__ void by_largest(Products& x) {
     raise([&](int i) {
       const auto y = of_row(x, i);
       float top = 0;
@@ -238,9 +249,8 @@ __global__ __launch_bounds__(
     rows_by_rows<T>(x, q, own, k, 0);
     const Care care = care_for(f, t0, t0 + kQueries, s0, s0 + kKeys);
     const double* const tile_gates = gates + stage * kKeys;
-    if (care == Care::none) sums.template weigh<Care::none>(x, s0, tile_gates);
-    if (care == Care::clamp) sums.template weigh<Care::clamp>(x, s0, tile_gates);
-    if (care == Care::any) sums.template weigh<Care::any>(x, s0, tile_gates);
+    sums.weigh(care, x, s0, tile_gates);
+    sums.rescale();
     add_sums_by_columns<T>(sums.N, x, v, 0);
   }
   if (begin >= end) wait_for_copies();

@@ -76,13 +76,14 @@ __device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) 
 template <int n>
 __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {
   const int at = min(t, seen.T - 1), lo = seen.lo(at), hi = seen.hi(at);
+  const auto key = [&](int i) { return first + i / 2 * 8 + i % 2; };
   uint32_t bits = 0;
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const int s = first + i / 2 * 8 + i % 2;
-    const bool yes = s >= lo && s < hi && (!seen.keep || seen.keep[int64_t(b) * seen.S + s]);
-    bits |= uint32_t(yes) << i;
-  }
+  for (int i = 0; i < n; ++i) bits |= uint32_t(key(i) >= lo && key(i) < hi) << i;
+  if (!seen.keep) return bits;
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (!seen.keep[int64_t(b) * seen.S + min(key(i), seen.S - 1)]) bits &= ~(1u << i);
   return bits;
 }
 

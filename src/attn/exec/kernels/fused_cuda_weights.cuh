@@ -103,18 +103,37 @@ template <int n>
 HORNER_HD Lanes<n> weights_of(const Exp& w, const Lanes<n>& x) {
   return slopes_of(w, x).w;
 }
+// Eight numbers at a time, which is enough to keep a warp busy: more would take registers. Degree 0
+// stands for any.
+template <int degree, int n>
+HORNER_HD Lanes<n> weights_by_eights(const Polynomial& p, const Lanes<n>& x) {
+  Lanes<n> y;
+#pragma unroll
+  for (int i = 0; i < n; i += 8) {
+    const auto part = lanes<8>([&](int j) { return x[i + j]; });
+    Lanes<8> w;
+    if constexpr (degree == 0) {
+      w = weight(p, part).w;
+    } else {
+      w = weight_of_degree<degree>(p, part).w;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) y[i + j] = w[j];
+  }
+  return y;
+}
 // The orders that are used most, unrolled.
 template <int n>
 HORNER_HD Lanes<n> weights_of(const Polynomial& p, const Lanes<n>& x) {
   switch (p.degree) {
       // clang-format off
-    case 2: return weight_of_degree<2>(p, x).w;
-    case 3: return weight_of_degree<3>(p, x).w;
-    case 4: return weight_of_degree<4>(p, x).w;
-    case 6: return weight_of_degree<6>(p, x).w;
-    case 8: return weight_of_degree<8>(p, x).w;
-    case 10: return weight_of_degree<10>(p, x).w;
-    default: return weight(p, x).w;
+    case 2: return weights_by_eights<2>(p, x);
+    case 3: return weights_by_eights<3>(p, x);
+    case 4: return weights_by_eights<4>(p, x);
+    case 6: return weights_by_eights<6>(p, x);
+    case 8: return weights_by_eights<8>(p, x);
+    case 10: return weights_by_eights<10>(p, x);
+    default: return weights_by_eights<0>(p, x);
       // clang-format on
   }
 }

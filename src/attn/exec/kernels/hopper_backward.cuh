@@ -1,0 +1,284 @@
+// Backward on Hopper: a block of threads has 128 keys of one key head, 64 for each group of four
+// warps, and one warp more that begins the copies of the tiles of queries that see them. Scores are
+// taken transposed, as in fused_cuda_backward.cuh: w and dx stay in registers as left factors, and
+// dx goes to shared memory too, for dq = dx k, half of the channels by each group. The dq of a tile
+// is taken while the next is weighed, and added to memory atomically, in the order of registers.
+#pragma once
+
+#include "attn/exec/kernels/fused_cuda_backward.cuh"
+#include "attn/exec/kernels/hopper_forward.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <int C>
+struct HopperBackwardShape {
+  static constexpr bool kDecay = false, kCentre = false;
+  static constexpr int kAtoms = 1, kGroups = 2, kKeys = 64 * kGroups, kStages = 2;
+  static constexpr int kQueries = 64, kStep = kQueries, kOwn = C, kParts = 1;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kRegisters = 240, kFewRegisters = 24;
+  static constexpr bool kDqLater = C == 64;  // beside the next tile: there are registers for that
+  using Keys = Panel<kKeys, C>;
+  using Queries = Panel<kQueries, C>;
+  using Dx = Panel<kKeys, kQueries>;
+  static constexpr int kDx = 2 * Keys::kBytes + 2 * kStages * Queries::kBytes;  // where it begins
+  static constexpr int kOf = kDx + 2 * Dx::kBytes;
+  static constexpr int kBarriers = kOf + kStages * kQueries * int(sizeof(Query));
+  static constexpr int kBytes = kBarriers + (1 + 2 * kStages) * 8;
+};
+
+template <int C>
+struct BackwardMemory {
+  using Shape = HopperBackwardShape<C>;
+  unsigned char* bytes;
+  uint32_t at;
+
+  // The same, but the compiler does not know: addresses are then made where they are used, not kept
+  // in registers all the while.
+  __device__ BackwardMemory anew() const {
+    BackwardMemory same = *this;
+    asm volatile("" : "+r"(same.at));
+    return same;
+  }
+  __device__ typename Shape::Keys k() const { return {at}; }
+  __device__ typename Shape::Keys v() const { return {at + Shape::Keys::kBytes}; }
+  __device__ typename Shape::Queries q(int stage) const {
+    return {at + uint32_t(2 * Shape::Keys::kBytes + 2 * stage * Shape::Queries::kBytes)};
+  }
+  __device__ typename Shape::Queries g(int stage) const {
+    return {q(stage).at + Shape::Queries::kBytes};
+  }
+  __device__ typename Shape::Dx dx(int i) const {
+    return {at + uint32_t(Shape::kDx + i * Shape::Dx::kBytes)};
+  }
+  __device__ Query* of(int stage) const {
+    return reinterpret_cast<Query*>(bytes + Shape::kOf) + stage * Shape::kQueries;
+  }
+  __device__ uint32_t barrier(int i) const { return at + uint32_t(Shape::kBarriers + 8 * i); }
+  __device__ uint32_t keys_full() const { return barrier(0); }
+  __device__ uint32_t full(int stage) const { return barrier(1 + 2 * stage); }
+  __device__ uint32_t free(int stage) const { return barrier(2 + 2 * stage); }
+
+  __device__ void make_barriers() const {
+    make_barrier(keys_full(), 1);
+    for (int i = 0; i < Shape::kStages; ++i)
+      make_barrier(full(i), 2), make_barrier(free(i), 4 * Shape::kGroups);
+    barriers_are_made();
+  }
+};
+
+struct BackwardMaps {
+  CUtensorMap q, k, v, g;
+};
+
+// The tiles of queries that a block goes over: of every query head that reads its key head.
+struct QueryTiles {
+  int b, g, each, s0, begin, end, of_head;
+
+  template <class Shape>
+  __device__ QueryTiles(const Fused& f, Shape)
+      : b(int(blockIdx.x) / f.G),
+        g(int(blockIdx.x) % f.G),
+        each(f.H / f.G),
+        s0(int(blockIdx.y) * Shape::kKeys),  // a causal mask: most queries first
+        begin(f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries),
+        end(f.seen.end_query(min(s0 + Shape::kKeys, f.S))),
+        of_head(end > begin ? (end - begin + Shape::kQueries - 1) / Shape::kQueries : 0) {}
+  __device__ int count() const { return each * of_head; }
+  __device__ Head head(int i) const { return Head(b, g * each + i / of_head, g); }
+  __device__ int t0(int i) const { return begin + i % of_head * 64; }
+};
+
+// The warp that begins copies.
+template <int C>
+__device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
+                                    BackwardMemory<C> memory, const QueryTiles& tiles) {
+  using Shape = HopperBackwardShape<C>;
+  const bool leads = lane() == 0;
+  const int count = tiles.count();
+  if (leads && count > 0) {
+    arrive_and_expect(memory.keys_full(), 2 * Shape::Keys::kBytes);
+    copy_panel(memory.k(), maps.k, tiles.s0, tiles.g, tiles.b, memory.keys_full());
+    copy_panel(memory.v(), maps.v, tiles.s0, tiles.g, tiles.b, memory.keys_full());
+  }
+  for (int i = 0; i < count; ++i) {
+    const int stage = i % Shape::kStages, t0 = tiles.t0(i);
+    const Head head = tiles.head(i);
+    const uint32_t full = memory.full(stage);
+    wait(memory.free(stage), (i / Shape::kStages & 1) ^ 1);
+    if (leads) {
+      arrive_and_expect(full, 2 * Shape::Queries::kBytes);
+      copy_panel(memory.q(stage), maps.q, t0, head.h, head.b, full);
+      copy_panel(memory.g(stage), maps.g, t0, head.h, head.b, full);
+    }
+    for (int n = lane(); n < Shape::kQueries; n += 32) {
+      const bool real = t0 + n < f.T;
+      memory.of(stage)[n] = real ? f.queries[head.row(f, t0 + n)] : Query{};
+    }
+    arrive_by_warp(full);
+  }
+}
+
+// Keys by queries, over the channels: begun.
+template <class T, int C, int R, int S, int columns>
+__device__ inline void begin_rows_by_rows(float (&x)[columns][4], Panel<R, C> a, int row,
+                                          Panel<S, C> b) {
+  begin_product<T, false, Over::channels, Over::channels>(x, a.by_channels(row, 0),
+                                                          b.by_channels(0, 0));
+#pragma unroll
+  for (int i = 1; i < C / 16; ++i)
+    begin_product<T, true, Over::channels, Over::channels>(x, a.by_channels(row, i),
+                                                           b.by_channels(0, i));
+  end_of_batch();
+}
+
+// dq of a tile: [64, C / 2] for each group, begun; then added to memory.
+template <class T, int C>
+struct QuerySums {
+  static constexpr int kColumns = C / 16;
+  float dq[kColumns][4];
+
+  __device__ void begin(BackwardMemory<C> memory, int i) {
+    using Shape = HopperBackwardShape<C>;
+    const auto dx = memory.dx(i % 2);
+    const auto k = memory.k();
+    const int channel = warp() / 4 * (C / 2);
+    before_products();
+    begin_product<T, false, Over::rows, Over::rows>(dq, dx.by_rows(0, 0), k.by_rows(channel, 0));
+#pragma unroll
+    for (int s = 1; s < Shape::kKeys / 16; ++s)
+      begin_product<T, true, Over::rows, Over::rows>(dq, dx.by_rows(0, s), k.by_rows(channel, s));
+    end_of_batch();
+  }
+  // [tile][column / 8][thread][4]
+  __device__ void add(const Fused& f, const Head& head, int t0) const {
+    const int64_t tiles = (f.T + 63) / 64, tile = int64_t(head.b * f.H + head.h) * tiles + t0 / 64;
+    const int group = warp() / 4, thread = int(threadIdx.x) % 128;
+    float4* const at =
+        reinterpret_cast<float4*>(f.dq_sum) + (tile * (C / 8) + group * kColumns) * 128 + thread;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)
+      atomicAdd(at + j * 128, make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]));
+  }
+};
+
+template <class T, int C, class W>
+__device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
+                                                 const BackwardMemory<C>& given,
+                                                 const QueryTiles& tiles) {
+  using Shape = HopperBackwardShape<C>;
+  using Sums = KeySums<T, C, W, Shape>;
+  constexpr int kStages = Shape::kStages, kColumns = Shape::kQueries / 8;
+  const int group = warp() / 4, count = tiles.count();
+  Sums sums(f, w, tiles.s0, 0);
+  QuerySums<T, C> of_queries;
+  float x[1][kColumns][4], dp[1][kColumns][4];
+  uint32_t weights[kColumns / 2][4], slopes[kColumns / 2][4];
+  const int key = warp() * 16 + lane() % 16;  // whose row of dx this lane stores
+  if (count > 0) wait(given.keys_full(), 0);
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const int stage = i % kStages;
+    const BackwardMemory<C> memory = given.anew();
+    wait(memory.full(stage), i / kStages & 1);
+    before_products();
+    begin_rows_by_rows<T>(x[0], memory.k(), 64 * group, memory.q(stage));
+    begin_rows_by_rows<T>(dp[0], memory.v(), 64 * group, memory.g(stage));
+    if constexpr (Shape::kDqLater) {
+      meet<128 * Shape::kGroups>(1);    // every dx of the tile before is written
+      of_queries.begin(memory, i + 1);  // of the first, there is none: its dq is not used
+      wait_for_products<1>();
+      touch(weights), touch(slopes);
+      if (i > 0) arrive_by_warp(memory.free((i - 1) % kStages));
+    } else {
+      wait_for_products<0>();
+    }
+    touch(x[0]), touch(dp[0]);
+    const int t0 = tiles.t0(i), s0 = tiles.s0 + 64 * group;
+    const typename Sums::Queries tile{tiles.head(i), t0, {0}, {0}, memory.of(stage), nullptr, {0}};
+    sums.grade(care_for(f, t0, t0 + Shape::kQueries, s0, s0 + 64), tile, 0, x, dp);
+    rounded<T>(weights, x[0]);
+    rounded<T>(slopes, dp[0]);
+    before_products();
+#pragma unroll
+    for (int j = 0; j < kColumns / 2; ++j)
+      add_product<T, Over::rows>(sums.dv[0], weights[j], memory.g(stage).by_rows(0, j));
+#pragma unroll
+    for (int j = 0; j < kColumns / 2; ++j)
+      add_product<T, Over::rows>(sums.dk[0], slopes[j], memory.q(stage).by_rows(0, j));
+    end_of_batch();
+    const uint32_t row = memory.dx(i % 2).at + uint32_t(key * 128);
+#pragma unroll
+    for (int j = 0; j < kColumns / 2; ++j)
+      store_matrices(row + uint32_t((2 * j + lane() / 16) ^ (key & 7)) * 16, slopes[j]);
+    stored_for_products();
+    if constexpr (Shape::kDqLater) {
+      wait_for_products<1>();
+    } else {
+      meet<128 * Shape::kGroups>(1);
+      of_queries.begin(memory, i);
+      wait_for_products<0>();
+      touch(sums.dk[0]), touch(sums.dv[0]), touch(weights), touch(slopes);
+      arrive_by_warp(memory.free(stage));
+    }
+    touch(of_queries.dq);
+    const int done = Shape::kDqLater ? i - 1 : i;
+    if (f.dq_sum && done >= 0) of_queries.add(f, tiles.head(done), tiles.t0(done));
+  }
+  if constexpr (Shape::kDqLater) {
+    if (count > 0) {
+      meet<128 * Shape::kGroups>(1);
+      of_queries.begin(given, count - 1);
+    }
+    wait_for_products<0>();
+    touch(sums.dk[0]), touch(sums.dv[0]), touch(weights), touch(slopes), touch(of_queries.dq);
+    if (f.dq_sum && count > 0) of_queries.add(f, tiles.head(count - 1), tiles.t0(count - 1));
+  }
+  sums.finish(Head(tiles.b, tiles.g * tiles.each, tiles.g));
+}
+
+template <class T, int C, class W>
+__global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
+                             1) void hopper_keys_kernel(const __grid_constant__ Fused f,
+                                                        const __grid_constant__ W w,
+                                                        const __grid_constant__ BackwardMaps maps) {
+  using Shape = HopperBackwardShape<C>;
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  const BackwardMemory<C> memory{bytes, shared_address(bytes)};
+  const QueryTiles tiles(f, Shape());
+  if (threadIdx.x == 0) memory.make_barriers();
+  __syncthreads();
+  if (warp() / 4 == Shape::kGroups) {
+    give_registers<Shape::kFewRegisters>();
+    if (warp() % 4 == 0) copy_queries(f, maps, memory, tiles);
+  } else {
+    take_registers<Shape::kRegisters>();
+    sum_over_queries<T>(f, w, memory, tiles);
+  }
+}
+
+// From the sums of dq, in the order of registers, to rows. A block has 64 rows of one head.
+template <class T, int C>
+__global__ __launch_bounds__(128) void hopper_dq_kernel(const __grid_constant__ Fused f) {
+  constexpr int kRow = C + 8;  // numbers, so that rows begin in different banks
+  __shared__ __align__(16) T rows[64 * kRow];
+  const int64_t tiles = (f.T + 63) / 64, tile = blockIdx.x;
+  const float4* const from = reinterpret_cast<const float4*>(f.dq_sum) + tile * (C / 8) * 128;
+  T* const own = rows + (warp() * 16 + lane() / 4) * kRow + lane() % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < C / 8; ++j) {
+    const float4 y = from[j * 128 + threadIdx.x];
+    store_pair<T>(own, 8 * j, y.x * f.scale, y.y * f.scale);
+    store_pair<T>(own, 8 * kRow + 8 * j, y.z * f.scale, y.w * f.scale);
+  }
+  __syncthreads();
+  const int64_t first = tile / tiles * f.T + tile % tiles * 64;
+  const int real = min(64, f.T - int(tile % tiles) * 64), chunks = f.D / 8;
+  for (int i = int(threadIdx.x); i < real * chunks; i += 128) {
+    const int row = i / chunks, c = i % chunks * 8;
+    *reinterpret_cast<uint4*>(static_cast<T*>(f.dq) + (first + row) * f.D + c) =
+        *reinterpret_cast<const uint4*>(rows + row * kRow + c);
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda
