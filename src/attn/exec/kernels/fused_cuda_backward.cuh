@@ -13,6 +13,7 @@ template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr bool kDecay = true, kCentre = true;
+  static constexpr int kTilesAtOnce = 2;                    // of eight queries, in `grade`
   static constexpr int kAtoms = !kWide && C == 64 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
   static constexpr int kBlocks = !kWide && C == 64 ? 2 : 1;  // at least, on a multiprocessor
@@ -80,21 +81,30 @@ struct KeySums {
   }
   template <Care care>
   __device__ __forceinline__ void grade(const Queries& tile, int at, Products& x, Products& dp) {
+    with_degree(w, slope_degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+      grade<care>(weight, tile, at, x, dp);
+    });
+  }
+  template <Care care, class Weight>
+  __device__ __forceinline__ void grade(const Weight& weight, const Queries& tile, int at,
+                                        Products& x, Products& dp) {
     const float scale = f.scale * kUnit<W>;
-    constexpr int n = 8 * kAtoms;  // number i: atom i / 8, then tile, row and column
+    constexpr int kTilesAtOnce = Shape::kTilesAtOnce, n = 4 * kTilesAtOnce * kAtoms;
+    // Number i of a batch: its atom, tile, row and column.
 #pragma unroll
-    for (int j = 0; j < kTiles; j += 2) {
+    for (int j = 0; j < kTiles; j += kTilesAtOnce) {
+      const auto tile_of = [](int i) { return i / 4 % kTilesAtOnce; };
       const auto column_of = [&](int i) {
-        return at + (j + i / 4 % 2) * 8 + lane() % 4 * 2 + i % 2;
+        return at + (j + tile_of(i)) * 8 + lane() % 4 * 2 + i % 2;
       };
-      const auto row_of = [&](int i) { return i / 8 * 2 + i / 2 % 2; };
+      const auto row_of = [](int i) { return i / (4 * kTilesAtOnce) * 2 + i / 2 % 2; };
       const auto number = [&](Products& y, int i) -> float& {
-        return y[i / 8][j + i / 4 % 2][i % 4];
+        return y[i / (4 * kTilesAtOnce)][j + tile_of(i)][i % 4];
       };
-      Query query[4];  // of the columns
+      Query query[2 * kTilesAtOnce];  // of the columns
 #pragma unroll
-      for (int c = 0; c < 4; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
-      const auto of = [&](int i) -> const Query& { return query[i / 4 % 2 * 2 + i % 2]; };
+      for (int c = 0; c < 2 * kTilesAtOnce; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
+      const auto of = [&](int i) -> const Query& { return query[tile_of(i) * 2 + i % 2]; };
       Scored<n> s;
       s.z = lanes<n>([&](int i) { return number(x, i) * scale - of(i).sub; });
       s.limit = lanes<n>([&](int i) { return of(i).limit; });
@@ -105,15 +115,15 @@ struct KeySums {
       if constexpr (care == Care::any) {
         s.seen = 0;
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
+        for (int c = 0; c < 2 * kTilesAtOnce; ++c) {
           const int t = min(tile.t0 + column_of(c / 2 * 4 + c % 2), f.T - 1);
           const int lo = f.seen.lo(t), hi = f.seen.hi(t);
 #pragma unroll
           for (int i = 0; i < n; ++i)
-            if (i / 4 % 2 == c / 2 && i % 2 == c % 2)
+            if (tile_of(i) == c / 2 && i % 2 == c % 2)
               s.seen |= uint32_t(key(row_of(i)) >= lo && key(row_of(i)) < hi) << i;
         }
-        if (f.seen.keep) s.seen &= kept(tile.head.b);
+        if (f.seen.keep) s.seen &= kept<n>(tile.head.b, row_of);
       }
       if constexpr (care == Care::any && Shape::kDecay)
         if (f.decay) {
@@ -122,8 +132,9 @@ struct KeySums {
           });
           s.a = s.a * faded, s.dW = s.dW * faded;
         }
-      const Graded<n> y = graded<care, n>(
-          w, f, s, [&](int i) { return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1)); });
+      const Graded<n> y = graded<care, n>(weight, f, s, [&](int i) {
+        return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1));
+      });
 #pragma unroll
       for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
       if constexpr (care == Care::any && Shape::kDecay)
@@ -132,12 +143,13 @@ struct KeySums {
         if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
     }
   }
-  // A bit for each of a batch's numbers, as in `grade`: whether its key is kept.
-  __device__ uint32_t kept(int b) const {
+  // A bit for each number of a batch: whether its key is kept.
+  template <int n, class RowOf>
+  __device__ uint32_t kept(int b, const RowOf& row_of) const {
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < 8 * kAtoms; ++i)
-      if (f.seen.keep[int64_t(b) * f.S + min(key(i / 8 * 2 + i / 2 % 2), f.S - 1)]) bits |= 1u << i;
+    for (int i = 0; i < n; ++i)
+      if (f.seen.keep[int64_t(b) * f.S + min(key(row_of(i)), f.S - 1)]) bits |= 1u << i;
     return bits;
   }
   template <int n>
@@ -235,8 +247,8 @@ struct KeySums {
       for (int j = 0; j < Shape::kOwn / 8; ++j) {
         const int c = column + 8 * j + lane() % 4 * 2;
         const float *k = dk[i / 2][j] + i % 2 * 2, *v = dv[i / 2][j] + i % 2 * 2;
-        if (c < f.D) store_pair<T>(f.dk, at * f.D + c, k[0] * f.scale, k[1] * f.scale);
-        if (c < f.E) store_pair<T>(f.dv, at * f.E + c, v[0], v[1]);
+        if (column + 8 * j < f.D) store_pair<T>(f.dk, at * f.D + c, k[0] * f.scale, k[1] * f.scale);
+        if (column + 8 * j < f.E) store_pair<T>(f.dv, at * f.E + c, v[0], v[1]);
       }
     }
   }

@@ -114,54 +114,52 @@ struct RunningSums {
     }
     if constexpr (kIsExp)
       raise([&](int i) {
-        const auto y = of_row(x, i);
-        float top = y[0];
-#pragma unroll
-        for (int j = 1; j < 2 * kTiles; ++j) top = fmaxf(top, y[j]);
+        const float top = by_fours(of_row(x, i), [](float a, float b) { return fmaxf(a, b); });
         return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
       });
+    with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
 #pragma unroll
-    for (int i = 0; i < 2 * kAtoms; ++i) {
-      auto y = of_row(x, i);
-      if constexpr (kIsExp) {
-        const float by = finite(shift[i / 2][i % 2]), sub = (centre[i / 2][i % 2] + by) * kLog2e;
-        const float scale = f.scale * kLog2e;
-        y = lanes<2 * kTiles>([&](int j) { return y[j] * scale - sub; });
-        if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kLog2e);
-        y = weights_of(w, y);
-      } else {
-        y = value<care>(y, i, first);
+      for (int i = 0; i < 2 * kAtoms; ++i) {
+        auto y = value<care>(weight, of_row(x, i), i, first);
+        if constexpr (care == Care::any && Shape::kDecay)
+          if (f.decay) {
+            const double here = gates_at_query(f, head, query(i));
+#pragma unroll
+            for (int j = 0; j < 2 * kTiles; ++j)
+              y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
+          }
+        if constexpr (!kScaled) add(y, i);
+        set_row(x, i, y);
       }
-      if constexpr (care == Care::any && Shape::kDecay)
-        if (f.decay) {
-          const double here = gates_at_query(f, head, query(i));
-#pragma unroll
-          for (int j = 0; j < 2 * kTiles; ++j)
-            y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
-        }
-      if constexpr (!kScaled) add(y, i);
-      set_row(x, i, y);
-    }
+    });
     if constexpr (kScaled) by_largest(x);
   }
-  __device__ void add(const Lanes<2 * kTiles>& y, int i) {
+  // Four results side by side, so that none waits long for the one before.
+  template <class F>
+  static __device__ __forceinline__ float by_fours(const Lanes<2 * kTiles>& y, const F& f) {
+    Lanes<4> some = lanes<4>([&](int j) { return y[j]; });
 #pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j) sum[i / 2][i % 2] += y[j];
+    for (int j = 4; j < 2 * kTiles; ++j) some[j % 4] = f(some[j % 4], y[j]);
+    return f(f(some[0], some[1]), f(some[2], some[3]));
   }
-  // Weights that need no maximum.
-  template <Care care>
-  __device__ __forceinline__ Lanes<2 * kTiles> value(const Lanes<2 * kTiles>& x, int i,
+  __device__ void add(const Lanes<2 * kTiles>& y, int i) {
+    sum[i / 2][i % 2] += by_fours(y, [](float a, float b) { return a + b; });
+  }
+  template <Care care, class Weight>
+  __device__ __forceinline__ Lanes<2 * kTiles> value(const Weight& weight,
+                                                     const Lanes<2 * kTiles>& x, int i,
                                                      int first) const {
-    const float sub = centre[i / 2][i % 2];
-    auto y = lanes<2 * kTiles>([&](int j) { return x[j] * f.scale - sub; });
-    if constexpr (care != Care::none) y = at_most(y, f.clamp);
+    const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
+    const float sub = (centre[i / 2][i % 2] + by) * kUnit<W>, scale = f.scale * kUnit<W>;
+    auto y = lanes<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
+    if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kUnit<W>);
     if constexpr (std::is_same_v<W, Other>) {
       const Found found = f.found ? f.found[row(i)] : Found{};
       y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });
     } else {
-      y = weights_of(w, y);
+      y = weights_of(weight, y);
     }
-    if constexpr (care == Care::any) {
+    if constexpr (care == Care::any && !kIsExp) {
       const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
       y = lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
     }
@@ -200,7 +198,7 @@ struct RunningSums {
 #pragma unroll
       for (int j = 0; j < C / 4; j += 2) {
         const int e = channel(j);
-        if (e >= f.E) continue;
+        if (j * 4 >= f.E) continue;
         if (f.u) store_pair<T>(f.u, at * f.E + e, x[j], x[j + 1]);
         const float on = r == 0 ? 0 : post;
         store_pair<T>(f.o, at * f.E + e, on * scaled(f.epilogue, f.channels, e, x[j]),

@@ -40,7 +40,8 @@ __global__ __launch_bounds__(32 * kRowWarps) void rows_kernel(const __grid_const
   for (int k = warp() * kRows + lane() / kLanes; k < kRowsOfBlock; k += kRowWarps * kRows) {
     const int64_t at = int64_t(blockIdx.x) * kRowsOfBlock + k, row = at < rows ? at : rows - 1;
     const bool inside = at < rows, real = first < f.E;
-    const int t = int(row % f.T), head = int(row / f.T);
+    const int head = int(uint32_t(row) / uint32_t(f.T)),
+              t = int(uint32_t(row) - uint32_t(head) * uint32_t(f.T));
     const float W = f.W[row], shift = f.shift[row], r = f.r[row];
     const float post = p.post_gate ? p.post_gate[row] : 1;
     Lanes<n> u{}, du{};

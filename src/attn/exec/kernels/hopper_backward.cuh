@@ -13,6 +13,7 @@ namespace horner::attn::kernels::cuda {
 template <int C>
 struct HopperBackwardShape {
   static constexpr bool kDecay = false, kCentre = false;
+  static constexpr int kTilesAtOnce = C == 64 ? 2 : 1;
   static constexpr int kAtoms = 1, kGroups = 2, kKeys = 64 * kGroups, kStages = 2;
   static constexpr int kQueries = 64, kStep = kQueries, kOwn = C, kParts = 1;
   static constexpr int kThreads = 128 * (kGroups + 1);
@@ -33,13 +34,9 @@ struct BackwardMemory {
   unsigned char* bytes;
   uint32_t at;
 
-  // The same, but the compiler does not know: addresses are then made where they are used, not kept
-  // in registers all the while.
-  __device__ BackwardMemory anew() const {
-    BackwardMemory same = *this;
-    asm volatile("" : "+r"(same.at));
-    return same;
-  }
+  // The same in round i of a loop, as far as the compiler knows another: addresses are then made
+  // where they are used, not kept in registers all the while.
+  __device__ BackwardMemory in_round(int i) const { return {bytes, at + (uint32_t(i) >> 30)}; }
   __device__ typename Shape::Keys k() const { return {at}; }
   __device__ typename Shape::Keys v() const { return {at + Shape::Keys::kBytes}; }
   __device__ typename Shape::Queries q(int stage) const {
@@ -73,20 +70,32 @@ struct BackwardMaps {
 
 // The tiles of queries that a block goes over: of every query head that reads its key head.
 struct QueryTiles {
-  int b, g, each, s0, begin, end, of_head;
+  int b, g, each, s0, begin, end;
 
   template <class Shape>
-  __device__ QueryTiles(const Fused& f, Shape)
-      : b(int(blockIdx.x) / f.G),
-        g(int(blockIdx.x) % f.G),
-        each(f.H / f.G),
-        s0(int(blockIdx.y) * Shape::kKeys),  // a causal mask: most queries first
-        begin(f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries),
-        end(f.seen.end_query(min(s0 + Shape::kKeys, f.S))),
-        of_head(end > begin ? (end - begin + Shape::kQueries - 1) / Shape::kQueries : 0) {}
-  __device__ int count() const { return each * of_head; }
-  __device__ Head head(int i) const { return Head(b, g * each + i / of_head, g); }
-  __device__ int t0(int i) const { return begin + i % of_head * 64; }
+  __device__ QueryTiles(const Fused& f, Shape) : each(f.H / f.G) {
+    // The blocks of a head one after the other, so that its queries and their dq stay in the cache.
+    // Under a causal mask the first have most queries.
+    const int blocks = (f.S + Shape::kKeys - 1) / Shape::kKeys, head = int(blockIdx.x) / blocks;
+    b = head / f.G, g = head % f.G;
+    s0 = int(blockIdx.x) % blocks * Shape::kKeys;
+    begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
+    end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
+  }
+};
+// One of them.
+struct QueryTile {
+  int h, t0;
+
+  __device__ explicit QueryTile(const QueryTiles& tiles)
+      : h(tiles.g * tiles.each), t0(tiles.begin) {}
+  __device__ bool inside(const QueryTiles& tiles) const {
+    return tiles.begin < tiles.end && h < (tiles.g + 1) * tiles.each;
+  }
+  __device__ void advance(const QueryTiles& tiles) {
+    t0 += 64;
+    if (t0 >= tiles.end) t0 = tiles.begin, ++h;
+  }
 };
 
 // The warp that begins copies.
@@ -95,15 +104,15 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
                                     BackwardMemory<C> memory, const QueryTiles& tiles) {
   using Shape = HopperBackwardShape<C>;
   const bool leads = lane() == 0;
-  const int count = tiles.count();
-  if (leads && count > 0) {
+  QueryTile tile(tiles);
+  if (leads && tile.inside(tiles)) {
     arrive_and_expect(memory.keys_full(), 2 * Shape::Keys::kBytes);
     copy_panel(memory.k(), maps.k, tiles.s0, tiles.g, tiles.b, memory.keys_full());
     copy_panel(memory.v(), maps.v, tiles.s0, tiles.g, tiles.b, memory.keys_full());
   }
-  for (int i = 0; i < count; ++i) {
-    const int stage = i % Shape::kStages, t0 = tiles.t0(i);
-    const Head head = tiles.head(i);
+  for (int i = 0; tile.inside(tiles); tile.advance(tiles), ++i) {
+    const int stage = i % Shape::kStages, t0 = tile.t0;
+    const Head head(tiles.b, tile.h, tiles.g);
     const uint32_t full = memory.full(stage);
     wait(memory.free(stage), (i / Shape::kStages & 1) ^ 1);
     if (leads) {
@@ -142,7 +151,7 @@ struct QuerySums {
     using Shape = HopperBackwardShape<C>;
     const auto dx = memory.dx(i % 2);
     const auto k = memory.k();
-    const int channel = warp() / 4 * (C / 2);
+    const int channel = group_of_warp() * (C / 2);
     before_products();
     begin_product<T, false, Over::rows, Over::rows>(dq, dx.by_rows(0, 0), k.by_rows(channel, 0));
 #pragma unroll
@@ -169,17 +178,19 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
   using Shape = HopperBackwardShape<C>;
   using Sums = KeySums<T, C, W, Shape>;
   constexpr int kStages = Shape::kStages, kColumns = Shape::kQueries / 8;
-  const int group = warp() / 4, count = tiles.count();
+  const int group = group_of_warp();
+  QueryTile now(tiles), done = now;  // done: the tile whose dq comes next
   Sums sums(f, w, tiles.s0, 0);
   QuerySums<T, C> of_queries;
   float x[1][kColumns][4], dp[1][kColumns][4];
   uint32_t weights[kColumns / 2][4], slopes[kColumns / 2][4];
   const int key = warp() * 16 + lane() % 16;  // whose row of dx this lane stores
-  if (count > 0) wait(given.keys_full(), 0);
+  if (now.inside(tiles)) wait(given.keys_full(), 0);
+  int i = 0;
 #pragma unroll 1
-  for (int i = 0; i < count; ++i) {
+  for (; now.inside(tiles); now.advance(tiles), ++i) {
     const int stage = i % kStages;
-    const BackwardMemory<C> memory = given.anew();
+    const BackwardMemory<C> memory = given.in_round(i);
     wait(memory.full(stage), i / kStages & 1);
     before_products();
     begin_rows_by_rows<T>(x[0], memory.k(), 64 * group, memory.q(stage));
@@ -194,8 +205,9 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
       wait_for_products<0>();
     }
     touch(x[0]), touch(dp[0]);
-    const int t0 = tiles.t0(i), s0 = tiles.s0 + 64 * group;
-    const typename Sums::Queries tile{tiles.head(i), t0, {0}, {0}, memory.of(stage), nullptr, {0}};
+    const int t0 = now.t0, s0 = tiles.s0 + 64 * group;
+    const Head head(tiles.b, now.h, tiles.g);
+    const typename Sums::Queries tile{head, t0, {0}, {0}, memory.of(stage), nullptr, {0}};
     sums.grade(care_for(f, t0, t0 + Shape::kQueries, s0, s0 + 64), tile, 0, x, dp);
     rounded<T>(weights, x[0]);
     rounded<T>(slopes, dp[0]);
@@ -222,17 +234,18 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
       arrive_by_warp(memory.free(stage));
     }
     touch(of_queries.dq);
-    const int done = Shape::kDqLater ? i - 1 : i;
-    if (f.dq_sum && done >= 0) of_queries.add(f, tiles.head(done), tiles.t0(done));
+    if (Shape::kDqLater && i == 0) continue;
+    if (f.dq_sum) of_queries.add(f, Head(tiles.b, done.h, tiles.g), done.t0);
+    done.advance(tiles);
   }
   if constexpr (Shape::kDqLater) {
-    if (count > 0) {
+    if (i > 0) {
       meet<128 * Shape::kGroups>(1);
-      of_queries.begin(given, count - 1);
+      of_queries.begin(given, i - 1);
     }
     wait_for_products<0>();
     touch(sums.dk[0]), touch(sums.dv[0]), touch(weights), touch(slopes), touch(of_queries.dq);
-    if (f.dq_sum && count > 0) of_queries.add(f, tiles.head(count - 1), tiles.t0(count - 1));
+    if (f.dq_sum && i > 0) of_queries.add(f, Head(tiles.b, done.h, tiles.g), done.t0);
   }
   sums.finish(Head(tiles.b, tiles.g * tiles.each, tiles.g));
 }
@@ -248,7 +261,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   const QueryTiles tiles(f, Shape());
   if (threadIdx.x == 0) memory.make_barriers();
   __syncthreads();
-  if (warp() / 4 == Shape::kGroups) {
+  if (group_of_warp() == Shape::kGroups) {
     give_registers<Shape::kFewRegisters>();
     if (warp() % 4 == 0) copy_queries(f, maps, memory, tiles);
   } else {

@@ -1,7 +1,6 @@
 // Which Hopper kernels a problem takes, by its dtype.
-#include "attn/exec/kernels/hopper_cuda.h"
-
 #include "attn/exec/kernels/fused_cuda_launch.cuh"
+#include "attn/exec/kernels/hopper_cuda.h"
 
 namespace horner::attn::kernels::cuda {
 

@@ -8,14 +8,21 @@
 
 namespace horner::attn::kernels::cuda {
 
+#ifndef HORNER_F64
+#define HORNER_F64 1
+#endif
 template <int C>
 struct HopperForwardShape {
   static constexpr bool kDecay = false;
-  static constexpr int kAtoms = 1, kKeys = 128, kStages = 2;
-  static constexpr int kGroups = 2, kQueries = 64 * kGroups;
-  static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kRegisters = kGroups == 3 ? 160 : 240,
-                       kFewRegisters = kGroups == 3 ? 32 : 24;
+  // Blocks on a multiprocessor: two small ones hide each other's beginning and end; 128 channels
+  // leave no registers for that.
+  static constexpr int kBlocks = C == 64 && HORNER_F64 == 1 ? 2 : 1;
+  static constexpr bool kCopier = kBlocks == 1;  // a group of its own, whose registers others take
+  static constexpr int kAtoms = 1, kKeys = kBlocks == 2 ? 64 : 128, kStages = kBlocks == 2 ? 4 : 2;
+  static constexpr int kGroups = C == 64 && HORNER_F64 == 2 ? 3 : 2, kQueries = 64 * kGroups;
+  static constexpr int kThreads = 128 * (kGroups + kCopier);
+  static constexpr int kRegisters = kGroups == 3 ? 160 : 240;
+  static constexpr int kFewRegisters = kGroups == 3 ? 32 : 24;
   using Queries = Panel<kQueries, C>;
   using Keys = Panel<kKeys, C>;
   static constexpr int kBarriers =
@@ -29,13 +36,9 @@ struct ForwardMemory {
   using Shape = HopperForwardShape<C>;
   uint32_t at;
 
-  // The same, but the compiler does not know: addresses are then made where they are used, not kept
-  // in registers all the while.
-  __device__ ForwardMemory anew() const {
-    ForwardMemory same = *this;
-    asm volatile("" : "+r"(same.at));
-    return same;
-  }
+  // The same in round i of a loop, as far as the compiler knows another: addresses are then made
+  // where they are used, not kept in registers all the while.
+  __device__ ForwardMemory in_round(int i) const { return {at + (uint32_t(i) >> 30)}; }
   __device__ typename Shape::Queries q() const { return {at}; }
   __device__ typename Shape::Keys k(int stage) const {
     return {at + uint32_t(Shape::Queries::kBytes + 2 * stage * Shape::Keys::kBytes)};
@@ -63,23 +66,25 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
-// The thread that begins copies: of tiles [0, tiles) of keys from `begin` on.
+// Begins the copies of tile i of the keys from `begin` on, when its place is free.
 template <int C>
-__device__ inline void copy_tiles(const ForwardMaps& maps, ForwardMemory<C> memory,
-                                  const Head& head, int t0, int begin, int tiles) {
+__device__ inline void copy_tile(const ForwardMaps& maps, ForwardMemory<C> memory, const Head& head,
+                                 int begin, int i) {
   using Shape = HopperForwardShape<C>;
-  arrive_and_expect(memory.q_full(), Shape::Queries::kBytes);
+  const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
+  const int free = (i / Shape::kStages & 1) ^ 1;  // the first time it is free anyway
+  wait(memory.k_free(stage), free);
+  arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes);
+  copy_panel(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
+  wait(memory.v_free(stage), free);
+  arrive_and_expect(memory.v_full(stage), Shape::Keys::kBytes);
+  copy_panel(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
+}
+template <int C>
+__device__ inline void copy_queries(const ForwardMaps& maps, ForwardMemory<C> memory,
+                                    const Head& head, int t0) {
+  arrive_and_expect(memory.q_full(), HopperForwardShape<C>::Queries::kBytes);
   copy_panel(memory.q(), maps.q, t0, head.h, head.b, memory.q_full());
-  for (int i = 0; i < tiles; ++i) {
-    const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
-    const int free = (i / Shape::kStages & 1) ^ 1;  // the first time it is free anyway
-    wait(memory.k_free(stage), free);
-    arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes);
-    copy_panel(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
-    wait(memory.v_free(stage), free);
-    arrive_and_expect(memory.v_full(stage), Shape::Keys::kBytes);
-    copy_panel(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
-  }
 }
 
 // x = q k^T of a group's queries and a tile of keys, begun.
@@ -128,11 +133,12 @@ __device__ inline void arrive_by_warp(uint32_t barrier) {
 // A group's queries, from t0 on, over the tiles that it sees: `own` of the block's `tiles`.
 template <class T, int C, class W>
 __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
-                                               const ForwardMemory<C>& given, const Head& head,
-                                               int t0, int begin, int own, int tiles) {
+                                               const ForwardMemory<C>& given,
+                                               const ForwardMaps& maps, const Head& head, int t0,
+                                               int begin, int own, int tiles) {
   using Shape = HopperForwardShape<C>;
   constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
-  const int group = warp() / 4;
+  const int group = group_of_warp();
   RunningSums<T, C, W, Shape> sums(f, w, head, t0 + warp() % 4 * 16 + lane() / 4);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
@@ -141,23 +147,28 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
     const int s0 = begin + i * kKeys;
     sums.weigh(care_for(f, t0, t0 + 64, s0, s0 + kKeys), x, s0, nullptr);
   };
-  const ForwardMemory<C> memory = given;
-  wait(memory.q_full(), 0);
+  // Before round i, without a copier: the values of tile i - 2 have been used.
+  const auto copy_next = [&](int i) {
+    const int next = i + kStages - 2;
+    if (!Shape::kCopier && threadIdx.x == 128 * (Shape::kGroups - 1) && i > 0 && next < tiles)
+      copy_tile(maps, given, head, begin, next);
+  };
+  wait(given.q_full(), 0);
   if (own > 0) {
-    wait(memory.k_full(0), 0);
-    begin_scores<T>(x[0], memory, group, 0);
+    wait(given.k_full(0), 0);
+    begin_scores<T>(x[0], given, group, 0);
     wait_for_products<0>();
     touch(x[0]);
-    arrive_by_warp(memory.k_free(0));
+    arrive_by_warp(given.k_free(0));
     weigh(0);
     rounded<T>(weights, x[0]);
   }
 #pragma unroll 1
   for (int i = 1; i < own; ++i) {
-    const ForwardMemory<C> memory = given.anew();
+    const ForwardMemory<C> memory = given.in_round(i);
     const int stage = i % kStages, before = (i - 1) % kStages;
+    copy_next(i);
     wait(memory.k_full(stage), phase(i));
-    touch(weights);
     begin_scores<T>(x[0], memory, group, stage);
     wait(memory.v_full(before), phase(i - 1));
     begin_values<T>(sums.N[0], weights, memory, before);
@@ -166,39 +177,44 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
     arrive_by_warp(memory.k_free(stage));
     weigh(i);
     wait_for_products<0>();
-    touch(sums.N[0]);
-    touch(weights);
+    touch(sums.N[0]), touch(weights);
     arrive_by_warp(memory.v_free(before));
     sums.rescale();
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
     const int last = (own - 1) % kStages;
-    wait(memory.v_full(last), phase(own - 1));
-    touch(weights);
-    begin_values<T>(sums.N[0], weights, memory, last);
+    wait(given.v_full(last), phase(own - 1));
+    begin_values<T>(sums.N[0], weights, given, last);
     wait_for_products<0>();
-    touch(sums.N[0]);
-    arrive_by_warp(memory.v_free(last));
+    touch(sums.N[0]), touch(weights);
+    arrive_by_warp(given.v_free(last));
   }
   for (int i = own; i < tiles; ++i) {  // those that other groups see
-    wait(memory.k_full(i % kStages), phase(i));
-    arrive_by_warp(memory.k_free(i % kStages));
-    wait(memory.v_full(i % kStages), phase(i));
-    arrive_by_warp(memory.v_free(i % kStages));
+    copy_next(i);
+    wait(given.k_full(i % kStages), phase(i));
+    arrive_by_warp(given.k_free(i % kStages));
+    wait(given.v_full(i % kStages), phase(i));
+    arrive_by_warp(given.v_free(i % kStages));
   }
   sums.finish();
 }
 
 template <class T, int C, class W>
-__global__ __launch_bounds__(HopperForwardShape<C>::kThreads, 1) void hopper_forward_kernel(
-    const __grid_constant__ Fused f, const __grid_constant__ W w,
-    const __grid_constant__ ForwardMaps maps) {
+__global__ __launch_bounds__(
+    HopperForwardShape<C>::kThreads,
+    HopperForwardShape<C>::kBlocks) void hopper_forward_kernel(const __grid_constant__ Fused f,
+                                                               const __grid_constant__ W w,
+                                                               const __grid_constant__ ForwardMaps
+                                                                   maps) {
   using Shape = HopperForwardShape<C>;
   extern __shared__ __align__(1024) unsigned char bytes[];
   const ForwardMemory<C> memory{shared_address(bytes)};
-  const Head head(f, int(blockIdx.x));
-  const int t0 = int(gridDim.y - 1 - blockIdx.y) * Shape::kQueries;  // longest rows first
+  // The blocks of a head one after the other, so that its keys stay in the cache; longest rows
+  // first.
+  const int blocks = (f.T + Shape::kQueries - 1) / Shape::kQueries;
+  const Head head(f, int(blockIdx.x) / blocks);
+  const int t0 = (blocks - 1 - int(blockIdx.x) % blocks) * Shape::kQueries;
   const int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
   const auto tiles_of = [&](int queries) {
     const int end = f.seen.hi(min(t0 + queries, f.T) - 1);
@@ -206,14 +222,23 @@ __global__ __launch_bounds__(HopperForwardShape<C>::kThreads, 1) void hopper_for
   };
   if (threadIdx.x == 0) memory.make_barriers();
   __syncthreads();
-  const int group = warp() / 4, tiles = tiles_of(Shape::kQueries);
-  if (group == Shape::kGroups) {
+  const int group = group_of_warp(), tiles = tiles_of(Shape::kQueries);
+  const int own = t0 + 64 * group < f.T ? tiles_of(64 * (group + 1)) : 0;
+  if constexpr (!Shape::kCopier) {
+    if (threadIdx.x == 0) {
+      copy_queries(maps, memory, head, t0);
+      for (int i = 0; i < min(tiles, Shape::kStages - 1); ++i)
+        copy_tile(maps, memory, head, begin, i);
+    }
+    sum_over_tiles<T>(f, w, memory, maps, head, t0 + 64 * group, begin, own, tiles);
+  } else if (group == Shape::kGroups) {
     give_registers<Shape::kFewRegisters>();
-    if (threadIdx.x % 128 == 0) copy_tiles(maps, memory, head, t0, begin, tiles);
+    if (threadIdx.x % 128 != 0) return;
+    copy_queries(maps, memory, head, t0);
+    for (int i = 0; i < tiles; ++i) copy_tile(maps, memory, head, begin, i);
   } else {
     take_registers<Shape::kRegisters>();
-    const int own = t0 + 64 * group < f.T ? tiles_of(64 * (group + 1)) : 0;
-    sum_over_tiles<T>(f, w, memory, head, t0 + 64 * group, begin, own, tiles);
+    sum_over_tiles<T>(f, w, memory, maps, head, t0 + 64 * group, begin, own, tiles);
   }
 }
 

@@ -61,7 +61,7 @@ void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights,
     const ForwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
                            map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
                            map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
-    const Grid grid{heads(f), blocks(f.T, Shape::kQueries), Shape::kThreads, Shape::kBytes};
+    const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, Shape::kBytes};
     launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w, maps);
   });
 }
@@ -75,7 +75,7 @@ void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, St
                             map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
                             map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
                             map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
-    const Grid grid{int64_t(f.B) * f.G, blocks(f.S, Shape::kKeys), Shape::kThreads, Shape::kBytes};
+    const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads, Shape::kBytes};
     launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w, maps);
   });
 }

@@ -204,6 +204,11 @@ __device__ inline void store_matrices(uint32_t at, const uint32_t (&x)[4]) {
                : "memory");
 }
 
+// The group of a thread, in a form that the compiler knows to be that of its whole warp.
+__device__ inline int group_of_warp() {
+  return __shfl_sync(~0u, int(threadIdx.x) / 128, 0);
+}
+
 // How many registers a thread of this group has from here on.
 template <int n>
 __device__ inline void take_registers() {
