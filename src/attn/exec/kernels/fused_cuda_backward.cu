@@ -8,7 +8,9 @@ namespace horner::attn::kernels::cuda {
 template <>
 void Launch<HORNER_DTYPE>::rows(const Fused& f, bool is_exp, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    launch(rows_kernel<HORNER_DTYPE, C>, {row_blocks(f), 1, 32 * kRowWarps, 0}, stream, f, is_exp);
+    const auto kernel = f.epilogue.norm_weight ? rows_kernel<HORNER_DTYPE, C, true>
+                                               : rows_kernel<HORNER_DTYPE, C, false>;
+    launch(kernel, {row_blocks(f), 1, 32 * kRowWarps, 0}, stream, f, is_exp);
   });
 }
 

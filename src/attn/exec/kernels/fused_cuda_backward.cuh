@@ -12,7 +12,7 @@ namespace horner::attn::kernels::cuda {
 template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
-  static constexpr bool kDecay = true, kCentre = true;
+  static constexpr bool kDecay = true, kCentre = true, kIntervals = false;
   static constexpr int kTilesAtOnce = 2;                    // of eight queries, in `grade`
   static constexpr int kAtoms = !kWide && C == 64 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
@@ -62,6 +62,7 @@ struct KeySums {
     Tile<T, C> q, g;
     const Query* of;      // [kQueries]
     const double* gates;  // [kQueries]
+    const int2* seen;     // [kQueries], the intervals of keys, where Shape::kIntervals
     Tile<T, Shape::kQueries> dx;
   };
 
@@ -116,12 +117,11 @@ struct KeySums {
         s.seen = 0;
 #pragma unroll
         for (int c = 0; c < 2 * kTilesAtOnce; ++c) {
-          const int t = min(tile.t0 + column_of(c / 2 * 4 + c % 2), f.T - 1);
-          const int lo = f.seen.lo(t), hi = f.seen.hi(t);
+          const int2 interval = seen(tile, column_of(c / 2 * 4 + c % 2));
 #pragma unroll
           for (int i = 0; i < n; ++i)
             if (tile_of(i) == c / 2 && i % 2 == c % 2)
-              s.seen |= uint32_t(key(row_of(i)) >= lo && key(row_of(i)) < hi) << i;
+              s.seen |= uint32_t(key(row_of(i)) >= interval.x && key(row_of(i)) < interval.y) << i;
         }
         if (f.seen.keep) s.seen &= kept<n>(tile.head.b, row_of);
       }
@@ -142,6 +142,11 @@ struct KeySums {
       if constexpr (Shape::kCentre)
         if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
     }
+  }
+  __device__ int2 seen(const Queries& tile, int column) const {
+    if constexpr (Shape::kIntervals) return tile.seen[column];
+    const int t = min(tile.t0 + column, f.T - 1);
+    return {f.seen.lo(t), f.seen.hi(t)};
   }
   // A bit for each number of a batch: whether its key is kept.
   template <int n, class RowOf>
@@ -286,6 +291,7 @@ __global__ __launch_bounds__(
             {q.at + Shape::kTileBytes},
             of + stage * kQueries,
             gates + stage * kQueries,
+            nullptr,
             {dx.at + stage * Shape::kDxBytes}};
   };
   const auto copy = [&](int stage, int h, int t0) {

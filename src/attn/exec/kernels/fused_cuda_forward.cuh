@@ -182,29 +182,46 @@ struct RunningSums {
     }
   }
 
-  // Denominator, gates and norm, and what backward needs.
-  __device__ void finish() const {
+  static __device__ int channel(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
+  // Denominator, gates and norm of row i, and what backward needs of it: from N to u, whose r is
+  // returned; then from u to the result.
+  __device__ float normalise(int i) {
+    const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
+    const int64_t at = row(i);
+    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    const float r = normed(f.epilogue, f.channels, at, x, W_t, by, channel,
+                           [](float y) { return quad_sum(y); });
+#pragma unroll
+    for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = x[j];
+    if (f.W && lane() % 4 == 0 && query(i) < f.T) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+    return r;
+  }
+  __device__ void scale(int i, float r) {
+    const Epilogue& p = f.epilogue;
+    const float on = r == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
+    const bool learned = p.norm_weight || p.norm_bias;
+    if (!learned && on == 1) return;
+#pragma unroll
+    for (int j = 0; j < C / 4; ++j) {
+      float& y = N[i / 2][j / 2][i % 2 * 2 + j % 2];
+      y = on * (learned ? scaled(p, f.channels, channel(j), y) : y);
+    }
+  }
+  __device__ void finish() {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
-      const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
-      const bool inside = query(i) < f.T;
-      const int64_t at = row(i);
-      auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
-      const auto channel = [](int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; };
-      const float r = normed(f.epilogue, f.channels, at, x, W_t, by, channel,
-                             [](float y) { return quad_sum(y); });
-      if (!inside) continue;
-      const float post = f.epilogue.post_gate ? f.epilogue.post_gate[at] : 1;
+      const float r = normalise(i);
+      if (f.u) store(f.u, i);
+      scale(i, r);
+      store(f.o, i);
+    }
+  }
+  __device__ void store(void* rows, int i) const {
+    if (query(i) >= f.T) return;
 #pragma unroll
-      for (int j = 0; j < C / 4; j += 2) {
-        const int e = channel(j);
-        if (j * 4 >= f.E) continue;
-        if (f.u) store_pair<T>(f.u, at * f.E + e, x[j], x[j + 1]);
-        const float on = r == 0 ? 0 : post;
-        store_pair<T>(f.o, at * f.E + e, on * scaled(f.epilogue, f.channels, e, x[j]),
-                      on * scaled(f.epilogue, f.channels, e + 1, x[j + 1]));
-      }
-      if (f.W && lane() % 4 == 0) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+    for (int j = 0; j < C / 4; j += 2) {
+      const float* y = N[i / 2][j / 2] + i % 2 * 2;
+      if (j * 4 < f.E) store_pair<T>(rows, row(i) * f.E + channel(j), y[0], y[1]);
     }
   }
 };

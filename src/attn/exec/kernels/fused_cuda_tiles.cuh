@@ -67,6 +67,11 @@ __device__ inline bool is_partial(const Seen& seen, int t0, int t1, int s0, int 
   return seen.keep || seen.lo(min(t1, seen.T) - 1) > s0 || seen.hi(t0) < s1;
 }
 
+// Whether no query of [t0, t1) sees any key of [s0, s1).
+__device__ inline bool is_hidden(const Seen& seen, int t0, int t1, int s0, int s1) {
+  return seen.lo(t0) >= s1 || seen.hi(min(t1, seen.T) - 1) <= s0;
+}
+
 __device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) {
   if (f.decay || is_partial(f.seen, t0, t1, s0, s1)) return Care::any;
   return f.clamp < INFINITY ? Care::clamp : Care::none;

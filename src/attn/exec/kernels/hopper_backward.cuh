@@ -12,7 +12,7 @@ namespace horner::attn::kernels::cuda {
 
 template <int C>
 struct HopperBackwardShape {
-  static constexpr bool kDecay = false, kCentre = false;
+  static constexpr bool kDecay = false, kCentre = false, kIntervals = true;
   static constexpr int kTilesAtOnce = C == 64 ? 2 : 1;
   static constexpr int kAtoms = 1, kGroups = 2, kKeys = 64 * kGroups, kStages = 2;
   static constexpr int kQueries = 64, kStep = kQueries, kOwn = C, kParts = 1;
@@ -24,7 +24,8 @@ struct HopperBackwardShape {
   using Dx = Panel<kKeys, kQueries>;
   static constexpr int kDx = 2 * Keys::kBytes + 2 * kStages * Queries::kBytes;  // where it begins
   static constexpr int kOf = kDx + 2 * Dx::kBytes;
-  static constexpr int kBarriers = kOf + kStages * kQueries * int(sizeof(Query));
+  static constexpr int kSeen = kOf + kStages * kQueries * int(sizeof(Query));
+  static constexpr int kBarriers = kSeen + kStages * kQueries * int(sizeof(int2));
   static constexpr int kBytes = kBarriers + (1 + 2 * kStages) * 8;
 };
 
@@ -50,6 +51,9 @@ struct BackwardMemory {
   }
   __device__ Query* of(int stage) const {
     return reinterpret_cast<Query*>(bytes + Shape::kOf) + stage * Shape::kQueries;
+  }
+  __device__ int2* seen(int stage) const {
+    return reinterpret_cast<int2*>(bytes + Shape::kSeen) + stage * Shape::kQueries;
   }
   __device__ uint32_t barrier(int i) const { return at + uint32_t(Shape::kBarriers + 8 * i); }
   __device__ uint32_t keys_full() const { return barrier(0); }
@@ -123,6 +127,7 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
     for (int n = lane(); n < Shape::kQueries; n += 32) {
       const bool real = t0 + n < f.T;
       memory.of(stage)[n] = real ? f.queries[head.row(f, t0 + n)] : Query{};
+      memory.seen(stage)[n] = real ? int2{f.seen.lo(t0 + n), f.seen.hi(t0 + n)} : int2{0, 0};
     }
     arrive_by_warp(full);
   }
@@ -139,6 +144,12 @@ __device__ inline void begin_rows_by_rows(float (&x)[columns][4], Panel<R, C> a,
     begin_product<T, true, Over::channels, Over::channels>(x, a.by_channels(row, i),
                                                            b.by_channels(0, i));
   end_of_batch();
+}
+
+template <int n>
+__device__ inline void clear(float (&x)[n][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * n; ++i) x[i / 4][i % 4] = 0;
 }
 
 // dq of a tile: [64, C / 2] for each group, begun; then added to memory.
@@ -207,8 +218,13 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
     touch(x[0]), touch(dp[0]);
     const int t0 = now.t0, s0 = tiles.s0 + 64 * group;
     const Head head(tiles.b, now.h, tiles.g);
-    const typename Sums::Queries tile{head, t0, {0}, {0}, memory.of(stage), nullptr, {0}};
-    sums.grade(care_for(f, t0, t0 + Shape::kQueries, s0, s0 + 64), tile, 0, x, dp);
+    const typename Sums::Queries tile{
+        head, t0, {0}, {0}, memory.of(stage), nullptr, memory.seen(stage), {0}};
+    if (C == 64 && is_hidden(f.seen, t0, t0 + Shape::kQueries, s0, s0 + 64)) {
+      clear(x[0]), clear(dp[0]);
+    } else {
+      sums.grade(care_for(f, t0, t0 + Shape::kQueries, s0, s0 + 64), tile, 0, x, dp);
+    }
     rounded<T>(weights, x[0]);
     rounded<T>(slopes, dp[0]);
     before_products();
@@ -247,7 +263,13 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
     touch(sums.dk[0]), touch(sums.dv[0]), touch(weights), touch(slopes), touch(of_queries.dq);
     if (f.dq_sum && i > 0) of_queries.add(f, Head(tiles.b, done.h, tiles.g), done.t0);
   }
-  sums.finish(Head(tiles.b, tiles.g * tiles.each, tiles.g));
+  // Through the group's own values, which no product reads any more.
+#pragma unroll
+  for (int j = 0; j < C / 2; ++j) sums.dk[0][j / 4][j % 4] *= f.scale;
+  const int first = tiles.s0 + warp() * 16;
+  const int64_t at = Head(tiles.b, 0, tiles.g).key(f, first);
+  store_rows<T>(given.v(), warp() * 16, sums.dv[0], f.dv, at, f.E, f.S - first);
+  store_rows<T>(given.v(), warp() * 16, sums.dk[0], f.dk, at, f.D, f.S - first);
 }
 
 template <class T, int C, class W>

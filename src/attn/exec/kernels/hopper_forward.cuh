@@ -145,7 +145,9 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
   const auto phase = [](int i) { return i / kStages & 1; };
   const auto weigh = [&](int i) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
-    sums.weigh(care_for(f, t0, t0 + 64, s0, s0 + kKeys), x, s0, nullptr);
+    // For the first tile, code for all cases alone: less to fetch.
+    const Care care = i == 0 ? Care::any : care_for(f, t0, t0 + 64, s0, s0 + kKeys);
+    sums.weigh(care, x, s0, nullptr);
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
   const auto copy_next = [&](int i) {
@@ -197,7 +199,15 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
     wait(given.v_full(i % kStages), phase(i));
     arrive_by_warp(given.v_free(i % kStages));
   }
-  sums.finish();
+  // Through the group's own queries, which no product reads any more.
+  const auto store = [&](void* rows) {
+    const int first = t0 + warp() % 4 * 16;
+    store_rows<T>(given.q(), warp() * 16, sums.N[0], rows, head.row(f, first), f.E, f.T - first);
+  };
+  const float r[2] = {sums.normalise(0), sums.normalise(1)};
+  if (f.u) store(f.u);
+  sums.scale(0, r[0]), sums.scale(1, r[1]);
+  store(f.o);
 }
 
 template <class T, int C, class W>

@@ -204,6 +204,36 @@ __device__ inline void store_matrices(uint32_t at, const uint32_t (&x)[4]) {
                : "memory");
 }
 
+// Sixteen rows of a warp from registers to memory, through its own rows of a panel, from `row` on:
+// so that each is written in one piece.
+template <class T, int R, int C>
+__device__ inline void store_rows(Panel<R, C> panel, int row, const float (&x)[C / 8][4], void* to,
+                                  int64_t first, int channels, int real) {
+  const auto chunk = [&](int r, int c) {
+    return panel.at + uint32_t(c / 8 * panel.kColumn + r * 128 + ((c % 8 ^ (r & 7)) << 4));
+  };
+#pragma unroll
+  for (int j = 0; j < C / 16; ++j) {
+    const uint32_t y[4] = {pair(T(), x[2 * j][0], x[2 * j][1]), pair(T(), x[2 * j][2], x[2 * j][3]),
+                           pair(T(), x[2 * j + 1][0], x[2 * j + 1][1]),
+                           pair(T(), x[2 * j + 1][2], x[2 * j + 1][3])};
+    store_matrices(chunk(row + lane() % 16, 2 * j + lane() / 16), y);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = lane(); i < 2 * C; i += 32) {
+    const int r = i / (C / 8), c = i % (C / 8);
+    if (r >= real || c * 8 >= channels) continue;
+    uint4 y;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w)
+                 : "r"(chunk(row + r, c))
+                 : "memory");
+    *reinterpret_cast<uint4*>(static_cast<T*>(to) + (first + r) * channels + c * 8) = y;
+  }
+  __syncwarp();
+}
+
 // The group of a thread, in a form that the compiler knows to be that of its whole warp.
 __device__ inline int group_of_warp() {
   return __shfl_sync(~0u, int(threadIdx.x) / 128, 0);
