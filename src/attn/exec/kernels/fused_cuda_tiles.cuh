@@ -101,7 +101,9 @@ __device__ inline double gates_at_query(const Fused& f, const Head& head, int t)
   return gates_at_key(f, head, t + f.S - f.T);
 }
 __device__ inline float fade(double query, double key) {
-  return expf(fminf(float(query - key), 0));
+  const double x = fmin(query - key, 0.0);
+  const float high = float(x);
+  return expf(high) * (1 + float(x - double(high)));
 }
 
 template <class T>

@@ -14,7 +14,8 @@ template <int C>
 struct HopperBackwardShape {
   static constexpr bool kDecay = false, kCentre = false, kIntervals = true;
   static constexpr int kTilesAtOnce = C == 64 ? 2 : 1;
-  static constexpr int kAtoms = 1, kGroups = 2, kKeys = 64 * kGroups, kStages = 2;
+  static constexpr int kAtoms = 1, kGroups = 2, kKeys = 64 * kGroups;
+  static constexpr int kStages = C == 64 ? 4 : 3;  // of tiles of queries, in shared memory
   static constexpr int kQueries = 64, kStep = kQueries, kOwn = C, kParts = 1;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kRegisters = 240, kFewRegisters = 24;
