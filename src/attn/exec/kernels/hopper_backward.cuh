@@ -183,6 +183,37 @@ struct QuerySums {
   }
 };
 
+// C += x y, begun: x a left factor in registers, y rows of queries.
+template <class T, int columns, int steps, int R, int C>
+__device__ __forceinline__ void begin_sums(float (&c)[columns][4], const uint32_t (&x)[steps][4],
+                                           Panel<R, C> y) {
+#pragma unroll
+  for (int j = 0; j < steps; ++j) add_product<T, Over::rows>(c, x[j], y.by_rows(0, j));
+}
+
+// dx of a warp's keys, for the product that takes it to dq.
+template <int R, int C, int steps>
+__device__ __forceinline__ void store_dx(Panel<R, C> dx, const uint32_t (&x)[steps][4]) {
+  const int key = warp() * 16 + lane() % 16;  // whose row this lane gives
+#pragma unroll
+  for (int j = 0; j < steps; ++j)
+    store_matrices(dx.at + uint32_t(key * 128 + (((2 * j + lane() / 16) ^ (key & 7)) << 4)), x[j]);
+  stored_for_products();
+}
+
+// The sums of a warp's keys, through the group's own values, which no product reads any more.
+template <class T, int C, int columns>
+__device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<C>& memory,
+                                           const QueryTiles& tiles, float (&dk)[columns][4],
+                                           const float (&dv)[columns][4]) {
+#pragma unroll
+  for (int j = 0; j < 4 * columns; ++j) dk[j / 4][j % 4] *= f.scale;
+  const int first = tiles.s0 + warp() * 16;
+  const int64_t at = Head(tiles.b, 0, tiles.g).key(f, first);
+  store_rows<T>(memory.v(), warp() * 16, dv, f.dv, at, f.E, f.S - first);
+  store_rows<T>(memory.v(), warp() * 16, dk, f.dk, at, f.D, f.S - first);
+}
+
 template <class T, int C, class W>
 __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
                                                  const BackwardMemory<C>& given,
@@ -196,7 +227,6 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
   QuerySums<T, C> of_queries;
   float x[1][kColumns][4], dp[1][kColumns][4];
   uint32_t weights[kColumns / 2][4], slopes[kColumns / 2][4];
-  const int key = warp() * 16 + lane() % 16;  // whose row of dx this lane stores
   if (now.inside(tiles)) wait(given.keys_full(), 0);
   int i = 0;
 #pragma unroll 1
@@ -229,18 +259,10 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
     rounded<T>(weights, x[0]);
     rounded<T>(slopes, dp[0]);
     before_products();
-#pragma unroll
-    for (int j = 0; j < kColumns / 2; ++j)
-      add_product<T, Over::rows>(sums.dv[0], weights[j], memory.g(stage).by_rows(0, j));
-#pragma unroll
-    for (int j = 0; j < kColumns / 2; ++j)
-      add_product<T, Over::rows>(sums.dk[0], slopes[j], memory.q(stage).by_rows(0, j));
+    begin_sums<T>(sums.dv[0], weights, memory.g(stage));
+    begin_sums<T>(sums.dk[0], slopes, memory.q(stage));
     end_of_batch();
-    const uint32_t row = memory.dx(i % 2).at + uint32_t(key * 128);
-#pragma unroll
-    for (int j = 0; j < kColumns / 2; ++j)
-      store_matrices(row + uint32_t((2 * j + lane() / 16) ^ (key & 7)) * 16, slopes[j]);
-    stored_for_products();
+    store_dx(memory.dx(i % 2), slopes);
     if constexpr (Shape::kDqLater) {
       wait_for_products<1>();
     } else {
@@ -264,13 +286,7 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
     touch(sums.dk[0]), touch(sums.dv[0]), touch(weights), touch(slopes), touch(of_queries.dq);
     if (f.dq_sum && i > 0) of_queries.add(f, Head(tiles.b, done.h, tiles.g), done.t0);
   }
-  // Through the group's own values, which no product reads any more.
-#pragma unroll
-  for (int j = 0; j < C / 2; ++j) sums.dk[0][j / 4][j % 4] *= f.scale;
-  const int first = tiles.s0 + warp() * 16;
-  const int64_t at = Head(tiles.b, 0, tiles.g).key(f, first);
-  store_rows<T>(given.v(), warp() * 16, sums.dv[0], f.dv, at, f.E, f.S - first);
-  store_rows<T>(given.v(), warp() * 16, sums.dk[0], f.dk, at, f.D, f.S - first);
+  store_keys<T>(f, given, tiles, sums.dk[0], sums.dv[0]);
 }
 
 template <class T, int C, class W>

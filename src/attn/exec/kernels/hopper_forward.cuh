@@ -8,21 +8,17 @@
 
 namespace horner::attn::kernels::cuda {
 
-#ifndef HORNER_F64
-#define HORNER_F64 1
-#endif
 template <int C>
 struct HopperForwardShape {
   static constexpr bool kDecay = false;
   // Blocks on a multiprocessor: two small ones hide each other's beginning and end; 128 channels
   // leave no registers for that.
-  static constexpr int kBlocks = C == 64 && HORNER_F64 == 1 ? 2 : 1;
+  static constexpr int kBlocks = C == 64 ? 2 : 1;
   static constexpr bool kCopier = kBlocks == 1;  // a group of its own, whose registers others take
   static constexpr int kAtoms = 1, kKeys = kBlocks == 2 ? 64 : 128, kStages = kBlocks == 2 ? 4 : 2;
-  static constexpr int kGroups = C == 64 && HORNER_F64 == 2 ? 3 : 2, kQueries = 64 * kGroups;
+  static constexpr int kGroups = 2, kQueries = 64 * kGroups;
   static constexpr int kThreads = 128 * (kGroups + kCopier);
-  static constexpr int kRegisters = kGroups == 3 ? 160 : 240;
-  static constexpr int kFewRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kRegisters = 240, kFewRegisters = 24;
   using Queries = Panel<kQueries, C>;
   using Keys = Panel<kKeys, C>;
   static constexpr int kBarriers =

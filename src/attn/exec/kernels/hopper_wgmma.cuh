@@ -21,19 +21,20 @@ struct Panel {
   uint32_t at;
 
   // What describes a factor: where it begins, how far apart its columns of 64 are and its rows of
-  // eight, and how it is permuted.
-  static __device__ uint64_t descriptor(uint32_t at) {
-    constexpr uint64_t kRest =
-        uint64_t(kColumn >> 4) << 16 | uint64_t(1024 >> 4) << 32 | 1ull << 62;
-    return kRest | (at >> 4 & 0x3fff);
+  // eight, all in units of 16 bytes, and how it is permuted. From one factor to the next is one
+  // addition.
+  __device__ uint64_t descriptor(int bytes) const {
+    const uint32_t low = (at >> 4) + (uint32_t(kColumn >> 4) << 16) + uint32_t(bytes >> 4);
+    constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
+    return kHigh | low;
   }
   // Its rows from `row` on, with channels 16 k, ..., 16 k + 15, over which the product sums.
   __device__ uint64_t by_channels(int row, int k) const {
-    return descriptor(at + uint32_t(row * 128 + k / 4 * kColumn + k % 4 * 32));
+    return descriptor(row * 128 + k / 4 * kColumn + k % 4 * 32);
   }
   // Its channels from `channel` on, with rows 16 k, ..., 16 k + 15, over which the product sums.
   __device__ uint64_t by_rows(int channel, int k) const {
-    return descriptor(at + uint32_t(k * 2048 + channel / 64 * kColumn + channel % 64 * 2));
+    return descriptor(k * 2048 + channel / 64 * kColumn + channel % 64 * 2);
   }
 };
 
