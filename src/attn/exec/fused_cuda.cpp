@@ -324,8 +324,13 @@ static std::string why_not(const Spec&, const Inputs& in) {
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "a GPU of compute capability 8.0 or above is wanted";
   if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
-  if (std::max(in.q.size(-1), in.v.size(-1)) > cuda::kMostChannels)
-    return "head dimensions up to 256 only";
+  const int64_t channels = std::max(in.q.size(-1), in.v.size(-1));
+  if (channels > cuda::kMostChannels) return "head dimensions up to 256 only";
+  const int wanted = cuda::shared_memory_wanted(dtype_of(in.q), int(channels));
+  const int there = cuda::shared_memory(in.q.device().index());
+  if (wanted > there)
+    return "this head dimension wants " + std::to_string(wanted / 1024) +
+           " KB of shared memory, this GPU has " + std::to_string(there / 1024);
   return "";
 }
 

@@ -24,6 +24,17 @@ int compute_capability(int device) {
   return 10 * major + minor;
 }
 
+int shared_memory(int device) {
+  int bytes = 0;
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
+}
+int shared_memory_wanted(Dtype dtype, int channels) {
+  int bytes = 0;
+  with_dtype(dtype, [&](auto launch) { bytes = launch.shared_memory(channels); });
+  return bytes;
+}
+
 void find(const Fused& f, const Weights& w, bool adaptive, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.find(f, other(w), adaptive, stream); });
 }

@@ -14,6 +14,7 @@ namespace horner::attn::kernels::cuda {
 // What fused_cuda.cu calls, by the dtype.
 template <class T>
 struct Launch {
+  static int shared_memory(int channels);
   static void find(const Fused&, const Other&, bool adaptive, Stream);
   static void forward(const Fused&, const Weights&, Stream);
   static void statistics(const Fused&, const Weights&, Stream);
