@@ -1,4 +1,5 @@
 """A training step and a forward pass beside PyTorch's, in one run: rounds of ours and theirs in turn, medians; checked before timed.
+Beside the time on the clock stands that of the processors: on a machine that others use too, it is the steadier one.
 
     python bench/model.py train [--dtype float32|bfloat16] [--preset 10m] [--batch 8] [--tokens 512]
         forward, backward and AdamW against the same model with scaled_dot_product_attention, eager and compiled
@@ -38,7 +39,10 @@ TOOL = o.build / "model_tool"
 class Ours:
     """A process of ours that does one round for each line it reads, and answers with seconds and a number."""
 
+    all = []
+
     def __init__(self, *arguments):
+        Ours.all.append(self)
         self.process = subprocess.Popen([TOOL, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __call__(self, command=""):
@@ -60,15 +64,23 @@ def timed(run):
     return once
 
 
+def processor_seconds():
+    """Of this process and of ours; one side works at a time."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    files = [Path(f"/proc/{side.process.pid}/stat") for side in Ours.all]
+    return time.process_time() + sum(sum(map(int, f.read_text().rsplit(")", 1)[1].split()[11:13])) / ticks for f in files if f.exists())
+
+
 def medians(sides):
-    """Of the rounds of each side, taken in turn after two to warm up."""
+    """Of the rounds of each side, taken in turn after one to warm up: seconds on the clock, and of the processors."""
     times = {name: [] for name in sides}
-    for round in range(o.rounds + 2):
+    for round in range(o.rounds + 1):
         for name, run in sides.items():
+            before = processor_seconds()
             seconds, value = run()
-            if round >= 2:
-                times[name].append(seconds)
-    return {name: statistics.median(t) for name, t in times.items()}
+            if round >= 1:
+                times[name].append((seconds, processor_seconds() - before))
+    return {name: tuple(map(statistics.median, zip(*t))) for name, t in times.items()}
 
 
 class Llama(torch.nn.Module):
@@ -144,9 +156,10 @@ def train():
             assert max(losses.values()) - min(losses.values()) < (1e-4 if o.dtype == "float32" else 1e-2)
         found = medians(sides)
         sides["ours"].end()
-    best = min(t for name, t in found.items() if name != "ours")
-    for name, seconds in found.items():
-        print(f"{name}: {seconds * 1e3:.0f} ms a step, {o.batch * T / seconds:.0f} tokens/s, {best / seconds:.2f} x the best of theirs")
+    best = [min(t[i] for name, t in found.items() if name != "ours") for i in range(2)]
+    for name, (seconds, processor) in found.items():
+        print(f"{name}: {seconds * 1e3:.0f} ms a step, {o.batch * T / seconds:.0f} tokens/s, {best[0] / seconds:.2f} x the best of theirs; "
+              f"processors {processor * 1e3:.0f} ms, {best[1] / processor:.2f} x")  # fmt: skip
 
 
 def forward():
@@ -181,13 +194,15 @@ def forward():
             sides[f"ours {n}"] = lambda n=n: decoding(f"decode {n}")
             sides[f"transformers {n}"] = lambda n=n: generate(n)
         found = medians(sides)
-        report(f"decoding {many - few} tokens", {k: found[f"{k} {many}"] - found[f"{k} {few}"] for k in ("ours", "transformers")})
+        rest = {k: tuple(a - b for a, b in zip(found[f"{k} {many}"], found[f"{k} {few}"])) for k in ("ours", "transformers")}
+        report(f"decoding {many - few} tokens", rest)
         ours.end(), decoding.end()
 
 
 def report(what, found):
-    ratio = found["transformers"] / found["ours"]
-    print(f"{what}: ours {found['ours'] * 1e3:.0f} ms, transformers {found['transformers'] * 1e3:.0f} ms, {ratio:.2f} x", flush=True)
+    (ours, our_processor), (theirs, their_processor) = found["ours"], found["transformers"]
+    print(f"{what}: ours {ours * 1e3:.0f} ms, transformers {theirs * 1e3:.0f} ms, {theirs / ours:.2f} x; processors "
+          f"{our_processor * 1e3:.0f} and {their_processor * 1e3:.0f} ms, {their_processor / max(our_processor, 1e-2):.2f} x", flush=True)  # fmt: skip
 
 
 {"train": train, "forward": forward}[o.what]()

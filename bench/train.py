@@ -19,6 +19,7 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 # width, MLP, layers, heads, vocabulary: as src/nn/config.cpp has them
@@ -111,6 +112,25 @@ class Model(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
 
 
+NAMES = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+         "down": "mlp.down_proj", **{x: f"self_attn.{x}_proj" for x in "qkvo"}}  # fmt: skip
+
+
+def load(model, folder):
+    """The weights that `horner` begins with, so that both sides begin with the same."""
+    tensors = load_file(f"{folder}/model.safetensors")
+    tops = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.startswith("blocks."):
+                _, layer, part, kind = name.split(".")
+                theirs = f"model.layers.{layer}.{NAMES[part]}.{kind}"
+            else:
+                theirs = tops[name]
+            p.copy_(tensors.pop(theirs))
+    assert not tensors, tensors.keys()
+
+
 def rate(s, step):
     end = s["decay-steps"] or s["steps"]
     up = s["warmup"] if s["warmup"] >= 0 else min(1000, end // 10)
@@ -122,6 +142,7 @@ def rate(s, step):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--settings", required=True, help="settings.json of a run of horner train")
+    parser.add_argument("--initial", help="a Hugging Face folder with the weights to begin with (tests/model_tool new)")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, help="only so many of the settings' steps")
     o = parser.parse_args()
@@ -129,6 +150,8 @@ def main():
     device = "cuda" if torch.cuda.is_available() and s["device"] != "cpu" else "cpu"
     torch.manual_seed(s["seed"])
     model = Model(s["model"], s["attention"] or "softmax", s["length"]).to(device)
+    if o.initial:
+        load(model, o.initial)
     text = Text(s["data"], s["seed"], s["length"])
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]

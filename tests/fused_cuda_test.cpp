@@ -40,12 +40,16 @@ struct Deterministic {
   ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, false); }
 };
 
+// By the kernels that run everything, and by Hopper's where they run it.
 void expect_right(const char* name, const Case& c) {
-  const Verdict v = verify(find(name).spec, execution("fused_cuda"), c);
-  EXPECT_TRUE(v.why_not.empty()) << v.why_not;
-  EXPECT_TRUE(v.ok()) << name << " " << c10::toString(c.dtype) << " " << v.worst()->of << ": "
-                      << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
-                      << text(c);
+  for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
+    const Verdict v = verify(find(name).spec, execution(kernels), c);
+    const bool must_run = kernels == std::string_view("fused_cuda");
+    EXPECT_TRUE(!must_run || v.why_not.empty()) << v.why_not;
+    EXPECT_TRUE(v.ok()) << kernels << " " << name << " " << c10::toString(c.dtype) << " "
+                        << v.worst()->of << ": " << v.worst()->error << ", allowed "
+                        << v.worst()->allowed << ", on " << text(c);
+  }
 }
 
 // For the sanitizers: no kernels but our own and torch's simplest.
@@ -56,10 +60,13 @@ TEST_F(Cuda, SmallRunsAreFinite) {
         if (c.T > 200 || c.hot) continue;
         Inputs in = random_inputs(find(name).spec, c);
         for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
-        const at::Tensor o = attend(find(name).spec, in, "fused_cuda");
-        o.backward(at::ones_like(o));
-        for (const at::Tensor& x : {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()})
-          EXPECT_TRUE(x.isfinite().all().item<bool>()) << name << " " << text(c);
+        for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
+          if (!execution(kernels).why_not(find(name).spec, in).empty()) continue;
+          const at::Tensor o = attend(find(name).spec, in, kernels);
+          o.backward(at::ones_like(o));
+          for (const at::Tensor& x : {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()})
+            EXPECT_TRUE(x.isfinite().all().item<bool>()) << name << " " << text(c);
+        }
       }
 }
 
@@ -93,6 +100,22 @@ TEST_F(Cuda, EveryWidthOfHeadsIsRight) {
                               .seed = uint64_t(D)});
 }
 
+// Blocks of queries and keys that end anywhere, and rows that see few of them.
+TEST_F(Cuda, EveryLengthIsRight) {
+  for (const char* name : {"softmax", "softmax_window", "taylor4", "l2", "gated"})
+    for (int64_t D : {64, 128})
+      for (int64_t T : {63, 64, 65, 128, 190, 257, 520})
+        for (int64_t S : {T, T + 70})
+          expect_right(name, {.B = 1,
+                              .T = T,
+                              .S = S,
+                              .D = D,
+                              .E = D,
+                              .dtype = at::kBFloat16,
+                              .device = at::kCUDA,
+                              .seed = uint64_t(T)});
+}
+
 TEST_F(Cuda, TheSameBitsComeOutWhenTorchAsks) {
   const Deterministic guard;
   for (const char* name : kVariants) {
@@ -102,7 +125,7 @@ TEST_F(Cuda, TheSameBitsComeOutWhenTorchAsks) {
     for (int run = 0; run < 3; ++run) {
       Inputs in = random_inputs(spec, c);
       for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
-      const at::Tensor o = attend(spec, in, "fused_cuda");
+      const at::Tensor o = attend(spec, in);
       o.backward(at::ones_like(o));
       const std::vector<at::Tensor> now = {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()};
       if (first.empty()) first = now;

@@ -15,7 +15,6 @@
 
 #include "attn/exec/isa.h"
 #include "core/check.h"
-#include "nn/model.h"
 
 namespace horner::nn::parts {
 namespace {
@@ -339,60 +338,6 @@ TEST(Parts, NanStaysVisible) {
       for (const at::Tensor& y : f.out) seen |= y.isnan().any().item<bool>();
       EXPECT_TRUE(seen) << p.name;
     }
-}
-
-TEST(Product, IsThatOfEachWeight) {
-  at::manual_seed(3);
-  const at::Tensor x = random({7, 12}).to(at::kFloat);
-  const auto weights = [](bool leaves) {
-    at::manual_seed(4);
-    Tensors w;
-    for (int64_t n : {5, 3, 4}) w.push_back(random({n, 12}).to(at::kFloat).requires_grad_(leaves));
-    for (int64_t n : {5, 3, 4}) w.push_back(random({n}).to(at::kFloat).requires_grad_(leaves));
-    return w;
-  };
-  const Tensors w = weights(true), fixed = weights(false);
-  Tensors parts;
-  for (size_t i = 0; i < 3; ++i) parts.push_back(at::linear(x, w[i], w[i + 3]));
-  const at::Tensor wanted = at::cat(parts, 1), direction = at::randn_like(wanted);
-  const at::Tensor got = product(x, {w[0], w[1], w[2]}, {w[3], w[4], w[5]});
-  EXPECT_LT(distance(got, wanted), 1e-5);
-  const Tensors a = torch::autograd::grad({wanted}, w, {direction}),
-                b = torch::autograd::grad({got}, w, {direction});
-  for (size_t i = 0; i < w.size(); ++i) EXPECT_LT(distance(a[i], b[i]), 1e-5);
-  EXPECT_LT(
-      distance(product(x, {fixed[0], fixed[1], fixed[2]}, {fixed[3], fixed[4], fixed[5]}), wanted),
-      1e-5);
-  const at::Tensor mixed = product(x.to(at::kBFloat16), {w[0], w[1], w[2]});
-  EXPECT_EQ(mixed.scalar_type(), at::kBFloat16);
-  const Tensors g = torch::autograd::grad({mixed}, {w[0], w[2]}, {direction.to(at::kBFloat16)});
-  EXPECT_EQ(g[1].scalar_type(), at::kFloat);
-  EXPECT_LT(distance(g[1], a[2]), 0.1);
-}
-
-TEST(CrossEntropy, InSlicesIsThatOfTheWhole) {
-  at::manual_seed(5);
-  constexpr int64_t n = 150, C = 6, V = 140000;  // 2^24 / V: slices of 128 rows
-  Model m{preset("tiny")};
-  m.head = random({V, C}).to(at::kFloat).requires_grad_(true);
-  const at::Tensor x = random({n, C}).to(at::kFloat).requires_grad_(true);
-  at::Tensor targets = at::randint(V, {n}, at::kLong);
-  targets[3] = -1;
-  const at::Tensor loss = cross_entropy(m, x, targets);
-  const Tensors got = torch::autograd::grad({loss * 3}, {x, m.head});
-  const auto whole = [&](at::ScalarType t) -> Tensors {
-    const at::Tensor y = x.detach().to(t, false, true).requires_grad_(true),
-                     head = m.head.detach().to(t, false, true).requires_grad_(true);
-    const at::Tensor l =
-        at::cross_entropy_loss(at::linear(y, head), targets, {}, at::Reduction::Mean, -1);
-    Tensors out = torch::autograd::grad({l * 3}, {y, head});
-    out.push_back(l.detach());
-    return out;
-  };
-  const Tensors truth = whole(at::kDouble), plain = whole(at::kFloat);
-  EXPECT_LT(distance(loss, truth[2]), 1e-5);
-  for (size_t i = 0; i < 2; ++i)
-    EXPECT_LT(distance(got[i], truth[i]), 2 * distance(plain[i], truth[i]) + 1e-6);
 }
 
 }  // namespace

@@ -214,3 +214,45 @@ def test_a_click_on_a_cell_shows_its_details(browser, plain):
             break
     assert heat.locator("section h2").text_content() == "Head 1.2 a run"
     assert wrong == []
+
+
+def made_up_runs(folder, names):
+    """Folders as `horner train` leaves them, of every variant with two seeds on two tasks."""
+    for task in ("text", "recall:pairs=16"):
+        for i, name in enumerate(names):
+            for seed in (0, 1):
+                run = folder / f"{task[:4]}-{i}-{seed}"
+                run.mkdir(parents=True)
+                loss = 2 + 0.1 * i + 0.01 * seed
+                settings = {"model": "tiny", "attention": name, "task": task, "seed": seed, "steps": 30}
+                (run / "settings.json").write_text(json.dumps(settings))
+                lines = [{"step": s, "loss": loss + 3 / s, "gradient_norm": 1 / s, "tokens_per_second": 1e5} for s in range(1, 31)]
+                lines[19]["entropy"] = [1.5, 0.5 + i]
+                lines += [{"step": s, "validation_loss": loss, "validation_accuracy": 1 / (1 + i)} for s in (10, 20, 30)]
+                (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+                result = {"finished": True, "steps": 30, "validation_loss": loss, "tokens_per_second": 1e5, "device": "none"}
+                (run / "result.json").write_text(json.dumps(result))
+
+
+@pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 375)])
+def test_the_report_of_runs_shows_every_run(browser, tmp_path, scheme, width):
+    names = ["softmax", "l2", "taylor1", "taylor2", "centred_taylor2", "linear_elu", "<b>mine</b><script>alert(3)</script>"]
+    made_up_runs(tmp_path, names)
+    said = subprocess.run([BUILD / "horner", "report", tmp_path], check=True, capture_output=True, text=True).stdout
+    if not said.strip().endswith("report.html"):
+        pytest.skip("built without npm, so without the page")
+    page, wrong = opened(browser, tmp_path / "report.html", width, scheme)
+    assert wrong == [] and page.locator("b").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    for heading in ("Text: training loss", "Text: validation loss", "Recall of 16 pairs: validation accuracy", "Text: gradient norm"):
+        section = page.locator("section", has=page.get_by_role("heading", name=heading, exact=True))
+        assert set(section.locator(".legend .entry").all_inner_texts()) == set(names)
+    first = page.locator("table tbody td:first-child").all_inner_texts()
+    assert sorted(first) == sorted(2 * names)
+    entry = page.locator("section", has=page.get_by_role("heading", name="Text: training loss")).locator(".entry", has_text="<b>mine")
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "false"
+    words = page.locator(".summary li").all_inner_texts()
+    assert any(w.startswith("Text: softmax ends at a validation loss of 2.0050 ± 0.0071") for w in words)
+    assert any("order 1 +10 % and 2 +15 %" in w for w in words)
+    assert wrong == []

@@ -12,8 +12,8 @@ import pytest
 
 HORNER = os.environ.get("HORNER", "build/horner")
 TINY = {
-    "model": "tiny", "device": "cpu", "threads": 1, "batch": 4, "length": 16, "steps": 40, "warmup": 4, "learning-rate": 3e-3,
-    "evaluate-every": 10, "evaluate-sequences": 8, "checkpoint-every": 5, "entropy-every": 20,
+    "model": "tiny", "device": "cpu", "threads": 1, "batch": 4, "length": 16, "steps": 300, "warmup": 4, "learning-rate": 3e-3,
+    "evaluate-every": 100, "evaluate-sequences": 8, "checkpoint-every": 50, "entropy-every": 100,
     "model-config": {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1,
                      "head_dim": 16, "vocab_size": 64, "horner": {"key_shift": True}},
 }  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_study_has_a_folder_for_every_run_and_a_report_of_all(whole):
     assert len(curves) == 2
     for s in curves:
         assert [x["name"] for x in s["content"]["series"]] == ["softmax", "taylor1", "taylor2"]
-        assert all(len(x["points"]) == 40 for x in s["content"]["series"])
+        assert all(len(x["points"]) == 300 for x in s["content"]["series"])
     # What the report says is what the runs have.
     table = next(s for s in report["sections"] if s["content"]["kind"] == "table")["content"]["rows"]
     for row in table:
@@ -146,7 +146,7 @@ def started(whole, out, steps):
 
 def test_killed_and_begun_again_it_reports_the_same(whole, tmp_path):
     out = tmp_path / "out"
-    for steps in (7, 23, 38):
+    for steps in (30, 120, 220):
         process = started(whole, out, steps)
         children = children_of(process)
         process.kill()
@@ -158,7 +158,7 @@ def test_killed_and_begun_again_it_reports_the_same(whole, tmp_path):
 
 def test_ctrl_c_stops_gently_and_it_goes_on(whole, tmp_path):
     out = tmp_path / "out"
-    process = started(whole, out, 12)
+    process = started(whole, out, 60)
     children = children_of(process)
     assert children
     process.send_signal(signal.SIGINT)
@@ -199,7 +199,7 @@ def test_a_report_of_unfinished_and_odd_runs(whole, tmp_path):
     run = out / "copy/taylor1/seed0"
     (run / "result.json").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:20]) + lines[20][:10])  # cut off while it was written
+    (run / "metrics.jsonl").write_text("".join(lines[:120]) + lines[120][:10])  # cut off while it was written
     name = "<img src=x onerror=alert(1)>"
     odd = out / "copy/softmax/seed0/settings.json"
     odd.write_text(odd.read_text().replace('"attention": "softmax"', f'"attention": "{name}"'))

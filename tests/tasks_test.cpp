@@ -2,6 +2,7 @@
 // sequence is both trained on and tested.
 #include "study/tasks.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,8 @@
 #include <set>
 
 #include "core/check.h"
+#include "study/study.h"
+#include "study/taylor.h"
 
 namespace horner::study {
 namespace {
@@ -136,6 +139,87 @@ TEST(Tasks, ErrorsSayWhatIsPossible) {
   expect_error("recall:pair=3", 64, "possible: 'pairs=N', 'vocabulary=N'");
   expect_error("text:pairs=3", 64, "possible: nothing after 'text'");
   expect_error("induction", 20, "needs sequences of at least 32 tokens");
+}
+
+// The mean of |x|^n / n!, one by one.
+double magnitude(const std::vector<double>& scores, int n) {
+  double sum = 0;
+  for (const double x : scores) sum += std::pow(std::abs(x), n) / std::tgamma(n + 1.0);
+  return sum / double(scores.size());
+}
+
+TEST(Taylor, MagnitudesAreMeansOfAbsoluteTerms) {
+  const std::vector<double> scores = {0.5, -2, 3, -4.5, 0};
+  const auto logs = log_magnitudes(at::tensor(scores, at::kDouble));
+  ASSERT_EQ(logs.size(), size_t(kHighestOrder + 1));
+  for (int n = 0; n <= 60; ++n)
+    EXPECT_NEAR(std::exp(logs[n]) / magnitude(scores, n), 1, 1e-10) << n;
+  // A term |x|^n / n! is largest at n = floor |x|, whatever the sign of x.
+  for (const double x : {0.4, 1.5, 7.3, 40.2})
+    EXPECT_EQ(dominant_order(log_magnitudes(at::tensor({x, -x}, at::kDouble))), size_t(x));
+  // Terms of 600^100 / 100! and beyond a double's range stay finite.
+  EXPECT_EQ(dominant_order(log_magnitudes(at::tensor({6e30}, at::kDouble))), size_t(kHighestOrder));
+}
+
+nn::ModelConfig tiny(const std::string& attention, bool key_shift) {
+  nn::Json j = nn::preset("tiny", attention).json;
+  j["initializer_range"] = 0.5;  // scores that are not all near 0
+  j["horner"]["key_shift"] = key_shift;
+  return nn::model_config(j);
+}
+
+TEST(Taylor, OfAModelHiddenKeysAreLeftOut) {
+  const nn::Model m = nn::random_model(tiny("softmax", false), 3);
+  const at::Tensor tokens = at::arange(2 * 9, at::kLong).view({2, 9});
+  std::vector<std::vector<double>> scores(m.layers.size());
+  const nn::Probe probe{
+      [&](int64_t layer, const attn::Spec&, const attn::Inputs& in, const at::Tensor&) {
+        const at::Tensor q = in.q.to(at::kDouble), k = in.k.to(at::kDouble);
+        for (int64_t b = 0; b < 2; ++b)
+          for (int64_t h = 0; h < q.size(1); ++h)
+            for (int64_t t = 0; t < 9; ++t)
+              for (int64_t s = 0; s <= t; ++s)
+                scores[layer].push_back(at::dot(q[b][h][t], k[b][h][s]).item<double>() /
+                                        std::sqrt(double(q.size(3))));
+      }};
+  nn::hidden(m, tokens, {.probe = &probe});
+  const auto logs = log_magnitudes(m, tokens);
+  ASSERT_EQ(logs.size(), scores.size());
+  for (size_t layer = 0; layer < logs.size(); ++layer)
+    for (int n = 0; n <= 20; ++n)
+      EXPECT_NEAR(std::exp(logs[layer][n]) / magnitude(scores[layer], n), 1, 1e-3) << layer << n;
+}
+
+// The keys of a layer are those of the inputs of the token before; queries and values are not.
+TEST(KeyShift, KeysAreOfTheTokenBefore) {
+  const nn::Model with = nn::random_model(tiny("softmax", true), 3),
+                  without = nn::random_model(tiny("softmax", false), 3);
+  const at::Tensor tokens = at::arange(9, at::kLong).view({1, 9}) * 7;
+  attn::Inputs first[2];
+  for (const bool shifted : {false, true}) {
+    const nn::Probe probe{
+        [&](int64_t layer, const attn::Spec&, const attn::Inputs& in, const at::Tensor&) {
+          if (layer == 0) first[shifted] = in;
+        }};
+    nn::hidden(shifted ? with : without, tokens, {.probe = &probe});
+  }
+  EXPECT_TRUE(at::equal(first[0].q, first[1].q));
+  EXPECT_TRUE(at::equal(first[0].v, first[1].v));
+  // Rotary positions turn a key by its place, which its length does not show.
+  const at::Tensor a = first[0].k.norm(2, -1), b = first[1].k.norm(2, -1);
+  EXPECT_TRUE(at::allclose(b.narrow(2, 1, 8), a.narrow(2, 0, 8), 1e-5, 1e-6));
+  EXPECT_EQ(b.select(2, 0).abs().max().item<float>(), 0);
+  EXPECT_THROW(nn::empty_states(with, 1), Error);
+}
+
+// Every preset names variants, tasks and settings that there are.
+TEST(Study, PresetsCanBeRead) {
+  for (const Preset& p : presets()) {
+    SCOPED_TRACE(p.name);
+    const Study s = read_study(Json::parse(p.json), p.name, "out");
+    EXPECT_GE(s.runs.size(), 8u);
+    EXPECT_EQ(s.runs[0].settings.attention, "softmax");
+  }
 }
 
 }  // namespace

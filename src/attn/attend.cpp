@@ -11,7 +11,8 @@ namespace horner::attn {
 
 // To add an execution, define it in exec/<name>.cpp and add it here.
 static const Execution* const kExecutions[] = {
-    &exec::fused_cuda, &exec::fused_cpu, &exec::chunked, &exec::recurrent, &exec::reference,
+    &exec::hopper_cuda, &exec::fused_cuda, &exec::fused_cpu,
+    &exec::chunked,     &exec::recurrent,  &exec::reference,
 };
 
 std::span<const Execution* const> executions() {

@@ -37,8 +37,8 @@ static int64_t mapped_channels(const State& s) {
 
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer) {
   check(!is<Full>(spec.mask), "a full mask sees the tokens to come: a stream has none of them yet");
-  check(buffer >= 1, "a state keeps at least 1 token waiting, not ", buffer);
-  State s{spec, shape, dtype, why_no_state(spec).empty()};
+  check(buffer >= 0, "a state keeps 0 tokens waiting or more, not ", buffer);
+  State s{spec, shape, dtype, buffer > 0 && why_no_state(spec).empty()};
   s.room = s.finite ? buffer : 0;
   const auto exact = at::TensorOptions(at::kDouble);
   s.carry.count = at::zeros({shape.B}, exact);

@@ -40,8 +40,8 @@ struct State {
   at::Tensor fades;  // [B, G, room], double: running sums of the log gates
 };
 
-// Empty. `buffer`: how many tokens wait to be folded into a finite state together. Throws, with its
-// size, where a state is too large (plan.h).
+// Empty. `buffer`: how many tokens wait to be folded into a finite state together; 0: none is ever,
+// all keys and values are kept. Throws, with its size, where a state is too large (plan.h).
 State make_state(const Spec&, const StateShape&, at::ScalarType = at::kFloat, int64_t buffer = 64);
 
 // Takes in T tokens and gives their results [B, H, T, E]: many at once for a prompt, one when

@@ -31,7 +31,7 @@ std::string write_report(const report::Report& r, const fs::path& out) {
   };
   using Json = nlohmann::ordered_json;
   const std::string data =
-      write("report.json", to_json(r).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+      write("report.json", to_json(r).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   if (report::has_page()) return write("report.html", to_html(r));
   std::cerr
       << "horner was built without npm, so without the page of reports: " << data
@@ -41,15 +41,15 @@ std::string write_report(const report::Report& r, const fs::path& out) {
 
 study::Origin origin_of(const fs::path& folder) {
   study::Origin o{.title = "Runs in " + folder.string(), .version = HORNER_VERSION};
-  if (!fs::exists(folder / "study.json")) return o;
-  const train::Json j = train::read_json(folder / "study.json");
+  if (!fs::exists(folder / "origin.json")) return o;
+  const train::Json j = train::read_json(folder / "origin.json");
   o.title = j.value("title", o.title), o.command = j.value("command", o.command);
   return o;
 }
 
 Action report(CLI::App& app) {
   auto o = std::make_shared<ReportOptions>();
-  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR…");
+  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR");
   app.add_option("--out", o->out, "where report.html and report.json go [the first folder]")
       ->type_name("DIR");
   app.add_option("--title", o->title, "the report's")->type_name("TEXT");

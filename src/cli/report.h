@@ -12,7 +12,7 @@ namespace horner::cli {
 // Writes report.json and, where this program has the page, report.html; returns the file to open.
 std::string write_report(const report::Report&, const std::filesystem::path& out);
 
-// Title and command, from the study.json that a study leaves in its folder.
+// Title and command, from the origin.json that a study leaves in its folder.
 study::Origin origin_of(const std::filesystem::path& folder);
 
 }  // namespace horner::cli

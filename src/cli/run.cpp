@@ -16,13 +16,17 @@ namespace horner::cli {
 
 static volatile std::sig_atomic_t interrupted = 0;
 
-static void interrupt(int) {
+static void interrupt(int signal) {
   interrupted = 1;
-  std::signal(SIGINT, SIG_DFL);
+  std::signal(signal, SIG_DFL);
 }
 
 void catch_interrupt() {
   std::signal(SIGINT, interrupt);
+}
+
+void catch_termination() {
+  std::signal(SIGTERM, interrupt);
 }
 
 bool stopped() {

@@ -10,6 +10,7 @@ namespace horner::cli {
 
 // From now on the first Ctrl-C asks to stop, and stopped() says so; the second stops at once.
 void catch_interrupt();
+void catch_termination();  // SIGTERM, as of a queue that wants its machine back, is the same
 bool stopped();
 
 // What is being done, on stderr: while it runs where that is a terminal, and when an error ends it.

@@ -13,6 +13,7 @@
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
+#include "core/names.h"
 #include "core/stopwatch.h"
 #include "study/runner.h"
 #include "study/taylor.h"
@@ -26,7 +27,9 @@ using study::Status;
 
 struct StudyOptions {
   std::string study, out, device, set;
+  std::vector<std::string> only;
   size_t jobs = 0;
+  double minutes = 0;
   bool list = false, keep_weights = false;
 };
 
@@ -62,7 +65,8 @@ struct Live {
         t.rows.push_back(row(i, all[i])), left += all[i].seconds_left, ++running;
     }
     std::string out = lines > 0 ? "\033[" + std::to_string(lines) + "A\r\033[J" : "";
-    const std::string table = text(t, size_t(std::max(40, int(terminal_width()) - 1)));
+    const std::string table =
+        t.rows.empty() ? "" : text(t, size_t(std::max(40, int(terminal_width()) - 1)));
     const std::string status = std::to_string(done) + " of " + std::to_string(all.size()) +
                                " runs done" +
                                (failed ? ", " + red(std::to_string(failed) + " failed") : "") +
@@ -82,10 +86,14 @@ struct Live {
       seen[i] = p.status;
       if (!changed && !(time && p.status == Status::running)) continue;
       if (live && lines > 0) std::cerr << "\033[" << lines << "A\r\033[J", lines = 0;
-      const Row r = row(i, p);
       static const char* const kWords[] = {"", "", "done", "FAILED", "stopped"};
-      std::cerr << r[0] << "  " << r[1] << "  loss " << r[2] << "  " << r[3] << " tokens/s  "
-                << (p.status == Status::running ? r[4] + " left" : kWords[size_t(p.status)])
+      const Row r = row(i, p);
+      std::cerr << r[0] << "  " << r[1];
+      if (p.step > 0) std::cerr << "  loss " << r[2] << "  " << r[3] << " tokens/s";
+      std::cerr << "  "
+                << (p.status != Status::running ? kWords[size_t(p.status)]
+                    : p.step > 0                ? r[4] + " left"
+                                                : "begins")
                 << (p.why.empty() ? "" : ": " + p.why) << "\n";
     }
     if (live) draw(all);
@@ -113,6 +121,15 @@ static study::Study prepared(const StudyOptions& o) {
         for (const auto& [name, value] : more.items()) task["settings"].erase(name);
   }
   study::Study s = study::read_study(j, o.study, o.out);
+  if (!o.only.empty()) {
+    const auto left_out = [&](const study::Run& r) {
+      return std::none_of(o.only.begin(), o.only.end(),
+                          [&](const std::string& pattern) { return matches(pattern, r.name); });
+    };
+    std::erase_if(s.runs, left_out);
+    horner::check(!s.runs.empty(), "--only leaves no run; 'horner study ", o.study,
+                  " --out DIR --list' shows their names");
+  }
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   for (study::Run& r : s.runs) {
     if (!o.device.empty()) r.settings.device = o.device;
@@ -134,13 +151,15 @@ static Outcome run(StudyOptions o) {
                               (o.set.empty() ? "" : " --set '" + o.set + "'") + " --jobs " +
                               std::to_string(o.jobs);
   fs::create_directories(o.out);
-  train::write_json(fs::path(o.out) / "study.json", {{"title", s.title}, {"command", command}});
+  train::write_json(fs::path(o.out) / "origin.json", {{"title", s.title}, {"command", command}});
   catch_interrupt();
+  const Stopwatch clock;
+  const auto out_of_time = [&] { return o.minutes > 0 && clock.ms() > o.minutes * 60000; };
   Live live{s};
   const auto all =
       run_all(s.runs, {.program = fs::read_symlink("/proc/self/exe"),
                        .jobs = o.jobs,
-                       .stop = stopped,
+                       .stop = [&] { return stopped() || out_of_time(); },
                        .show = [&](const auto& p) { live.show(p); },
                        .finished = [&](const study::Run& r) { tidy(r, o.keep_weights); }});
   const auto count = [&](Status status) {
@@ -155,7 +174,10 @@ static Outcome run(StudyOptions o) {
   const report::Report r = study::make_report(runs, origin_of(o.out));
   for (const std::string& sentence : r.summary) std::cout << "- " << sentence << "\n";
   std::cout << "\nreport: " << fs::absolute(write_report(r, o.out)).string() << "\n";
-  const size_t failed = count(Status::failed);
+  const size_t failed = count(Status::failed),
+               left = count(Status::waiting) + count(Status::stopped);
+  if (left > 0)
+    std::cerr << left << " of " << all.size() << " runs are left; the same command goes on\n";
   if (failed > 0)
     std::cerr << failed << " of " << all.size() << " runs failed; each says why in its log.txt\n";
   return failed > 0 ? Outcome::failed : Outcome::fine;
@@ -175,6 +197,10 @@ Action study(CLI::App& app) {
   app.add_option("--device", o->device, "cpu or cuda [as the study says]")->type_name("DEVICE");
   app.add_option("--set", o->set, "settings of every run, as JSON: '{\"steps\": 100}'")
       ->type_name("JSON");
+  app.add_option("--only", o->only, "only the runs whose names match: '*/seed0' 'text/taylor*'")
+      ->type_name("GLOB");
+  app.add_option("--minutes", o->minutes, "stop gently after so many; the same command goes on")
+      ->type_name("N");
   app.add_flag("--list", o->list, "say what would run, and what is done");
   app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
   return [o] { return run(*o); };

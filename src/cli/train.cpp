@@ -96,6 +96,8 @@ static Outcome run(const TrainOptions& o) {
   const bool first = train::ranks_from_environment().rank == 0;
   if (!o.json && first) print_settings(s);
   catch_interrupt();
+  // Of several processes torchrun ends those that wait for a dead one so: they must not go on.
+  if (train::ranks_from_environment().world == 1) catch_termination();
   Stopwatch since;
   train::Hooks hooks;
   hooks.stop = stopped;

@@ -8,8 +8,7 @@
 namespace horner {
 
 // By default the C library gives every large block back to the system and gets it again, zeroed a
-// page at a time: in training, where each step takes the same blocks, a fifth of the time. Call
-// once, before the work.
+// page at a time; training takes the same blocks in each step. Call once, before the work.
 inline void keep_pages() {
   mallopt(M_MMAP_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());

@@ -27,21 +27,19 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor each = at::empty({n}, x.options().dtype(wide));
     at::Tensor dx, dhead;
     if (x.requires_grad()) dx = at::empty_like(x);
-    if (given_head.requires_grad()) dhead = at::zeros(head.sizes(), head.options().dtype(wide));
+    const bool learns = given_head.requires_grad();
     for (int64_t t = 0; t < n; t += slice) {
       const int64_t m = std::min(slice, n - t);
-      const at::Tensor xs = x.narrow(0, t, m), g = at::linear(xs, head);
+      const at::Tensor xs = x.narrow(0, t, m), g = parts::times(xs, head.t());
       each.narrow(0, t, m).copy_(
-          parts::losses_(g, targets.narrow(0, t, m), scale, dx.defined() || dhead.defined()));
+          parts::losses_(g, targets.narrow(0, t, m), scale, dx.defined() || learns));
       if (dx.defined()) {
         at::Tensor to = dx.narrow(0, t, m);
-        at::mm_out(to, g, head);
+        parts::times_to(to, g, head);
       }
-      if (!dhead.defined()) continue;
-      if (x.scalar_type() == wide)
-        dhead.addmm_(g.t(), xs);
-      else
-        dhead.add_(at::mm(g.t(), xs));
+      if (!learns) continue;
+      const at::Tensor part = parts::times(g.t(), xs);
+      dhead = dhead.defined() ? dhead.add_(part) : part.to(wide);
     }
     ctx->save_for_backward({dx, dhead});
     ctx->saved_data["dtype"] = int64_t(given_head.scalar_type());

@@ -249,14 +249,20 @@ static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x)
   return parts::product(y, {l.down}, {l.down_bias});
 }
 
+// A state of fixed size as long as it takes no more memory than the keys and values of all
+// positions that the model is made for.
 std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
   check(!m.config.key_shift,
         "a model with key_shift cannot go on token by token: its states do not keep the token "
         "before");
+  const ModelConfig& c = m.config;
+  const at::ScalarType dtype = m.embedding.scalar_type();
+  const double cache = double(c.positions * 2 * c.D) * double(c10::elementSize(dtype));
   std::vector<attn::State> out;
-  for (const LayerConfig& l : m.config.layers)
-    out.push_back(attn::make_state(l.attention, {batch, m.config.G, m.config.D, m.config.D},
-                                   m.embedding.scalar_type()));
+  for (const LayerConfig& l : c.layers) {
+    const bool small = attn::state_bytes(l.attention, c.D, c.D) <= cache;
+    out.push_back(attn::make_state(l.attention, {batch, c.G, c.D, c.D}, dtype, small ? 64 : 0));
+  }
   return out;
 }
 

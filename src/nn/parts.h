@@ -56,6 +56,16 @@ at::Tensor losses_(const at::Tensor& logits, const at::Tensor& targets, const at
 at::Tensor product(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                    const std::vector<at::Tensor>& biases = {});
 
+// a [M, K] times b [K, N], of any strides, plus a bias [N] unless it is undefined; without
+// gradients.
+at::Tensor times(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
+void times_to(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+              const at::Tensor& bias = {});
+// The same by our own kernel, of float32 on the CPU, whether or not it is the fastest there; the
+// numbers of a row of a and out lie side by side.
+void times_by_own(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                  const at::Tensor& bias = {});
+
 // The definitions, in torch's own operators.
 namespace reference {
 at::Tensor norm(const Norm&, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

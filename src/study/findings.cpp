@@ -8,10 +8,10 @@
 
 namespace horner::study {
 
-static std::string formatted(const char* format, double x) {
+std::string formatted(const char* format, double x) {
   char text[64];
   std::snprintf(text, sizeof text, format, x);
-  return text;
+  return std::isfinite(x) ? text : "–";
 }
 
 std::string percent(double share) {
@@ -20,6 +20,12 @@ std::string percent(double share) {
 }
 std::string signed_percent(double share) {
   return (share < 0 ? "−" : "+") + percent(share);
+}
+
+static std::string counted(int64_t n) {  // 1,000
+  std::string s = std::to_string(n);
+  for (int at = int(s.size()) - 3; at > 0; at -= 3) s.insert(size_t(at), ",");
+  return s;
 }
 
 static std::string joined(const std::vector<std::string>& parts) {
@@ -60,7 +66,7 @@ static void say_softmax(const TaskData& t, Sentences& out) {
   std::string s =
       task_title(t) + ": softmax ends at a validation loss of " + formatted("%.4f", g.loss.mean);
   if (g.loss.n > 1) s += " ± " + formatted("%.4f", g.loss.deviation);
-  s += " after " + std::to_string(g.runs[0]->step) + " steps";
+  s += " after " + counted(g.runs[0]->step) + " steps";
   if (g.loss.n > 1) s += " (" + std::to_string(g.loss.n) + " seeds)";
   out.push_back(s + "; the percentages that follow are losses against it.");
 }

@@ -123,8 +123,9 @@ static std::string kind_of(const attn::Spec& s) {
   if (series) return "linear kernels with powers";
   if (is<Power>(s.weight)) return "linear kernels";
   if (!is<Exp>(s.weight) || !identity) return "other weights";
-  if (!is<NoNorm>(s.norm)) return s.output_gate || s.input_gate ? "gates and norms" : "norms";
-  if (s.output_gate || s.input_gate || !is<NoDecay>(s.decay)) return "gates";
+  const bool gates = s.output_gate || s.input_gate || s.post_gate || !is<NoDecay>(s.decay);
+  if (!is<NoNorm>(s.norm)) return gates ? "gates and norms" : "norms";
+  if (gates) return "gates";
   if (!is<Sum>(s.denominator)) return "no sum";
   return "softmax and the like";
 }

@@ -11,12 +11,6 @@ namespace horner::study {
 
 using namespace report;
 
-static std::string formatted(const char* format, double x) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, x);
-  return std::isfinite(x) ? text : "–";
-}
-
 // The number by which a task is judged.
 static const Spread& score(const TaskData& t, const Group& g) {
   return t.chance > 0 ? g.accuracy : g.loss;
@@ -29,18 +23,24 @@ static std::string colour_group(const Group& g) {
   return g.name == "softmax" ? "" : g.kind;
 }
 
+// Six digits: more are noise, and a page holds many of these.
+static double rounded(double x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const double unit = std::pow(10, std::floor(std::log10(std::abs(x))) - 5);
+  return unit >= 1 ? std::round(x / unit) * unit : std::round(x / unit) / std::round(1 / unit);
+}
+
 // Thinned to what a screen shows: the mean of every few points.
 static Points thinned(const Points& points) {
   constexpr size_t kMost = 400;
-  const size_t each = (points.size() + kMost - 1) / kMost;
-  if (each <= 1) return points;
+  const size_t each = std::max<size_t>(1, (points.size() + kMost - 1) / kMost);
   Points out;
   for (size_t i = 0; i < points.size(); i += each) {
     Point p{0, 0};
     const size_t n = std::min(each, points.size() - i);
     for (size_t k = 0; k < n; ++k)
       p.x += points[i + k].x / double(n), p.y += points[i + k].y / double(n);
-    out.push_back(p);
+    out.push_back({p.x, rounded(p.y)});
   }
   return out;
 }
@@ -82,7 +82,6 @@ static void add_sweep(const TaskData& t, std::vector<Section>& out) {
         s.spread.push_back(score(t, g).deviation);
         first = std::min(first, double(g.order)), last = std::max(last, double(g.order));
       }
-    std::sort(s.points.begin(), s.points.end(), [](Point a, Point b) { return a.x < b.x; });
     if (s.points.size() > 1) c.series.push_back(s);
   }
   if (c.series.empty() || first == last) return;
@@ -286,10 +285,10 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
     for (const Group& g : t.groups) seeds = std::max(seeds, g.runs.size());
   }
   Report r{.title = o.title,
-           .subtitle = std::to_string(variants) + (variants == 1 ? " variant, " : " variants, ") + std::to_string(tasks.size()) +
-                       (tasks.size() == 1 ? " task, " : " tasks, ") + std::to_string(seeds) +
-                       (seeds == 1 ? " seed: " : " seeds: ") + std::to_string(runs.size()) +
-                       " runs"};
+           .subtitle = std::to_string(variants) + (variants == 1 ? " variant, " : " variants, ") +
+                       std::to_string(tasks.size()) + (tasks.size() == 1 ? " task, " : " tasks, ") +
+                       std::to_string(seeds) + (seeds == 1 ? " seed: " : " seeds: ") +
+                       std::to_string(runs.size()) + (runs.size() == 1 ? " run" : " runs")};
   r.summary = findings(tasks);
   auto& out = r.sections;
   for (const TaskData& t : tasks) add_sweep(t, out);

@@ -28,13 +28,16 @@ static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& giv
   return x.to(at::kDouble).masked_select(hidden.logical_not());
 }
 
+// Powers of |x| / largest by repeated products: they stay within [0, 1].
 std::vector<double> log_magnitudes(const at::Tensor& scores) {
-  const at::Tensor logs = scores.abs().log();  // -inf for 0: a term of 0, but for order 0
+  const double largest = scores.abs().max().item<double>();
+  const at::Tensor y = scores.abs() / (largest > 0 ? largest : 1);
+  at::Tensor power = at::ones_like(y);
   std::vector<double> out;
   for (int n = 0; n <= kHighestOrder; ++n) {
-    const double sum = n == 0 ? std::log(double(scores.numel()))
-                              : at::logsumexp(logs * double(n), {0}).item<double>();
-    out.push_back(sum - std::log(double(scores.numel())) - std::lgamma(n + 1.0));
+    const double unit = n > 0 ? n * std::log(largest) : 0;
+    out.push_back(std::log(power.mean().item<double>()) + unit - std::lgamma(n + 1.0));
+    power.mul_(y);
   }
   return out;
 }
@@ -55,10 +58,11 @@ size_t dominant_order(const std::vector<double>& magnitudes) {
 }
 
 Json measure(const nn::Model& m, const train::Source& source, int64_t length) {
-  constexpr int64_t kSequences = 8;
-  const at::Tensor tokens = at::empty({kSequences, length}, at::kLong);
+  constexpr int64_t kTokens = 1024;
+  const int64_t sequences = std::clamp<int64_t>(kTokens / length, 1, 8);
+  const at::Tensor tokens = at::empty({sequences, length}, at::kLong);
   std::vector<int64_t> targets(static_cast<size_t>(length));
-  for (int64_t i = 0; i < kSequences; ++i)
+  for (int64_t i = 0; i < sequences; ++i)
     source.fill(train::Split::validation, uint64_t(i),
                 {tokens[i].data_ptr<int64_t>(), size_t(length)}, targets);
   Json layers = Json::array();

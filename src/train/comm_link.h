@@ -11,8 +11,14 @@ namespace horner::train {
 struct Link {
   std::string backend;
   c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::unique_ptr<Watch> watch;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+
+  // After a failure the group is left as it is, for the end of the process: one of Gloo's threads
+  // may wait for the dead rank until the timeout, and the group's destructor for the thread.
+  ~Link() {
+    if (watch && watch->leave()) group.release();
+  }
 };
 
 using Backend = c10::intrusive_ptr<c10d::Backend>;

@@ -12,6 +12,7 @@ using std::chrono::seconds;
 constexpr milliseconds kBeat{250};
 constexpr milliseconds kMissed{1500};  // after a failed exchange so much silence is proof enough
 constexpr seconds kGrace{5};           // for an exchange to fail by itself, which ends better
+constexpr seconds kUnwinding{10};
 constexpr const char* kResume = "; this run stops; resume with --resume";
 
 static std::atomic<bool> told_to_end = false;
@@ -41,12 +42,21 @@ Watch::Watch(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks, const Jo
   thread_ = std::thread([this] { run(); });
 }
 
-Watch::~Watch() {
+bool Watch::leave() {
   const bool failed = std::uncaught_exceptions() > exceptions_;
-  std::unique_lock lock(mutex_);
+  std::lock_guard held(mutex_);
+  if (!note_.empty()) return note_ != "finished";
+  if (failed && !blamed_) blamed_ = Clock::now();
   if (reason_.empty())
     reason_ = "rank " + std::to_string(ranks_.rank) + " stopped with an error of its own" + kResume;
-  note_ = failed || blaming_ ? "failed " + reason_ : "finished";
+  note_ = blamed_ ? "failed " + reason_ : "finished";
+  wake_.notify_all();
+  return bool(blamed_);
+}
+
+Watch::~Watch() {
+  leave();
+  std::unique_lock lock(mutex_);
   // The store ends with this process: the others must have read the note and said theirs.
   if (host_)
     while (!all_left()) wake_.wait_for(lock, kBeat);
@@ -54,15 +64,13 @@ Watch::~Watch() {
   lock.unlock();
   wake_.notify_all();
   thread_.join();
-  try {
-    store_->set(keys_[ranks_.rank], note_);
-  } catch (const std::exception&) {  // the store is gone: nobody to tell
-  }
+  say(note_);
   if (handles_term_) std::signal(SIGTERM, SIG_DFL);
 }
 
 void Watch::run() {
   std::unique_lock lock(mutex_);
+  bool told = false;
   while (!stop_) {
     lock.unlock();
     try {
@@ -73,7 +81,8 @@ void Watch::run() {
     }
     lock.lock();
     wake_.notify_all();
-    if (const std::string reason = judge(); !reason.empty() && note_.empty()) {
+    if (const std::string reason = judge(); !reason.empty() && !told) {
+      told = true;
       reason_ = reason;
       note_ = "failed " + reason;
       lock.unlock();
@@ -81,14 +90,15 @@ void Watch::run() {
       if (lost_) lost_(reason);
       lock.lock();
     }
-    wake_.wait_for(lock, kBeat, [&] { return stop_; });
+    const bool left = !note_.empty();
+    wake_.wait_for(lock, kBeat, [&] { return stop_ || left != !note_.empty(); });
   }
 }
 
-void Watch::say(std::string note) {
+void Watch::say(const std::string& note) {
   try {
     store_->set(keys_[ranks_.rank], note);
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // the store is gone: nobody to tell
   }
 }
 
@@ -132,7 +142,9 @@ std::string Watch::verdict(Clock::duration failed_for, Clock::duration silent_fo
 }
 
 std::string Watch::judge() {
-  if (blaming_) return "";
+  // The exception has been thrown, but what it unwinds may wait for the dead rank.
+  if (blamed_) return Clock::now() - *blamed_ < kUnwinding ? "" : reason_;
+  if (!note_.empty()) return "";
   if (handles_term_ && told_to_end) {
     const auto now = Clock::now();
     if (!terminated_) terminated_ = now;
@@ -155,7 +167,7 @@ bool Watch::all_left() const {
 
 std::string Watch::blame(const std::string& error) {
   std::unique_lock lock(mutex_);
-  blaming_ = true;
+  blamed_ = Clock::now();
   const auto until = Clock::now() + 2 * kMissed;
   std::string cause;
   while ((cause = verdict({}, kMissed)).empty() && Clock::now() < until)

@@ -19,6 +19,9 @@ class Watch {
         std::string lost_store);
   ~Watch();
 
+  // Says goodbye: that this rank finished, or why it failed. True for the second.
+  bool leave();
+
   // After an exchange failed: why, if another rank is the cause; waits some seconds to see it.
   // `error` is what the exchange said.
   std::string blame(const std::string& error);
@@ -35,7 +38,7 @@ class Watch {
   std::string verdict(Clock::duration failed_for, Clock::duration silent_for) const;
   std::string judge();  // the thread's own verdict; empty: go on
   bool all_left() const;
-  void say(std::string note);
+  void say(const std::string& note);
 
   c10::intrusive_ptr<c10d::Store> store_;
   const Ranks ranks_;
@@ -51,8 +54,8 @@ class Watch {
   std::vector<Peer> peers_;
   Clock::time_point last_ = Clock::now();  // the last beat
   std::string note_, reason_;  // what is said in place of the number; what this rank blamed
-  std::optional<Clock::time_point> store_lost_, terminated_;
-  bool stop_ = false, blaming_ = false, handles_term_ = false;
+  std::optional<Clock::time_point> store_lost_, terminated_, blamed_;
+  bool stop_ = false, handles_term_ = false;
   int64_t number_ = 0;
   std::thread thread_;
 };

@@ -16,6 +16,7 @@ struct CapturedWork {
 void use_own_stream(at::Device device) {
   if (!device.is_cuda()) return;
   c10::cuda::set_device(device.index());
+  c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count());  // before its statistics
   c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(false, device.index()));
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/pages.h"
 #include "core/stopwatch.h"
 #include "train/events.h"
 #include "train/machine.h"
@@ -221,6 +222,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, b
               const Hooks& hooks) {
   check_settings(s);
   if (s.threads > 0) at::set_num_threads(int(s.threads));
+  keep_pages();
   const Ranks ranks = ranks_from_environment();
   Group group;
   if (ranks.world > 1)

@@ -4,16 +4,13 @@ import type { Lines, Num, Series } from "./data";
 import { element, text_of } from "./dom";
 import { type View, frame, tip, tip_style, whiskers, with_spread } from "./frame";
 
-// The mean of the last points, a fiftieth of them.
+// The mean of the points around each, a fiftieth of them; fewer at the ends, as many on each side.
 function smoothed(points: [Num, Num][]): [Num, Num][] {
-  const window = Math.max(1, Math.round(points.length / 50));
-  let sum = 0;
-  const kept: number[] = [];
-  return points.map(([x, y]) => {
-    if (y === null) return [x, y];
-    kept.push(y), (sum += y);
-    if (kept.length > window) sum -= kept.shift()!;
-    return [x, sum / kept.length];
+  const most = Math.round(points.length / 100);
+  return points.map(([x, y], i) => {
+    const reach = Math.min(most, i, points.length - 1 - i);
+    const near = points.slice(i - reach, i + reach + 1).flatMap((p) => (p[1] === null ? [] : [p[1]]));
+    return [x, y === null ? null : near.reduce((a, b) => a + b, 0) / near.length];
   });
 }
 

@@ -1,5 +1,6 @@
 // One pass over tiles of keys, on an NVIDIA GPU: no T x S matrix, forward or backward. Features,
-// the input gate, the centre and divisors other than the sum are tensor code before it.
+// the input gate, the centre and divisors other than the sum are tensor code before it. Two rows of
+// the table: kernels that run everything, and those for Hopper.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -11,6 +12,7 @@
 #include "attn/catalog.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/kernels/hopper_cuda.h"
 #include "attn/exec/stages.h"
 #include "core/check.h"
 
@@ -21,6 +23,7 @@ using cuda::Fused;
 
 // What the kernels need beside the tensors that have gradients.
 struct CudaJob : torch::CustomClassHolder {
+  bool hopper;  // by its kernels
   cuda::Weights weights;
   float clamp, scale;
   cuda::Seen seen{};
@@ -86,6 +89,14 @@ static Fused problem(const CudaJob& job, const CudaTensors& x) {
   return f;
 }
 
+// The copy engine takes no stride of 0.
+static at::Tensor for_kernels(const CudaJob& job, const at::Tensor& given) {
+  const at::Tensor x = laid_out(given);
+  bool repeats = false;
+  for (int64_t i = 0; i < x.dim(); ++i) repeats |= x.size(i) > 1 && x.stride(i) == 0;
+  return job.hopper && repeats ? x.clone(at::MemoryFormat::Contiguous) : x;
+}
+
 static cuda::Stream stream() {
   return c10::cuda::getCurrentCUDAStream().stream();
 }
@@ -105,7 +116,7 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
   f.statistics = memory<float>(job.statistics);
   if (std::holds_alternative<cuda::Other>(job.weights) && f.found)
     cuda::find(f, job.weights, /*adaptive=*/false, stream());
-  cuda::forward(f, job.weights, stream());
+  (job.hopper ? cuda::hopper_forward : cuda::forward)(f, job.weights, stream());
   if (f.statistics) cuda::statistics(f, job.weights, stream());
   return r;
 }
@@ -126,10 +137,33 @@ static CudaTensors epilogue_gradients(const CudaTensors& x, Fused& f) {
   return d;
 }
 
+// dk, dv and dq.
+static void add_products(const CudaJob& job, const CudaTensors& x, Fused& f, CudaTensors& d) {
+  const auto keys = job.hopper ? cuda::hopper_keys : cuda::keys;
+  const auto sums = x.q.options().dtype(at::kFloat);
+  if (at::globalContext().deterministicAlgorithms()) {  // no atomic additions: two products more
+    d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
+    f.dq = d.q.data_ptr();
+    keys(f, job.weights, stream());
+    cuda::queries(f, job.weights, stream());
+  } else if (job.hopper) {
+    const at::Tensor sum = at::zeros({cuda::hopper_dq_size(f)}, sums);
+    d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
+    f.dq_sum = memory<float>(sum), f.dq = d.q.data_ptr();
+    keys(f, job.weights, stream());
+    cuda::hopper_dq(f, stream());
+  } else {
+    d.q = at::zeros({f.B, f.H, f.T, f.D}, sums);
+    f.dq_sum = memory<float>(d.q);
+    keys(f, job.weights, stream());
+    d.q = d.q.to(x.q.scalar_type());
+  }
+}
+
 static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const CudaResult& r,
                             const at::Tensor& given) {
   Fused f = problem(job, x);
-  const at::Tensor grad = laid_out(given);
+  const at::Tensor grad = for_kernels(job, given);
   const auto rows = r.W.options();
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows);
   at::Tensor g, pulls, d_query;
@@ -153,17 +187,7 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.k.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.v.options());
   f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
-  if (at::globalContext().deterministicAlgorithms()) {  // no atomic additions: two products more
-    d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
-    f.dq = d.q.data_ptr();
-    cuda::keys(f, job.weights, stream());
-    cuda::queries(f, job.weights, stream());
-  } else {
-    d.q = at::zeros({f.B, f.H, f.T, f.D}, rows);
-    f.dq_sum = memory<float>(d.q);
-    cuda::keys(f, job.weights, stream());
-    d.q = d.q.to(x.q.scalar_type());
-  }
+  add_products(job, x, f, d);
   for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
     if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
   if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
@@ -190,7 +214,7 @@ struct CudaAttend : torch::autograd::Function<CudaAttend> {
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
     check(!c10::GradMode::is_enabled(),
-          "gradients of gradients: only 'reference' has them, not 'fused_cuda'");
+          "gradients of gradients: only 'reference' has them, not 'fused_cuda' and 'hopper_cuda'");
     const auto saved = ctx->get_saved_variables();
     const c10::cuda::CUDAGuard guard(saved[0].device());
     const auto job =
@@ -254,16 +278,18 @@ static bool needs_float32(const Spec& spec) {
          (may_be_negative(spec) && !is<NoNorm>(spec.norm));
 }
 
+template <bool hopper>
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
   if (in.q.scalar_type() == at::kHalf && needs_float32(spec)) {
     Inputs wide = in;
     for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
-    return run(spec, wide, statistics).to(at::kHalf);
+    return run<false>(spec, wide, statistics).to(at::kHalf);
   }
   const c10::cuda::CUDAGuard guard(in.q.device());
   const auto dtype = in.q.scalar_type();
   const CountedKeys counted(spec.mask, in);
   const auto job = job_for(spec, in, statistics);
+  job->hopper = hopper;
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   CudaTensors x;
   at::Tensor q = mapped(spec.features, in.q, in.query_projection);
@@ -274,11 +300,11 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   job->scale = by_row || factor <= 0 ? 1 : float(factor);
   if (by_row) q = q * scale(spec, in, counted.count());
   if (!by_row && factor <= 0) q = q * factor;
-  x.q = laid_out(q.to(dtype)), x.k = laid_out(k);
-  x.v = laid_out(spec.input_gate ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
+  x.q = for_kernels(*job, q.to(dtype)), x.k = for_kernels(*job, k);
+  x.v = for_kernels(*job, spec.input_gate ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
   if (is<Adaptive>(spec.sharpness)) {
     q = q * sharpness(*job, x.q.detach(), x.k.detach());
-    x.q = laid_out(q.to(dtype));
+    x.q = for_kernels(*job, q.to(dtype));
   }
   if (spec.centred) {  // the query times the mean key
     const at::Tensor mean = counted.sums(k) / counted.count();
@@ -298,8 +324,31 @@ static std::string why_not(const Spec&, const Inputs& in) {
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "a GPU of compute capability 8.0 or above is wanted";
   if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
-  if (std::max(in.q.size(-1), in.v.size(-1)) > cuda::kMostChannels)
-    return "head dimensions up to 256 only";
+  const int64_t channels = std::max(in.q.size(-1), in.v.size(-1));
+  if (channels > cuda::kMostChannels) return "head dimensions up to 256 only";
+  const int wanted = cuda::shared_memory_wanted(dtype_of(in.q), int(channels));
+  const int there = cuda::shared_memory(in.q.device().index());
+  if (wanted > there)
+    return "this head dimension wants " + std::to_string(wanted / 1024) +
+           " KB of shared memory, this GPU has " + std::to_string(there / 1024);
+  return "";
+}
+
+static std::string why_not_hopper(const Spec& spec, const Inputs& in) {
+  if (const std::string reason = why_not(spec, in); !reason.empty()) return reason;
+  if (const std::string reason = cuda::hopper_why_not(in.q.device().index()); !reason.empty())
+    return reason;
+  const auto dtype = in.q.scalar_type();
+  if (dtype != at::kBFloat16 && dtype != at::kHalf) return "bfloat16 and float16 only";
+  if (dtype == at::kHalf && needs_float32(spec)) return "in float16 this variant runs in float32";
+  if (std::holds_alternative<cuda::Other>(cuda_weights(spec.weight)))
+    return "exponentials and polynomials only";
+  if (in.decay.defined()) return "no decay";
+  if (spec.centred) return "no centred scores";
+  const auto* projected = std::get_if<Project>(&spec.features);
+  const int64_t D = projected ? projected->dim : in.q.size(-1);
+  if (std::max(D, in.v.size(-1)) > cuda::kMostHopperChannels)
+    return "head dimensions up to 128 only";
   return "";
 }
 
@@ -307,7 +356,13 @@ const Execution fused_cuda{
     .name = "fused_cuda",
     .about = "one pass over tiles of keys, on an NVIDIA GPU (tensor cores, from sm_80 on)",
     .why_not = why_not,
-    .run = run,
+    .run = run<false>,
+};
+const Execution hopper_cuda{
+    .name = "hopper_cuda",
+    .about = "the same on an NVIDIA GPU of compute capability 9.0 (wgmma, the copy engine)",
+    .why_not = why_not_hopper,
+    .run = run<true>,
 };
 
 }  // namespace horner::attn::exec

@@ -17,18 +17,22 @@ static Other other(const Weights& weights) {
   return w ? *w : Other{};
 }
 
-// After `rows`, g is what stands for the gradient of the result.
-static Fused with_g(Fused f) {
-  const int64_t row = f.E, head = row * f.T, batch = head * f.H;
-  if (f.g) f.d_o = {f.g, batch, head, row};
-  return f;
-}
-
 int compute_capability(int device) {
   int major = 0, minor = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   return 10 * major + minor;
+}
+
+int shared_memory(int device) {
+  int bytes = 0;
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
+}
+int shared_memory_wanted(Dtype dtype, int channels) {
+  int bytes = 0;
+  with_dtype(dtype, [&](auto launch) { bytes = launch.shared_memory(channels); });
+  return bytes;
 }
 
 void find(const Fused& f, const Weights& w, bool adaptive, Stream stream) {

@@ -136,6 +136,9 @@ inline int64_t row_blocks(const Fused& f) {
 }
 
 int compute_capability(int device);  // 80 for 8.0
+// Bytes that a block of threads can have, and the most that a kernel wants for so many channels.
+int shared_memory(int device);
+int shared_memory_wanted(Dtype, int channels);
 
 // Each throws core/check.h's Error where the GPU refuses.
 void find(const Fused&, const Weights&, bool adaptive, Stream);  // Found, of Other and Adaptive

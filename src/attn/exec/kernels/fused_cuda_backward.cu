@@ -1,14 +1,32 @@
 // The backward kernels of one dtype.
+#include <algorithm>
+
 #include "attn/exec/kernels/fused_cuda_backward.cuh"
+#include "attn/exec/kernels/fused_cuda_forward.cuh"
 #include "attn/exec/kernels/fused_cuda_launch.cuh"
+#include "attn/exec/kernels/fused_cuda_queries.cuh"
 #include "attn/exec/kernels/fused_cuda_rows.cuh"
 
 namespace horner::attn::kernels::cuda {
 
 template <>
+int Launch<HORNER_DTYPE>::shared_memory(int channels) {
+  Fused f{};
+  f.D = f.E = channels;
+  int bytes = 0;
+  with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
+    bytes = std::max({ForwardShape<HORNER_DTYPE, C>::kBytes, QueriesShape<HORNER_DTYPE, C>::kBytes,
+                      BackwardShape<HORNER_DTYPE, C, Exp>::kBytes});
+  });
+  return bytes;
+}
+
+template <>
 void Launch<HORNER_DTYPE>::rows(const Fused& f, bool is_exp, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    launch(rows_kernel<HORNER_DTYPE, C>, {row_blocks(f), 1, 32 * kRowWarps, 0}, stream, f, is_exp);
+    const auto kernel = f.epilogue.norm_weight ? rows_kernel<HORNER_DTYPE, C, true>
+                                               : rows_kernel<HORNER_DTYPE, C, false>;
+    launch(kernel, {row_blocks(f), 1, 32 * kRowWarps, 0}, stream, f, is_exp);
   });
 }
 

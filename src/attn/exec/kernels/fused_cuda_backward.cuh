@@ -12,6 +12,8 @@ namespace horner::attn::kernels::cuda {
 template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
+  static constexpr bool kDecay = true, kCentre = true, kIntervals = false;
+  static constexpr int kTilesAtOnce = 2;                    // of eight queries, in `grade`
   static constexpr int kAtoms = !kWide && C == 64 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
   static constexpr int kBlocks = !kWide && C == 64 ? 2 : 1;  // at least, on a multiprocessor
@@ -41,9 +43,8 @@ __device__ inline void add_pair(float* at, float a, float b) {
 }
 
 // What the keys of a warp gather.
-template <class T, int C, class W>
+template <class T, int C, class W, class Shape = BackwardShape<T, C, W>>
 struct KeySums {
-  using Shape = BackwardShape<T, C, W>;
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kStep / 8;
   using Products = float[kAtoms][kTiles][4];
 
@@ -61,6 +62,7 @@ struct KeySums {
     Tile<T, C> q, g;
     const Query* of;      // [kQueries]
     const double* gates;  // [kQueries]
+    const int2* seen;     // [kQueries], the intervals of keys, where Shape::kIntervals
     Tile<T, Shape::kQueries> dx;
   };
 
@@ -72,23 +74,38 @@ struct KeySums {
 
   // From products to weights times a (in x) and the gradients of scores (in dp), two columns of
   // tiles at a time.
+  __device__ __forceinline__ void grade(Care care, const Queries& tile, int at, Products& x,
+                                        Products& dp) {
+    if (care == Care::none) grade<Care::none>(tile, at, x, dp);
+    if (care == Care::clamp) grade<Care::clamp>(tile, at, x, dp);
+    if (care == Care::any) grade<Care::any>(tile, at, x, dp);
+  }
   template <Care care>
-  __device__ void grade(const Queries& tile, int at, Products& x, Products& dp) {
+  __device__ __forceinline__ void grade(const Queries& tile, int at, Products& x, Products& dp) {
+    with_degree(w, slope_degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+      grade<care>(weight, tile, at, x, dp);
+    });
+  }
+  template <Care care, class Weight>
+  __device__ __forceinline__ void grade(const Weight& weight, const Queries& tile, int at,
+                                        Products& x, Products& dp) {
     const float scale = f.scale * kUnit<W>;
-    constexpr int n = 8 * kAtoms;  // number i: atom i / 8, then tile, row and column
+    constexpr int kTilesAtOnce = Shape::kTilesAtOnce, n = 4 * kTilesAtOnce * kAtoms;
+    // Number i of a batch: its atom, tile, row and column.
 #pragma unroll
-    for (int j = 0; j < kTiles; j += 2) {
+    for (int j = 0; j < kTiles; j += kTilesAtOnce) {
+      const auto tile_of = [](int i) { return i / 4 % kTilesAtOnce; };
       const auto column_of = [&](int i) {
-        return at + (j + i / 4 % 2) * 8 + lane() % 4 * 2 + i % 2;
+        return at + (j + tile_of(i)) * 8 + lane() % 4 * 2 + i % 2;
       };
-      const auto row_of = [&](int i) { return i / 8 * 2 + i / 2 % 2; };
+      const auto row_of = [](int i) { return i / (4 * kTilesAtOnce) * 2 + i / 2 % 2; };
       const auto number = [&](Products& y, int i) -> float& {
-        return y[i / 8][j + i / 4 % 2][i % 4];
+        return y[i / (4 * kTilesAtOnce)][j + tile_of(i)][i % 4];
       };
-      Query query[4];  // of the columns
+      Query query[2 * kTilesAtOnce];  // of the columns
 #pragma unroll
-      for (int c = 0; c < 4; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
-      const auto of = [&](int i) -> const Query& { return query[i / 4 % 2 * 2 + i % 2]; };
+      for (int c = 0; c < 2 * kTilesAtOnce; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
+      const auto of = [&](int i) -> const Query& { return query[tile_of(i) * 2 + i % 2]; };
       Scored<n> s;
       s.z = lanes<n>([&](int i) { return number(x, i) * scale - of(i).sub; });
       s.limit = lanes<n>([&](int i) { return of(i).limit; });
@@ -99,29 +116,46 @@ struct KeySums {
       if constexpr (care == Care::any) {
         s.seen = 0;
 #pragma unroll
-        for (int i = 0; i < n; ++i)
-          s.seen |= uint32_t(sees(tile, tile.t0 + column_of(i), key(row_of(i)))) << i;
+        for (int c = 0; c < 2 * kTilesAtOnce; ++c) {
+          const int2 interval = seen(tile, column_of(c / 2 * 4 + c % 2));
+#pragma unroll
+          for (int i = 0; i < n; ++i)
+            if (tile_of(i) == c / 2 && i % 2 == c % 2)
+              s.seen |= uint32_t(key(row_of(i)) >= interval.x && key(row_of(i)) < interval.y) << i;
+        }
+        if (f.seen.keep) s.seen &= kept<n>(tile.head.b, row_of);
       }
-      if constexpr (care == Care::any)
+      if constexpr (care == Care::any && Shape::kDecay)
         if (f.decay) {
           const auto faded = lanes<n>([&](int i) {
             return fade(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
           });
           s.a = s.a * faded, s.dW = s.dW * faded;
         }
-      const Graded<n> y = graded<care, n>(
-          w, f, s, [&](int i) { return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1)); });
+      const Graded<n> y = graded<care, n>(weight, f, s, [&](int i) {
+        return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1));
+      });
 #pragma unroll
       for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
-      if constexpr (care == Care::any)
+      if constexpr (care == Care::any && Shape::kDecay)
         if (f.decay) add_decay(s, y);
-      if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
+      if constexpr (Shape::kCentre)
+        if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
     }
   }
-  __device__ bool sees(const Queries& tile, int t, int s) const {
-    const int at = min(t, f.T - 1);
-    return s >= f.seen.lo(at) && s < f.seen.hi(at) &&
-           (!f.seen.keep || f.seen.keep[int64_t(tile.head.b) * f.S + s]);
+  __device__ int2 seen(const Queries& tile, int column) const {
+    if constexpr (Shape::kIntervals) return tile.seen[column];
+    const int t = min(tile.t0 + column, f.T - 1);
+    return {f.seen.lo(t), f.seen.hi(t)};
+  }
+  // A bit for each number of a batch: whether its key is kept.
+  template <int n, class RowOf>
+  __device__ uint32_t kept(int b, const RowOf& row_of) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      if (f.seen.keep[int64_t(b) * f.S + min(key(row_of(i)), f.S - 1)]) bits |= 1u << i;
+    return bits;
   }
   template <int n>
   __device__ void add_decay(const Scored<n>& s, const Graded<n>& y) {
@@ -155,9 +189,7 @@ struct KeySums {
       Products x, dp;
       rows_by_rows<T>(x, k, own, tile.q, at);
       rows_by_rows<T>(dp, v, own, tile.g, at);
-      if (care == Care::none) grade<Care::none>(tile, at, x, dp);
-      if (care == Care::clamp) grade<Care::clamp>(tile, at, x, dp);
-      if (care == Care::any) grade<Care::any>(tile, at, x, dp);
+      grade(care, tile, at, x, dp);
       add_sums_by_columns<T>(dv, x, tile.g, at, column);
       add_sums_by_columns<T>(dk, dp, tile.q, at, column);
       if (!f.dq_sum) continue;
@@ -209,19 +241,19 @@ struct KeySums {
     for (int i = 0; i < 2 * kAtoms; ++i) {
       const int s = key(i);
       double d = d_decay[i / 2][i % 2];
-      if (f.decay) {
+      if (Shape::kDecay && f.decay) {
         d += __shfl_xor_sync(~0u, d, 1);
         d += __shfl_xor_sync(~0u, d, 2);
       }
       if (s >= f.S) continue;
       const int64_t at = head.key(f, s);
-      if (f.d_decay_key && column == 0 && lane() % 4 == 0) f.d_decay_key[at] = -d;
+      if (Shape::kDecay && f.d_decay_key && column == 0 && lane() % 4 == 0) f.d_decay_key[at] = -d;
 #pragma unroll
       for (int j = 0; j < Shape::kOwn / 8; ++j) {
         const int c = column + 8 * j + lane() % 4 * 2;
         const float *k = dk[i / 2][j] + i % 2 * 2, *v = dv[i / 2][j] + i % 2 * 2;
-        if (c < f.D) store_pair<T>(f.dk, at * f.D + c, k[0] * f.scale, k[1] * f.scale);
-        if (c < f.E) store_pair<T>(f.dv, at * f.E + c, v[0], v[1]);
+        if (column + 8 * j < f.D) store_pair<T>(f.dk, at * f.D + c, k[0] * f.scale, k[1] * f.scale);
+        if (column + 8 * j < f.E) store_pair<T>(f.dv, at * f.E + c, v[0], v[1]);
       }
     }
   }
@@ -259,6 +291,7 @@ __global__ __launch_bounds__(
             {q.at + Shape::kTileBytes},
             of + stage * kQueries,
             gates + stage * kQueries,
+            nullptr,
             {dx.at + stage * Shape::kDxBytes}};
   };
   const auto copy = [&](int stage, int h, int t0) {

@@ -37,17 +37,22 @@ __device__ inline float sum_over(const Total& total, const F& f) {
 template <int n, class Channel, class Total>
 __device__ inline float normed(const Epilogue& p, int channels, int64_t row, Lanes<n>& x, float W,
                                float shift, const Channel& channel, const Total& total) {
-  const bool empty = W == 0 && sum_over<n>(total, [&](int i) { return x[i] * x[i]; }) == 0;
+  bool empty = W == 0;
+  if (__any_sync(~0u, empty))  // rarely
+    empty &= sum_over<n>(total, [&](int i) { return x[i] * x[i]; }) == 0;
   const float count = float(channels);
-  float mean = 0, r = 1;
-  x = x * ((p.out_gate ? p.out_gate[row] : 1) / divisor(p, row, W, shift).Z);
-  if (p.norm == Epilogue::layer) mean = sum_over<n>(total, [&](int i) { return x[i]; }) / count;
-  const float squares = p.norm == Epilogue::none ? 0 : sum_over<n>(total, [&](int i) {
-    return channel(i) < channels ? (x[i] - mean) * (x[i] - mean) : 0;
-  });
+  const float by = (p.out_gate ? p.out_gate[row] : 1) / divisor(p, row, W, shift).Z;
   if (p.norm == Epilogue::none) {
-    r = p.by_sum ? 1 : expf(shift);
-  } else if (p.norm == Epilogue::l2) {
+    const float r = empty ? 0 : p.by_sum ? 1 : expf(shift);
+    x = x * by * r;
+    return r;
+  }
+  x = x * by;
+  float mean = 0, r = 1;
+  if (p.norm == Epilogue::layer) mean = sum_over<n>(total, [&](int i) { return x[i]; }) / count;
+  const float squares = sum_over<n>(
+      total, [&](int i) { return channel(i) < channels ? (x[i] - mean) * (x[i] - mean) : 0; });
+  if (p.norm == Epilogue::l2) {
     r = (p.times_dim ? count : 1) / fmaxf(sqrtf(squares), kTinyLength);
   } else {
     r = 1 / sqrtf(squares / count + p.eps * (p.by_sum ? 1 : expf(-2 * shift)));

@@ -241,7 +241,9 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kerne
         y = lanes<n>([&](int j) { return parts(w, score[j], found).w; });
       } else {
         const float by = f.shift[row];
-        y = weights_of(w, (score + (std::is_same_v<W, Exp> ? -by : 0.0f)) * kUnit<W>);
+        with_degree(w, degree_of(w), [&](const auto& weight) {
+          y = weights_of(weight, (score + (std::is_same_v<W, Exp> ? -by : 0.0f)) * kUnit<W>);
+        });
         if (!std::is_same_v<W, Exp>) y = y * exp_fast(-by);
       }
       Lanes<n> faded = lanes<n>([](int) { return 1.0f; });

@@ -15,6 +15,7 @@ struct ForwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kAtoms = 1;  // of 16 rows, in a warp
+  static constexpr bool kDecay = true;
   static constexpr int kQueries = 16 * kAtoms * kWarps;
   static constexpr int kBlocks = kWide || C == 256 ? 1
                                  : C == 128        ? 2
@@ -24,9 +25,8 @@ struct ForwardShape {
 };
 
 // The rows of a thread: `atoms` times the rows i and i + 8 of sixteen.
-template <class T, int C, class W>
+template <class T, int C, class W, class Shape = ForwardShape<T, C>>
 struct RunningSums {
-  using Shape = ForwardShape<T, C>;
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kKeys / 8;
   // Exp is taken relative to the largest score so far; so is, to stay in its range, any weight
   // without a bound that is rounded to float16.
@@ -41,9 +41,11 @@ struct RunningSums {
   float N[kAtoms][C / 8][4];
   float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
   float centre[kAtoms][2];
+  float factor[2 * kAtoms];  // what brings N to the scale of the tile at hand
+  bool raised;               // whether there is one, in some row of the warp
 
   __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
-      : f(f), w(w), head(head), t0(t0), N{} {
+      : f(f), w(w), head(head), t0(t0), N{}, raised(false) {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       sum[i / 2][i % 2] = 0, shift[i / 2][i % 2] = -INFINITY;
@@ -64,12 +66,11 @@ struct RunningSums {
   }
 
   // Raises the shift of each row where its tile needs it; what has been summed is brought to the
-  // new scale. Weights may grow to e^kSlack before that, since any shift will do.
+  // new scale, N by `rescale`. Weights may grow to e^kSlack before that, since any shift will do.
   static constexpr float kSlack = 5;
   template <class Top>
-  __device__ void raise(const Top& top) {
-    float factor[2 * kAtoms];
-    bool raised = false;
+  __device__ __forceinline__ void raise(const Top& top) {
+    raised = false;
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       float& now = shift[i / 2][i % 2];
@@ -77,22 +78,31 @@ struct RunningSums {
       factor[i] = exp_fast(now - finite(next));
       raised |= next > now;
       now = next;
-    }
-    if (!__any_sync(~0u, raised)) return;
-#pragma unroll
-    for (int i = 0; i < 2 * kAtoms; ++i) {
       sum[i / 2][i % 2] *= factor[i];
+    }
+    raised = __any_sync(~0u, raised);
+  }
+  __device__ void rescale() {
+    if constexpr (kIsExp || kScaled) {
+      if (!raised) return;
 #pragma unroll
-      for (int j = 0; j < C / 8; ++j) {
-        N[i / 2][j][i % 2 * 2] *= factor[i];
-        N[i / 2][j][i % 2 * 2 + 1] *= factor[i];
-      }
+      for (int i = 0; i < 2 * kAtoms; ++i)
+#pragma unroll
+        for (int j = 0; j < C / 8; ++j) {
+          N[i / 2][j][i % 2 * 2] *= factor[i];
+          N[i / 2][j][i % 2 * 2 + 1] *= factor[i];
+        }
     }
   }
 
   // From products to weights, in place; adds those to the sum.
+  __device__ __forceinline__ void weigh(Care care, Products& x, int s0, const double* gates) {
+    if (care == Care::none) weigh<Care::none>(x, s0, gates);
+    if (care == Care::clamp) weigh<Care::clamp>(x, s0, gates);
+    if (care == Care::any) weigh<Care::any>(x, s0, gates);
+  }
   template <Care care>
-  __device__ void weigh(Products& x, int s0, const double* gates) {
+  __device__ __forceinline__ void weigh(Products& x, int s0, const double* gates) {
     const int first = s0 + lane() % 4 * 2;
     if constexpr (care == Care::any && kIsExp) {
 #pragma unroll
@@ -104,60 +114,59 @@ struct RunningSums {
     }
     if constexpr (kIsExp)
       raise([&](int i) {
-        const auto y = of_row(x, i);
-        float top = y[0];
-#pragma unroll
-        for (int j = 1; j < 2 * kTiles; ++j) top = fmaxf(top, y[j]);
+        const float top = by_fours(of_row(x, i), [](float a, float b) { return fmaxf(a, b); });
         return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
       });
+    with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
 #pragma unroll
-    for (int i = 0; i < 2 * kAtoms; ++i) {
-      auto y = of_row(x, i);
-      if constexpr (kIsExp) {
-        const float by = finite(shift[i / 2][i % 2]), sub = (centre[i / 2][i % 2] + by) * kLog2e;
-        const float scale = f.scale * kLog2e;
-        y = lanes<2 * kTiles>([&](int j) { return y[j] * scale - sub; });
-        if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kLog2e);
-        y = weights_of(w, y);
-      } else {
-        y = value<care>(y, i, first);
+      for (int i = 0; i < 2 * kAtoms; ++i) {
+        auto y = value<care>(weight, of_row(x, i), i, first);
+        if constexpr (care == Care::any && Shape::kDecay)
+          if (f.decay) {
+            const double here = gates_at_query(f, head, query(i));
+#pragma unroll
+            for (int j = 0; j < 2 * kTiles; ++j)
+              y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
+          }
+        if constexpr (!kScaled) add(y, i);
+        set_row(x, i, y);
       }
-      if constexpr (care == Care::any)
-        if (f.decay) {
-          const double here = gates_at_query(f, head, query(i));
+    });
+    if constexpr (kScaled) by_largest(x);
+  }
+  // Four results side by side, so that none waits long for the one before.
+  template <class F>
+  static __device__ __forceinline__ float by_fours(const Lanes<2 * kTiles>& y, const F& f) {
+    Lanes<4> some = lanes<4>([&](int j) { return y[j]; });
 #pragma unroll
-          for (int j = 0; j < 2 * kTiles; ++j)
-            y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
-        }
-      if constexpr (!kScaled) add(y, i);
-      set_row(x, i, y);
-    }
-    if constexpr (kScaled) rescale(x);
+    for (int j = 4; j < 2 * kTiles; ++j) some[j % 4] = f(some[j % 4], y[j]);
+    return f(f(some[0], some[1]), f(some[2], some[3]));
   }
   __device__ void add(const Lanes<2 * kTiles>& y, int i) {
-#pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j) sum[i / 2][i % 2] += y[j];
+    sum[i / 2][i % 2] += by_fours(y, [](float a, float b) { return a + b; });
   }
-  // Weights that need no maximum.
-  template <Care care>
-  __device__ Lanes<2 * kTiles> value(const Lanes<2 * kTiles>& x, int i, int first) const {
-    const float sub = centre[i / 2][i % 2];
-    auto y = lanes<2 * kTiles>([&](int j) { return x[j] * f.scale - sub; });
-    if constexpr (care != Care::none) y = at_most(y, f.clamp);
+  template <Care care, class Weight>
+  __device__ __forceinline__ Lanes<2 * kTiles> value(const Weight& weight,
+                                                     const Lanes<2 * kTiles>& x, int i,
+                                                     int first) const {
+    const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
+    const float sub = (centre[i / 2][i % 2] + by) * kUnit<W>, scale = f.scale * kUnit<W>;
+    auto y = lanes<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
+    if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kUnit<W>);
     if constexpr (std::is_same_v<W, Other>) {
       const Found found = f.found ? f.found[row(i)] : Found{};
       y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });
     } else {
-      y = weights_of(w, y);
+      y = weights_of(weight, y);
     }
-    if constexpr (care == Care::any) {
+    if constexpr (care == Care::any && !kIsExp) {
       const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
       y = lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
     }
     return y;
   }
   // Weights that are relative to their largest so far.
-  __device__ void rescale(Products& x) {
+  __device__ void by_largest(Products& x) {
     raise([&](int i) {
       const auto y = of_row(x, i);
       float top = 0;
@@ -173,29 +182,46 @@ struct RunningSums {
     }
   }
 
-  // Denominator, gates and norm, and what backward needs.
-  __device__ void finish() const {
+  static __device__ int channel(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
+  // Denominator, gates and norm of row i, and what backward needs of it: from N to u, whose r is
+  // returned; then from u to the result.
+  __device__ float normalise(int i) {
+    const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
+    const int64_t at = row(i);
+    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    const float r = normed(f.epilogue, f.channels, at, x, W_t, by, channel,
+                           [](float y) { return quad_sum(y); });
+#pragma unroll
+    for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = x[j];
+    if (f.W && lane() % 4 == 0 && query(i) < f.T) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+    return r;
+  }
+  __device__ void scale(int i, float r) {
+    const Epilogue& p = f.epilogue;
+    const float on = r == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
+    const bool learned = p.norm_weight || p.norm_bias;
+    if (!learned && on == 1) return;
+#pragma unroll
+    for (int j = 0; j < C / 4; ++j) {
+      float& y = N[i / 2][j / 2][i % 2 * 2 + j % 2];
+      y = on * (learned ? scaled(p, f.channels, channel(j), y) : y);
+    }
+  }
+  __device__ void finish() {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
-      const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
-      const bool inside = query(i) < f.T;
-      const int64_t at = row(i);
-      auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
-      const auto channel = [](int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; };
-      const float r = normed(f.epilogue, f.channels, at, x, W_t, by, channel,
-                             [](float y) { return quad_sum(y); });
-      if (!inside) continue;
-      const float post = f.epilogue.post_gate ? f.epilogue.post_gate[at] : 1;
+      const float r = normalise(i);
+      if (f.u) store(f.u, i);
+      scale(i, r);
+      store(f.o, i);
+    }
+  }
+  __device__ void store(void* rows, int i) const {
+    if (query(i) >= f.T) return;
 #pragma unroll
-      for (int j = 0; j < C / 4; j += 2) {
-        const int e = channel(j);
-        if (e >= f.E) continue;
-        if (f.u) store_pair<T>(f.u, at * f.E + e, x[j], x[j + 1]);
-        const float on = r == 0 ? 0 : post;
-        store_pair<T>(f.o, at * f.E + e, on * scaled(f.epilogue, f.channels, e, x[j]),
-                      on * scaled(f.epilogue, f.channels, e + 1, x[j + 1]));
-      }
-      if (f.W && lane() % 4 == 0) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+    for (int j = 0; j < C / 4; j += 2) {
+      const float* y = N[i / 2][j / 2] + i % 2 * 2;
+      if (j * 4 < f.E) store_pair<T>(rows, row(i) * f.E + channel(j), y[0], y[1]);
     }
   }
 };
@@ -238,9 +264,8 @@ __global__ __launch_bounds__(
     rows_by_rows<T>(x, q, own, k, 0);
     const Care care = care_for(f, t0, t0 + kQueries, s0, s0 + kKeys);
     const double* const tile_gates = gates + stage * kKeys;
-    if (care == Care::none) sums.template weigh<Care::none>(x, s0, tile_gates);
-    if (care == Care::clamp) sums.template weigh<Care::clamp>(x, s0, tile_gates);
-    if (care == Care::any) sums.template weigh<Care::any>(x, s0, tile_gates);
+    sums.weigh(care, x, s0, tile_gates);
+    sums.rescale();
     add_sums_by_columns<T>(sums.N, x, v, 0);
   }
   if (begin >= end) wait_for_copies();

@@ -14,6 +14,7 @@ namespace horner::attn::kernels::cuda {
 // What fused_cuda.cu calls, by the dtype.
 template <class T>
 struct Launch {
+  static int shared_memory(int channels);
   static void find(const Fused&, const Other&, bool adaptive, Stream);
   static void forward(const Fused&, const Weights&, Stream);
   static void statistics(const Fused&, const Weights&, Stream);
@@ -21,6 +22,14 @@ struct Launch {
   static void pulls(const Fused&, const Other&, Stream);
   static void keys(const Fused&, const Weights&, Stream);
   static void queries(const Fused&, const Weights&, Stream);
+};
+
+// Likewise of hopper_cuda.h.
+template <class T>
+struct HopperLaunch {
+  static void forward(const Fused&, const Weights&, Stream);
+  static void keys(const Fused&, const Weights&, Stream);
+  static void dq(const Fused&, Stream);
 };
 
 // f(64), f(128) or f(256), as constants.
@@ -50,6 +59,13 @@ void launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream,
     error = cudaGetLastError();
   }
   check(error == cudaSuccess, "the GPU cannot run this kernel: ", cudaGetErrorString(error));
+}
+
+// After `rows`, g is what stands for the gradient of the result.
+inline Fused with_g(Fused f) {
+  const int64_t row = f.E, head = row * f.T, batch = head * f.H;
+  if (f.g) f.d_o = {f.g, batch, head, row};
+  return f;
 }
 
 inline int64_t blocks(int64_t n, int64_t size) {

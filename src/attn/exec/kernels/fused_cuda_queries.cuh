@@ -129,7 +129,10 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
         const auto faded = block.fades(i, s0);
         s.a = s.a * faded, s.dW = s.dW * faded;
       }
-      const Graded<n> graded_row = graded<Care::any, n>(w, f, s, [&](int) { return block.row(i); });
+      Graded<n> graded_row;
+      with_degree(w, slope_degree_of(w), [&](const auto& weight) {
+        graded_row = graded<Care::any, n>(weight, f, s, [&](int) { return block.row(i); });
+      });
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         x[0][j / 2][i * 2 + j % 2] = graded_row.dx[j];

@@ -27,9 +27,11 @@ __device__ inline float row_sum(float x) {
   return x;
 }
 
-template <class T, int C>
-__global__ __launch_bounds__(32 * kRowWarps) void rows_kernel(const __grid_constant__ Fused f,
-                                                              bool is_exp) {
+// With a learned norm, whose gradients are gathered; without, in fewer registers.
+template <class T, int C, bool learned>
+__global__ __launch_bounds__(32 * kRowWarps,
+                             learned ? 2 : 5) void rows_kernel(const __grid_constant__ Fused f,
+                                                               bool is_exp) {
   constexpr int n = 8, kLanes = C / n, kRows = 32 / kLanes;  // rows at once, of a warp
   const int first = lane() % kLanes * n;                     // channel
   const bool leads = lane() % kLanes == 0;
@@ -40,7 +42,7 @@ __global__ __launch_bounds__(32 * kRowWarps) void rows_kernel(const __grid_const
   for (int k = warp() * kRows + lane() / kLanes; k < kRowsOfBlock; k += kRowWarps * kRows) {
     const int64_t at = int64_t(blockIdx.x) * kRowsOfBlock + k, row = at < rows ? at : rows - 1;
     const bool inside = at < rows, real = first < f.E;
-    const int t = int(row % f.T), head = int(row / f.T);
+    const int head = int(uint32_t(row) / uint32_t(f.T)), t = int(uint32_t(row) % uint32_t(f.T));
     const float W = f.W[row], shift = f.shift[row], r = f.r[row];
     const float post = p.post_gate ? p.post_gate[row] : 1;
     Lanes<n> u{}, du{};
@@ -54,8 +56,10 @@ __global__ __launch_bounds__(32 * kRowWarps) void rows_kernel(const __grid_const
       if (first + i >= f.channels || r == 0 || !inside) du[i] = 0;
       d_post += du[i] * scaled(p, f.channels, first + i, u[i]);
       du[i] *= post;
-      d_weight[i] += du[i] * u[i], d_bias[i] += du[i];
-      if (p.norm_weight && first + i < f.channels) du[i] *= p.norm_weight[first + i];
+      if constexpr (learned) {
+        d_weight[i] += du[i] * u[i], d_bias[i] += du[i];
+        if (first + i < f.channels) du[i] *= p.norm_weight[first + i];
+      }
     }
     if (p.d_post_gate) {
       d_post = row_sum<kLanes>(d_post);
@@ -74,19 +78,20 @@ __global__ __launch_bounds__(32 * kRowWarps) void rows_kernel(const __grid_const
     f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
     if (f.d_decay_query) f.d_decay_query[row] = d.pull;
   }
-  if (!p.d_norm_weight) return;
-  __shared__ float sums[2][kRowWarps * kRows][C];
+  if constexpr (learned) {
+    __shared__ float sums[2][kRowWarps * kRows][C];
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    sums[0][warp() * kRows + lane() / kLanes][first + i] = d_weight[i];
-    sums[1][warp() * kRows + lane() / kLanes][first + i] = d_bias[i];
-  }
-  __syncthreads();
-  for (int c = int(threadIdx.x); c < f.E; c += 32 * kRowWarps) {
-    float sum[2] = {};
-    for (int k = 0; k < kRowWarps * kRows; ++k) sum[0] += sums[0][k][c], sum[1] += sums[1][k][c];
-    p.d_norm_weight[int64_t(blockIdx.x) * f.E + c] = sum[0];
-    if (p.d_norm_bias) p.d_norm_bias[int64_t(blockIdx.x) * f.E + c] = sum[1];
+    for (int i = 0; i < n; ++i) {
+      sums[0][warp() * kRows + lane() / kLanes][first + i] = d_weight[i];
+      sums[1][warp() * kRows + lane() / kLanes][first + i] = d_bias[i];
+    }
+    __syncthreads();
+    for (int c = int(threadIdx.x); c < f.E; c += 32 * kRowWarps) {
+      float sum[2] = {};
+      for (int k = 0; k < kRowWarps * kRows; ++k) sum[0] += sums[0][k][c], sum[1] += sums[1][k][c];
+      p.d_norm_weight[int64_t(blockIdx.x) * f.E + c] = sum[0];
+      if (p.d_norm_bias) p.d_norm_bias[int64_t(blockIdx.x) * f.E + c] = sum[1];
+    }
   }
 }
 

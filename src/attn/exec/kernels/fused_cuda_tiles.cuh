@@ -67,6 +67,11 @@ __device__ inline bool is_partial(const Seen& seen, int t0, int t1, int s0, int 
   return seen.keep || seen.lo(min(t1, seen.T) - 1) > s0 || seen.hi(t0) < s1;
 }
 
+// Whether no query of [t0, t1) sees any key of [s0, s1).
+__device__ inline bool is_hidden(const Seen& seen, int t0, int t1, int s0, int s1) {
+  return seen.lo(t0) >= s1 || seen.hi(min(t1, seen.T) - 1) <= s0;
+}
+
 __device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) {
   if (f.decay || is_partial(f.seen, t0, t1, s0, s1)) return Care::any;
   return f.clamp < INFINITY ? Care::clamp : Care::none;
@@ -76,13 +81,14 @@ __device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) 
 template <int n>
 __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {
   const int at = min(t, seen.T - 1), lo = seen.lo(at), hi = seen.hi(at);
+  const auto key = [&](int i) { return first + i / 2 * 8 + i % 2; };
   uint32_t bits = 0;
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const int s = first + i / 2 * 8 + i % 2;
-    const bool yes = s >= lo && s < hi && (!seen.keep || seen.keep[int64_t(b) * seen.S + s]);
-    bits |= uint32_t(yes) << i;
-  }
+  for (int i = 0; i < n; ++i) bits |= uint32_t(key(i) >= lo && key(i) < hi) << i;
+  if (!seen.keep) return bits;
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (!seen.keep[int64_t(b) * seen.S + min(key(i), seen.S - 1)]) bits &= ~(1u << i);
   return bits;
 }
 
@@ -95,7 +101,9 @@ __device__ inline double gates_at_query(const Fused& f, const Head& head, int t)
   return gates_at_key(f, head, t + f.S - f.T);
 }
 __device__ inline float fade(double query, double key) {
-  return expf(fminf(float(query - key), 0));
+  const double x = fmin(query - key, 0.0);
+  const float high = float(x);
+  return expf(high) * (1 + float(x - double(high)));
 }
 
 template <class T>

@@ -103,33 +103,70 @@ template <int n>
 HORNER_HD Lanes<n> weights_of(const Exp& w, const Lanes<n>& x) {
   return slopes_of(w, x).w;
 }
-// The orders that are used most, unrolled.
-template <int n>
-HORNER_HD Lanes<n> weights_of(const Polynomial& p, const Lanes<n>& x) {
-  switch (p.degree) {
+// A polynomial whose degree the compiler knows; 0 for any other, and for slopes of no series.
+template <int degree>
+struct OfDegree {
+  const Polynomial& p;
+};
+// f(weight), with a polynomial of the degree given. Called around loops, not in them.
+template <class W, class F>
+HORNER_HD void with_degree(const W& w, int, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
+  switch (degree) {
       // clang-format off
-    case 2: return weight_of_degree<2>(p, x).w;
-    case 3: return weight_of_degree<3>(p, x).w;
-    case 4: return weight_of_degree<4>(p, x).w;
-    case 6: return weight_of_degree<6>(p, x).w;
-    case 8: return weight_of_degree<8>(p, x).w;
-    case 10: return weight_of_degree<10>(p, x).w;
-    default: return weight(p, x).w;
+    case 2: return f(OfDegree<2>{p});
+    case 3: return f(OfDegree<3>{p});
+    case 4: return f(OfDegree<4>{p});
+    case 6: return f(OfDegree<6>{p});
+    case 8: return f(OfDegree<8>{p});
+    case 10: return f(OfDegree<10>{p});
+    default: return f(OfDegree<0>{p});
       // clang-format on
   }
 }
-template <int n>
-HORNER_HD Slope<Lanes<n>> slopes_of(const Polynomial& p, const Lanes<n>& x) {
-  switch (p.is_series ? p.degree : 0) {
-      // clang-format off
-    case 2: return series_of_degree<2>(p, x);
-    case 3: return series_of_degree<3>(p, x);
-    case 4: return series_of_degree<4>(p, x);
-    case 6: return series_of_degree<6>(p, x);
-    case 8: return series_of_degree<8>(p, x);
-    case 10: return series_of_degree<10>(p, x);
-    default: return weight(p, x);
-      // clang-format on
+// The degree for values, and that for slopes.
+template <class W>
+HORNER_HD int degree_of(const W&) {
+  return 0;
+}
+HORNER_HD int degree_of(const Polynomial& p) {
+  return p.degree;
+}
+template <class W>
+HORNER_HD int slope_degree_of(const W&) {
+  return 0;
+}
+HORNER_HD int slope_degree_of(const Polynomial& p) {
+  return p.is_series ? p.degree : 0;
+}
+
+// Eight numbers at a time, which is enough to keep a warp busy: more would take registers.
+template <int degree, int n>
+HORNER_HD Lanes<n> weights_of(const OfDegree<degree>& w, const Lanes<n>& x) {
+  Lanes<n> y;
+#pragma unroll
+  for (int i = 0; i < n; i += 8) {
+    const auto part = lanes<8>([&](int j) { return x[i + j]; });
+    Lanes<8> of_part;
+    if constexpr (degree == 0) {
+      of_part = weight(w.p, part).w;
+    } else {
+      of_part = weight_of_degree<degree>(w.p, part).w;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) y[i + j] = of_part[j];
+  }
+  return y;
+}
+template <int degree, int n>
+HORNER_HD Slope<Lanes<n>> slopes_of(const OfDegree<degree>& w, const Lanes<n>& x) {
+  if constexpr (degree == 0) {
+    return weight(w.p, x);
+  } else {
+    return series_of_degree<degree>(w.p, x);
   }
 }
 

@@ -1,0 +1,31 @@
+// Which Hopper kernels a problem takes, by its dtype.
+#include "attn/exec/kernels/fused_cuda_launch.cuh"
+#include "attn/exec/kernels/hopper_cuda.h"
+
+namespace horner::attn::kernels::cuda {
+
+template <class F>
+static void with_dtype(Dtype dtype, const F& f) {
+  if (dtype == Dtype::bfloat16) return f(HopperLaunch<bf16>());
+  f(HopperLaunch<fp16>());
+}
+
+std::string hopper_why_not(int device) {
+  if (compute_capability(device) == 90) return "";
+  return "a GPU of compute capability 9.0 is wanted";
+}
+
+int64_t hopper_dq_size(const Fused& f) {
+  return heads(f) * blocks(f.T, 64) * 64 * (f.D <= 64 && f.E <= 64 ? 64 : 128);
+}
+void hopper_forward(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, stream); });
+}
+void hopper_keys(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
+}
+void hopper_dq(const Fused& f, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.dq(f, stream); });
+}
+
+}  // namespace horner::attn::kernels::cuda

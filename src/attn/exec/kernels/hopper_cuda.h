@@ -1,0 +1,22 @@
+// The kernels of fused_cuda.h again, for GPUs of compute capability 9.0: products by groups of four
+// warps, copies by the copy engine, one warp that begins copies beside those that compute.
+#pragma once
+
+#include <string>
+
+#include "attn/exec/kernels/fused_cuda.h"
+
+namespace horner::attn::kernels::cuda {
+
+inline constexpr int kMostHopperChannels = 128;
+
+std::string hopper_why_not(int device);  // "" when these kernels run there
+
+// bfloat16 and float16, Exp and Polynomial. Their dq_sum has its own order: hopper_dq_size floats,
+// zeros before, which hopper_dq takes to dq.
+void hopper_forward(const Fused&, const Weights&, Stream);
+void hopper_keys(const Fused&, const Weights&, Stream);
+int64_t hopper_dq_size(const Fused&);
+void hopper_dq(const Fused&, Stream);
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,251 @@
+// Forward on Hopper: a block of threads has some groups of 64 queries of one head, each with four
+// warps, and one warp more that begins the copies of the tiles of keys and values. While a group
+// takes its scores of a tile to weights, its product with the values before runs.
+#pragma once
+
+#include "attn/exec/kernels/fused_cuda_forward.cuh"
+#include "attn/exec/kernels/hopper_wgmma.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <int C>
+struct HopperForwardShape {
+  static constexpr bool kDecay = false;
+  // Blocks on a multiprocessor: two small ones hide each other's beginning and end; 128 channels
+  // leave no registers for that.
+  static constexpr int kBlocks = C == 64 ? 2 : 1;
+  static constexpr bool kCopier = kBlocks == 1;  // a group of its own, whose registers others take
+  static constexpr int kAtoms = 1, kKeys = kBlocks == 2 ? 64 : 128, kStages = kBlocks == 2 ? 4 : 2;
+  static constexpr int kGroups = 2, kQueries = 64 * kGroups;
+  static constexpr int kThreads = 128 * (kGroups + kCopier);
+  static constexpr int kRegisters = 240, kFewRegisters = 24;
+  using Queries = Panel<kQueries, C>;
+  using Keys = Panel<kKeys, C>;
+  static constexpr int kBarriers =
+      Queries::kBytes + 2 * kStages * Keys::kBytes;  // where they begin
+  static constexpr int kBytes = kBarriers + (1 + 4 * kStages) * 8;
+};
+
+// Where everything lies in shared memory.
+template <int C>
+struct ForwardMemory {
+  using Shape = HopperForwardShape<C>;
+  uint32_t at;
+
+  // The same in round i of a loop, as far as the compiler knows another: addresses are then made
+  // where they are used, not kept in registers all the while.
+  __device__ ForwardMemory in_round(int i) const { return {at + (uint32_t(i) >> 30)}; }
+  __device__ typename Shape::Queries q() const { return {at}; }
+  __device__ typename Shape::Keys k(int stage) const {
+    return {at + uint32_t(Shape::Queries::kBytes + 2 * stage * Shape::Keys::kBytes)};
+  }
+  __device__ typename Shape::Keys v(int stage) const { return {k(stage).at + Shape::Keys::kBytes}; }
+  __device__ uint32_t barrier(int i) const { return at + uint32_t(Shape::kBarriers + 8 * i); }
+  __device__ uint32_t q_full() const { return barrier(0); }
+  __device__ uint32_t k_full(int stage) const { return barrier(1 + 4 * stage); }
+  __device__ uint32_t v_full(int stage) const { return barrier(2 + 4 * stage); }
+  __device__ uint32_t k_free(int stage) const { return barrier(3 + 4 * stage); }
+  __device__ uint32_t v_free(int stage) const { return barrier(4 + 4 * stage); }
+
+  __device__ void make_barriers() const {
+    constexpr int kWarps = 4 * Shape::kGroups;
+    make_barrier(q_full(), 1);
+    for (int i = 0; i < Shape::kStages; ++i) {
+      make_barrier(k_full(i), 1), make_barrier(v_full(i), 1);
+      make_barrier(k_free(i), kWarps), make_barrier(v_free(i), kWarps);
+    }
+    barriers_are_made();
+  }
+};
+
+struct ForwardMaps {
+  CUtensorMap q, k, v;
+};
+
+// Begins the copies of tile i of the keys from `begin` on, when its place is free.
+template <int C>
+__device__ inline void copy_tile(const ForwardMaps& maps, ForwardMemory<C> memory, const Head& head,
+                                 int begin, int i) {
+  using Shape = HopperForwardShape<C>;
+  const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
+  const int free = (i / Shape::kStages & 1) ^ 1;  // the first time it is free anyway
+  wait(memory.k_free(stage), free);
+  arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes);
+  copy_panel(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
+  wait(memory.v_free(stage), free);
+  arrive_and_expect(memory.v_full(stage), Shape::Keys::kBytes);
+  copy_panel(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
+}
+template <int C>
+__device__ inline void copy_queries(const ForwardMaps& maps, ForwardMemory<C> memory,
+                                    const Head& head, int t0) {
+  arrive_and_expect(memory.q_full(), HopperForwardShape<C>::Queries::kBytes);
+  copy_panel(memory.q(), maps.q, t0, head.h, head.b, memory.q_full());
+}
+
+// x = q k^T of a group's queries and a tile of keys, begun.
+template <class T, int C, int columns>
+__device__ inline void begin_scores(float (&x)[columns][4], ForwardMemory<C> memory, int group,
+                                    int stage) {
+  const auto q = memory.q();
+  const auto k = memory.k(stage);
+  before_products();
+  begin_product<T, false, Over::channels, Over::channels>(x, q.by_channels(64 * group, 0),
+                                                          k.by_channels(0, 0));
+#pragma unroll
+  for (int i = 1; i < C / 16; ++i)
+    begin_product<T, true, Over::channels, Over::channels>(x, q.by_channels(64 * group, i),
+                                                           k.by_channels(0, i));
+  end_of_batch();
+}
+
+// N += w v, begun. The weights are a left factor in registers.
+template <class T, int C, int columns, int steps>
+__device__ inline void begin_values(float (&N)[columns][4], const uint32_t (&w)[steps][4],
+                                    ForwardMemory<C> memory, int stage) {
+  const auto v = memory.v(stage);
+  before_products();
+#pragma unroll
+  for (int i = 0; i < steps; ++i) add_product<T, Over::rows>(N, w[i], v.by_rows(0, i));
+  end_of_batch();
+}
+
+// Numbers of a product as left factors of the next, in 16 bits.
+template <class T, int columns>
+__device__ inline void rounded(uint32_t (&y)[columns / 2][4], const float (&x)[columns][4]) {
+#pragma unroll
+  for (int i = 0; i < columns / 2; ++i) {
+    y[i][0] = pair(T(), x[2 * i][0], x[2 * i][1]), y[i][1] = pair(T(), x[2 * i][2], x[2 * i][3]);
+    y[i][2] = pair(T(), x[2 * i + 1][0], x[2 * i + 1][1]);
+    y[i][3] = pair(T(), x[2 * i + 1][2], x[2 * i + 1][3]);
+  }
+}
+
+__device__ inline void arrive_by_warp(uint32_t barrier) {
+  __syncwarp();
+  if (lane() == 0) arrive(barrier);
+}
+
+// A group's queries, from t0 on, over the tiles that it sees: `own` of the block's `tiles`.
+template <class T, int C, class W>
+__device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
+                                               const ForwardMemory<C>& given,
+                                               const ForwardMaps& maps, const Head& head, int t0,
+                                               int begin, int own, int tiles) {
+  using Shape = HopperForwardShape<C>;
+  constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
+  const int group = group_of_warp();
+  RunningSums<T, C, W, Shape> sums(f, w, head, t0 + warp() % 4 * 16 + lane() / 4);
+  float x[1][kKeys / 8][4];
+  uint32_t weights[kKeys / 16][4];
+  const auto phase = [](int i) { return i / kStages & 1; };
+  const auto weigh = [&](int i) __attribute__((always_inline)) {
+    const int s0 = begin + i * kKeys;
+    // For the first tile, code for all cases alone: less to fetch.
+    const Care care = i == 0 ? Care::any : care_for(f, t0, t0 + 64, s0, s0 + kKeys);
+    sums.weigh(care, x, s0, nullptr);
+  };
+  // Before round i, without a copier: the values of tile i - 2 have been used.
+  const auto copy_next = [&](int i) {
+    const int next = i + kStages - 2;
+    if (!Shape::kCopier && threadIdx.x == 128 * (Shape::kGroups - 1) && i > 0 && next < tiles)
+      copy_tile(maps, given, head, begin, next);
+  };
+  wait(given.q_full(), 0);
+  if (own > 0) {
+    wait(given.k_full(0), 0);
+    begin_scores<T>(x[0], given, group, 0);
+    wait_for_products<0>();
+    touch(x[0]);
+    arrive_by_warp(given.k_free(0));
+    weigh(0);
+    rounded<T>(weights, x[0]);
+  }
+#pragma unroll 1
+  for (int i = 1; i < own; ++i) {
+    const ForwardMemory<C> memory = given.in_round(i);
+    const int stage = i % kStages, before = (i - 1) % kStages;
+    copy_next(i);
+    wait(memory.k_full(stage), phase(i));
+    begin_scores<T>(x[0], memory, group, stage);
+    wait(memory.v_full(before), phase(i - 1));
+    begin_values<T>(sums.N[0], weights, memory, before);
+    wait_for_products<1>();
+    touch(x[0]);
+    arrive_by_warp(memory.k_free(stage));
+    weigh(i);
+    wait_for_products<0>();
+    touch(sums.N[0]), touch(weights);
+    arrive_by_warp(memory.v_free(before));
+    sums.rescale();
+    rounded<T>(weights, x[0]);
+  }
+  if (own > 0) {
+    const int last = (own - 1) % kStages;
+    wait(given.v_full(last), phase(own - 1));
+    begin_values<T>(sums.N[0], weights, given, last);
+    wait_for_products<0>();
+    touch(sums.N[0]), touch(weights);
+    arrive_by_warp(given.v_free(last));
+  }
+  for (int i = own; i < tiles; ++i) {  // those that other groups see
+    copy_next(i);
+    wait(given.k_full(i % kStages), phase(i));
+    arrive_by_warp(given.k_free(i % kStages));
+    wait(given.v_full(i % kStages), phase(i));
+    arrive_by_warp(given.v_free(i % kStages));
+  }
+  // Through the group's own queries, which no product reads any more.
+  const auto store = [&](void* rows) {
+    const int first = t0 + warp() % 4 * 16;
+    store_rows<T>(given.q(), warp() * 16, sums.N[0], rows, head.row(f, first), f.E, f.T - first);
+  };
+  const float r[2] = {sums.normalise(0), sums.normalise(1)};
+  if (f.u) store(f.u);
+  sums.scale(0, r[0]), sums.scale(1, r[1]);
+  store(f.o);
+}
+
+template <class T, int C, class W>
+__global__ __launch_bounds__(
+    HopperForwardShape<C>::kThreads,
+    HopperForwardShape<C>::kBlocks) void hopper_forward_kernel(const __grid_constant__ Fused f,
+                                                               const __grid_constant__ W w,
+                                                               const __grid_constant__ ForwardMaps
+                                                                   maps) {
+  using Shape = HopperForwardShape<C>;
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  const ForwardMemory<C> memory{shared_address(bytes)};
+  // The blocks of a head one after the other, so that its keys stay in the cache; longest rows
+  // first.
+  const int blocks = (f.T + Shape::kQueries - 1) / Shape::kQueries;
+  const Head head(f, int(blockIdx.x) / blocks);
+  const int t0 = (blocks - 1 - int(blockIdx.x) % blocks) * Shape::kQueries;
+  const int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
+  const auto tiles_of = [&](int queries) {
+    const int end = f.seen.hi(min(t0 + queries, f.T) - 1);
+    return end > begin ? (end - begin + Shape::kKeys - 1) / Shape::kKeys : 0;
+  };
+  if (threadIdx.x == 0) memory.make_barriers();
+  __syncthreads();
+  const int group = group_of_warp(), tiles = tiles_of(Shape::kQueries);
+  const int own = t0 + 64 * group < f.T ? tiles_of(64 * (group + 1)) : 0;
+  if constexpr (!Shape::kCopier) {
+    if (threadIdx.x == 0) {
+      copy_queries(maps, memory, head, t0);
+      for (int i = 0; i < min(tiles, Shape::kStages - 1); ++i)
+        copy_tile(maps, memory, head, begin, i);
+    }
+    sum_over_tiles<T>(f, w, memory, maps, head, t0 + 64 * group, begin, own, tiles);
+  } else if (group == Shape::kGroups) {
+    give_registers<Shape::kFewRegisters>();
+    if (threadIdx.x % 128 != 0) return;
+    copy_queries(maps, memory, head, t0);
+    for (int i = 0; i < tiles; ++i) copy_tile(maps, memory, head, begin, i);
+  } else {
+    take_registers<Shape::kRegisters>();
+    sum_over_tiles<T>(f, w, memory, maps, head, t0 + 64 * group, begin, own, tiles);
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,105 @@
+#include <algorithm>
+#include <cstring>
+
+#include "attn/exec/kernels/gemm.h"
+#include "nn/kernels/product.h"
+
+namespace horner::nn::kernels {
+namespace HORNER_ISA {
+
+namespace vec = attn::kernels::HORNER_ISA;
+using vec::kWidth, vec::Vec;
+
+inline constexpr int kColumns = kWidth == 16 ? 4 : 2;    // vectors of a strip of C
+inline constexpr int64_t kStrip = kColumns * kWidth;     // its numbers
+inline constexpr int64_t kPanel = vec::kRows<kColumns>;  // its rows that fill the registers
+static_assert(kProductColumns % kStrip == 0);
+
+static int64_t padded(int64_t n, int64_t to) {
+  return (n + to - 1) / to * to;
+}
+
+// B(k, n) of K x N as strips [K, kStrip], zeros beyond N.
+static void pack_strip(const Matrix& b, int64_t K, int64_t N, float* to) {
+  if (b.row == 1 && N == kStrip) {  // columns lie side by side: turned, square by square
+    int64_t k = 0;
+    for (; k + kWidth <= K; k += kWidth)
+      for (int64_t n = 0; n < N; n += kWidth) {
+        Vec r[kWidth];
+        for (int i = 0; i < kWidth; ++i) r[i] = vec::load(b.at + (n + i) * b.column + k);
+        vec::transpose(r);
+        for (int i = 0; i < kWidth; ++i) vec::store(to + (k + i) * kStrip + n, r[i]);
+      }
+    for (; k < K; ++k)
+      for (int64_t n = 0; n < N; ++n) to[k * kStrip + n] = b.at[n * b.column + k];
+    return;
+  }
+  for (int64_t k = 0; k < K; ++k) {
+    if (b.column == 1)
+      std::memcpy(to + k * kStrip, b.at + k * b.row, size_t(N) * sizeof(float));
+    else
+      for (int64_t n = 0; n < N; ++n) to[k * kStrip + n] = b.at[k * b.row + n * b.column];
+    std::fill(to + k * kStrip + N, to + (k + 1) * kStrip, 0.f);
+  }
+}
+
+struct Part {  // of C, and of K, that is multiplied at a time
+  int64_t M, K;
+  const float* a;
+  int64_t a_row;
+  const float* strip;  // of B
+  float* c;
+  int64_t c_row;
+};
+
+template <int Columns, bool Add>
+static void multiply_strip(const Part& p) {
+  vec::rows<int(kPanel), Columns, Add>(vec::Product{p.a, p.a_row, 1, p.strip, kStrip, p.c, p.c_row,
+                                                    int(p.M), Columns * kWidth, int(p.K)});
+}
+template <bool Add, int Columns = kColumns>
+static void multiply_width(const Part& p, int64_t vectors) {
+  if (vectors == Columns) return multiply_strip<Columns, Add>(p);
+  if constexpr (Columns > 1) multiply_width<Add, Columns - 1>(p, vectors);
+}
+
+// One strip of `width` columns. Where they are no whole vectors C is computed beside itself.
+static void multiply(Part p, int64_t width, bool add, float* beside) {
+  const int64_t vectors = padded(width, kWidth) / kWidth;
+  float* const c = p.c;
+  const int64_t c_row = p.c_row;
+  const bool whole = width % kWidth == 0;
+  if (!whole) {
+    p.c = beside, p.c_row = kStrip;
+    for (int64_t m = 0; add && m < p.M; ++m)
+      std::memcpy(beside + m * kStrip, c + m * c_row, size_t(width) * sizeof(float));
+  }
+  add ? multiply_width<true>(p, vectors) : multiply_width<false>(p, vectors);
+  for (int64_t m = 0; !whole && m < p.M; ++m)
+    std::memcpy(c + m * c_row, beside + m * kStrip, size_t(width) * sizeof(float));
+}
+
+static int64_t scratch(const Product& p) {
+  return (kProductDepth + p.rows) * kStrip;
+}
+
+static void run(const Product& p, int64_t task, float* strip) {
+  float* const beside = strip + kProductDepth * kStrip;
+  const int64_t m = task % p.tasks_down() * p.rows, n = task / p.tasks_down() * p.columns;
+  const int64_t M = std::min(p.rows, p.M - m), N = std::min(p.columns, p.N - n);
+  for (int64_t k = 0; k < p.K; k += kProductDepth)
+    for (int64_t j = 0; j < N; j += kStrip) {
+      const int64_t K = std::min(kProductDepth, p.K - k), width = std::min(kStrip, N - j);
+      pack_strip({p.b.at + k * p.b.row + (n + j) * p.b.column, p.b.row, p.b.column}, K, width,
+                 strip);
+      float* const c = p.c + m * p.c_row + n + j;
+      multiply({M, K, p.a + m * p.a_row + k, p.a_row, strip, c, p.c_row}, width, k > 0, beside);
+    }
+  for (int64_t i = 0; p.bias && i < M; ++i)
+    for (int64_t j = 0; j < N; ++j) p.c[(m + i) * p.c_row + n + j] += p.bias[n + j];
+}
+
+const ProductKernels product_kernels{scratch, run};
+
+}  // namespace HORNER_ISA
+}  // namespace horner::nn::kernels

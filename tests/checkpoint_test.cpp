@@ -1,0 +1,147 @@
+// Damaged model folders: a truncated file is an error, a flipped bit an error or a model that runs,
+// never a crash.
+#include "nn/checkpoint.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <random>
+
+#include "core/check.h"
+#include "nn/text/utf8.h"
+#include "nn/tokenizer.h"
+
+namespace horner::nn {
+namespace {
+
+using Path = std::filesystem::path;
+
+struct Folder : testing::Test {
+  Path folder =
+      std::filesystem::temp_directory_path() / ("horner_model_" + std::to_string(getpid()));
+  ~Folder() override { std::filesystem::remove_all(folder); }
+};
+
+void put(const Path& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
+}
+std::string contents(const Path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Small enough for most flips to hit what is read as text.
+Json llama() {
+  return {{"model_type", "llama"},
+          {"hidden_size", 8},
+          {"intermediate_size", 12},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 2},
+          {"num_key_value_heads", 1},
+          {"vocab_size", 20},
+          {"rms_norm_eps", 1e-5},
+          {"max_position_embeddings", 32},
+          {"rope_theta", 10000.0},
+          {"hidden_act", "silu"},
+          {"tie_word_embeddings", false},
+          {"horner", {{"attention", {"l2", "gated_decay"}}}}};
+}
+Json gemma() {
+  Json j = llama();
+  j["model_type"] = "gemma3_text", j["head_dim"] = 4, j["query_pre_attn_scalar"] = 4;
+  j["sliding_window"] = 8, j["hidden_activation"] = "gelu_pytorch_tanh";
+  j["tie_word_embeddings"] = true;
+  j.erase("horner");
+  return j;
+}
+Json gpt2() {
+  return {{"model_type", "gpt2"},
+          {"n_embd", 8},
+          {"n_head", 2},
+          {"n_layer", 2},
+          {"n_positions", 32},
+          {"vocab_size", 20},
+          {"activation_function", "gelu_new"},
+          {"layer_norm_epsilon", 1e-5}};
+}
+
+// Bytes, a merge and a special token.
+Json tokenizer() {
+  Json vocab = Json::object();
+  unsigned others = 256;
+  for (unsigned b = 0; b < 256; ++b) {
+    const bool printable = (b > ' ' && b <= '~') || (b >= 0xA1 && b != 0xAD);
+    std::string name;
+    text::append(name, printable ? b : others++);
+    vocab[name] = b;
+  }
+  vocab["th"] = 256;
+  const Json level{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}};
+  const Json end{{"id", 257}, {"content", "<end>"}, {"special", true}, {"normalized", false}};
+  return {{"version", "1.0"},
+          {"added_tokens", Json::array({end})},
+          {"decoder", level},
+          {"pre_tokenizer", level},
+          {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array({"t h"})}}}};
+}
+
+// Reads every weight.
+void use(const Path& folder) {
+  const c10::NoGradGuard without_gradients;
+  const Model m = load_model(folder);
+  logits(m, hidden(m, at::arange(3, at::kLong).unsqueeze(0)));
+}
+void use_tokenizer(const Path& folder) {
+  const Tokenizer t(folder);
+  t.decode(t.encode("The other thing, then.\n"), false);
+}
+
+// How many of so many damages to `file` gave an error; anything but an error or a success ends the
+// test.
+int errors_of(const Path& folder, const char* file, int damages, bool truncate,
+              void (*use)(const Path&)) {
+  const std::string good = contents(folder / file);
+  const size_t end = good.find_last_not_of("\n ") + 1;  // what is after it is not missed
+  std::mt19937 random(7);
+  int errors = 0;
+  for (int i = 0; i < damages; ++i) {
+    std::string bad = good;
+    if (truncate)
+      bad.resize(random() % (good.ends_with('\n') ? end : good.size()));
+    else
+      for (unsigned n = 1 + random() % 3; n-- > 0;)
+        bad[random() % bad.size()] ^= char(1 << random() % 8);
+    put(folder / file, bad);
+    try {
+      use(folder);
+    } catch (const Error&) {
+      ++errors;
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << file << ", damage " << i << ": " << e.what();
+    }
+  }
+  put(folder / file, good);
+  return errors;
+}
+
+TEST_F(Folder, DamagedOnesGiveErrors) {
+  constexpr int kTruncations = 120, kFlips = 280;
+  for (const Json& config : {llama(), gemma(), gpt2()}) {
+    save_model(random_model(model_config(config), 3), folder);
+    put(folder / "tokenizer.json", tokenizer().dump());
+    use(folder), use_tokenizer(folder);
+    for (const char* file : {"config.json", "model.safetensors"}) {
+      EXPECT_EQ(errors_of(folder, file, kTruncations, true, use), kTruncations) << file;
+      EXPECT_GT(errors_of(folder, file, kFlips, false, use), kFlips / 10) << file;
+    }
+    use(folder);
+  }
+  EXPECT_EQ(errors_of(folder, "tokenizer.json", kTruncations, true, use_tokenizer), kTruncations);
+  EXPECT_GT(errors_of(folder, "tokenizer.json", kFlips, false, use_tokenizer), kFlips / 10);
+}
+
+}  // namespace
+}  // namespace horner::nn
