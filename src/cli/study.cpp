@@ -33,13 +33,6 @@ struct StudyOptions {
   bool list = false, keep_weights = false;
 };
 
-static std::string duration(double seconds) {
-  const auto n = int64_t(seconds + 0.5);
-  if (n >= 3600) return std::to_string(n / 3600) + " h " + std::to_string(n / 60 % 60) + " min";
-  return n >= 60 ? std::to_string(n / 60) + " min " + std::to_string(n % 60) + " s"
-                 : std::to_string(n) + " s";
-}
-
 // The runs of a study as they go, on stderr: a table that is drawn over on a terminal; elsewhere a
 // line when one ends, and of each every half minute.
 struct Live {
@@ -53,7 +46,7 @@ struct Live {
     return {study.runs[i].name, std::to_string(p.step) + "/" + std::to_string(steps),
             p.step > 0 ? formatted("%.4f", p.loss) : "",
             p.step > 0 ? count_text(std::round(p.tokens_per_second)) : "",
-            p.status == Status::running && p.step > 0 ? duration(p.seconds_left) : ""};
+            p.status == Status::running && p.step > 0 ? duration_text(p.seconds_left) : ""};
   }
   void draw(const std::vector<RunState>& all) {
     Table t{.head = {"run", "step", "loss", "tokens/s", "time left"}, .right = {1, 2, 3, 4}};
@@ -70,7 +63,7 @@ struct Live {
     const std::string status = std::to_string(done) + " of " + std::to_string(all.size()) +
                                " runs done" +
                                (failed ? ", " + red(std::to_string(failed) + " failed") : "") +
-                               ", " + duration(clock.ms() / 1e3);
+                               ", " + duration_text(clock.ms() / 1e3);
     lines = size_t(std::count(table.begin(), table.end(), '\n')) + 1;
     std::cerr << out << table << faint(status) << "\n" << std::flush;
   }

@@ -115,4 +115,11 @@ std::string size_text(double bytes) {
   return formatted(bytes >= 999.5 ? "%.1e" : whole ? "%.0f" : "%.1f", bytes) + " " + kUnits[unit];
 }
 
+std::string duration_text(double seconds) {
+  const auto n = int64_t(seconds + 0.5);
+  if (n >= 3600) return std::to_string(n / 3600) + " h " + std::to_string(n / 60 % 60) + " min";
+  return n >= 60 ? std::to_string(n / 60) + " min " + std::to_string(n % 60) + " s"
+                 : std::to_string(n) + " s";
+}
+
 }  // namespace horner::cli

@@ -25,8 +25,9 @@ size_t width(std::string_view);
 
 std::string formatted(const char* format, double x);  // by printf's rules
 
-std::string count_text(double n);     // "47,905", "3.1e+24"
-std::string size_text(double bytes);  // "17 KB", "12.5 MB"
+std::string count_text(double n);           // "47,905", "3.1e+24"
+std::string size_text(double bytes);        // "17 KB", "12.5 MB"
+std::string duration_text(double seconds);  // "7 s", "2 min 5 s", "3 h 20 min"
 
 size_t terminal_width();  // of stdout; 0 when that is no terminal
 

@@ -46,21 +46,13 @@ static train::Settings settings_of(const TrainOptions& o) {
   return s;
 }
 
-static std::string duration(double seconds) {
-  const auto n = int64_t(seconds);
-  return n >= 3600
-             ? formatted("%.0f h ", double(n / 3600)) + formatted("%.0f min", double(n / 60 % 60))
-         : n >= 60 ? formatted("%.0f min ", double(n / 60)) + formatted("%.0f s", double(n % 60))
-                   : formatted("%.0f s", double(n));
-}
-
 static std::string line(const train::Progress& p) {
   std::string out = std::to_string(p.step) + "/" + std::to_string(p.steps);
   out += formatted("  loss %.4f", p.loss) + formatted("  gradient %.3g", p.norm);
   if (!std::isnan(p.validation_loss)) out += formatted("  validation %.4f", p.validation_loss);
   out += "  " + count_text(std::round(p.tokens_per_second)) + " tokens/s";
   out += formatted("  %.0f %% of peak", 100 * p.share_of_peak);
-  return out + "  " + duration(p.seconds_left) + " left";
+  return out + "  " + duration_text(p.seconds_left) + " left";
 }
 
 // A bar that is drawn over on a terminal; elsewhere a line now and then.
