@@ -16,10 +16,15 @@ static Chunks with_g(Chunks p) {
   return p;
 }
 
+int chunk_shared_memory() {
+  const int narrow = ChunkedLaunch<__nv_bfloat16>::shared_memory();
+  const int wide = ChunkedLaunch<float>::shared_memory();
+  return narrow > wide ? narrow : wide;
+}
+
 void chunk_states(const Chunks& p, bool of_queries, Stream stream) {
-  with_dtype(p.f.dtype, [&](auto launch) {
-    launch.states(of_queries ? with_g(p) : p, of_queries, stream);
-  });
+  with_dtype(p.f.dtype,
+             [&](auto launch) { launch.states(of_queries ? with_g(p) : p, of_queries, stream); });
 }
 void chunk_forward(const Chunks& p, Stream stream) {
   with_dtype(p.f.dtype, [&](auto launch) { launch.forward(p, stream); });

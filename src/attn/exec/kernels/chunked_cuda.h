@@ -19,11 +19,11 @@ struct Quadratic {
 };
 
 inline constexpr int kMostChunkedChannels = 64;
-inline constexpr int kChunkUnit = 128;              // chunks are a multiple of this, in tokens
-inline constexpr int kTileSums = 16 * (64 + 1);     // of a tile: [16, 64] of S, [16] of z
-inline constexpr int kConstantSums = 72;            // of order 0: [64] of S, one of z, unused
-inline constexpr int kTileColumn = 16;              // words of z of a tile: float32, or bfloat16
-                                                    // numbers and what they have lost
+inline constexpr int kChunkUnit = 128;           // chunks are a multiple of this, in tokens
+inline constexpr int kTileSums = 16 * (64 + 1);  // of a tile: [16, 64] of S, [16] of z
+inline constexpr int kConstantSums = 72;         // of order 0: [64] of S, one of z, unused
+inline constexpr int kTileColumn = 16;           // words of z of a tile: float32, or bfloat16
+                                                 // numbers and what they have lost
 
 // One record for each key head and chunk, with the coefficients of the weight in it.
 struct ChunkStates {
@@ -35,10 +35,10 @@ struct ChunkStates {
 struct Chunks {
   Fused f;  // T = S, a causal mask; no clamp, centre or decay
   Quadratic w;
-  int length;            // tokens of a chunk
-  ChunkStates before;    // of the keys before each chunk
-  ChunkStates behind;    // of the queries after each chunk
-  float* sums;           // [B, G, chunks, tiles + 1, kTileSums], for the time of `states`
+  int length;          // tokens of a chunk
+  ChunkStates before;  // of the keys before each chunk
+  ChunkStates behind;  // of the queries after each chunk
+  float* sums;         // [B, G, chunks, tiles + 1, kTileSums], for the time of `states`
 
   HORNER_HD int blocks() const { return (f.D + 15) / 16; }
   HORNER_HD int tiles() const {
@@ -47,6 +47,8 @@ struct Chunks {
   HORNER_HD int chunks() const { return (f.T + length - 1) / length; }
   int64_t records() const { return int64_t(f.B) * f.G * chunks(); }
 };
+
+int chunk_shared_memory();  // the most that a block of threads wants, in bytes
 
 // Each throws core/check.h's Error where the GPU refuses. Between `forward` and the rest, `rows` of
 // fused_cuda.h takes the gradient of the result to that of the sums.

@@ -141,8 +141,8 @@ struct Factors<float> {
     const int t = row + lane() / 4, j = 16 * m.block + 8 * step + lane() % 4 * 2;
     const float upper = m.i < 0 ? 1 : number(x, t, m.i);
     const float lower = m.i < 0 ? 1 : number(x, t + 8, m.i);
-    return split(number(x, t, j) * upper, number(x, t + 8, j) * lower,
-                 number(x, t, j + 1) * upper, number(x, t + 8, j + 1) * lower);
+    return split(number(x, t, j) * upper, number(x, t + 8, j) * lower, number(x, t, j + 1) * upper,
+                 number(x, t + 8, j + 1) * lower);
   }
   static __device__ M::A columns(Tile<float, 64> x, int row, const Monomials& m) {
     const int t = row + lane() % 4 * 2, j = 16 * m.block + lane() / 4;
@@ -369,7 +369,8 @@ __device__ inline void over_state(const ChunkStates& states, int64_t record, int
   const uint32_t* const z = states.z + record * tiles * kTileColumn;
   const auto tile = [&](int stage) { return Tile<T, 64>{memory + uint32_t(stage * kStateStage)}; };
   const auto copy = [&](int stage, int first) {
-    copy_rows<16 * n, threads>(tile(stage), S + int64_t(first) * 1024, 64, 16 * (tiles - first), 64);
+    copy_rows<16 * n, threads>(tile(stage), S + int64_t(first) * 1024, 64, 16 * (tiles - first),
+                               64);
     const int at = int(threadIdx.x);  // 16 bytes of z
     if (at < n * kBytes / 16) {
       const bool real = first * kBytes + at * 16 < tiles * kBytes;

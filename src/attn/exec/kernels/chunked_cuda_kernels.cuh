@@ -1,5 +1,5 @@
-// Every chunk by itself, from the states around it: a block of threads has a block of queries, or of
-// keys; first the scores inside the chunk, then the state.
+// Every chunk by itself, from the states around it: a block of threads has a block of queries, or
+// of keys; first the scores inside the chunk, then the state.
 #pragma once
 
 #include "attn/exec/kernels/chunked_cuda_features.cuh"
@@ -37,9 +37,7 @@ struct ChunkQueries {
         t0(int(blockIdx.y) * Shape::kQueries),
         chunk(t0 / p.length),
         stages(stages) {}
-  __device__ int64_t record() const {
-    return int64_t(head.b * f.G + head.g) * p.chunks() + chunk;
-  }
+  __device__ int64_t record() const { return int64_t(head.b * f.G + head.g) * p.chunks() + chunk; }
   __device__ void copy_queries(Tile<T, 64> to, const View& x, int channels) const {
     copy_rows<Shape::kQueries, Shape::kThreads>(to, row_of<T>(x, head.b, head.h, t0), x.row,
                                                 f.T - t0, channels);
@@ -162,8 +160,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
     }
   });
   const uint32_t columns = block.stages + 2 * kStateStage;
-  float* const gradients =
-      reinterpret_cast<float*>(memory + (columns - q.at) + kColumnBytes<T>);
+  float* const gradients = reinterpret_cast<float*>(memory + (columns - q.at) + kColumnBytes<T>);
   const Gradients<kAtoms> to{gradients + own * kGradientStride};
   to.set(dq, f.scale);
   if (block.chunk > 0) {
@@ -195,8 +192,9 @@ struct ChunkKeysShape : BackwardShape<T, 64, Quadratic> {
 };
 
 template <class T>
-__global__ __launch_bounds__(ChunkKeysShape<T>::kThreads, ChunkKeysShape<T>::kBlocks) void
-chunk_keys_kernel(const __grid_constant__ Chunks p) {
+__global__ __launch_bounds__(
+    ChunkKeysShape<T>::kThreads,
+    ChunkKeysShape<T>::kBlocks) void chunk_keys_kernel(const __grid_constant__ Chunks p) {
   using Shape = ChunkKeysShape<T>;
   using Sums = KeySums<T, 64, Quadratic, Shape>;
   constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
@@ -212,8 +210,8 @@ chunk_keys_kernel(const __grid_constant__ Chunks p) {
 
   const auto queries = [&](int stage, int h, int t0) -> typename Sums::Queries {
     const Tile<T, 64> q{stages + uint32_t(stage * 2 * Shape::kTileBytes)};
-    return {Head(b, g * each + h, g), t0, q, {q.at + Shape::kTileBytes}, of + stage * kQueries,
-            nullptr, nullptr, {0}};
+    return {Head(b, g * each + h, g), t0,      q,       {q.at + Shape::kTileBytes},
+            of + stage * kQueries,    nullptr, nullptr, {0}};
   };
   const auto copy = [&](int stage, int h, int t0) {
     const auto to = queries(stage, h, t0);
@@ -259,12 +257,13 @@ chunk_keys_kernel(const __grid_constant__ Chunks p) {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
-          sums.dv[i][j][n] += constant[8 * j + lane() % 4 * 2 + n % 2];
+        for (int n = 0; n < 4; ++n) sums.dv[i][j][n] += constant[8 * j + lane() % 4 * 2 + n % 2];
   }
   const int first = s0 + sums.own, rows = f.S - first;
   const int64_t at = int64_t(key_head) * f.S + first;
-  const auto kept = [&](int r) { return !f.seen.keep || f.seen.keep[int64_t(b) * f.S + first + r]; };
+  const auto kept = [&](int r) {
+    return !f.seen.keep || f.seen.keep[int64_t(b) * f.S + first + r];
+  };
   to.template store<T>(f.dk, at, f.D, rows, kept);
   to.set(sums.dv, 1);
   to.template store<T>(f.dv, at, f.E, rows, kept);

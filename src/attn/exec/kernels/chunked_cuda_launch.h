@@ -7,6 +7,7 @@ namespace horner::attn::kernels::cuda {
 
 template <class T>
 struct ChunkedLaunch {
+  static int shared_memory();
   static void states(const Chunks&, bool of_queries, Stream);
   static void forward(const Chunks&, Stream);
   static void keys(const Chunks&, Stream);

@@ -59,9 +59,7 @@ __global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_cons
 #pragma unroll
   for (int o = 0; o < kOwn; ++o) m[o] = monomials(min(first + o, all - 2), p.blocks());
 
-  const auto tile = [&](int i) {
-    return Rows{shared_address(memory + i * Shape::kTileBytes)};
-  };
+  const auto tile = [&](int i) { return Rows{shared_address(memory + i * Shape::kTileBytes)}; };
   const bool shares = of_queries || f.seen.keep;
   const int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
   float by[kRows], own = 0;  // of what is being copied
@@ -74,8 +72,7 @@ __global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_cons
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
         by[i] = share<of_queries>(f, b, head, t0 + row + i * kStep, end).value;
-    if (threadIdx.x < kTokens)
-      own = share<of_queries>(f, b, head, t0 + int(threadIdx.x), end).sum;
+    if (threadIdx.x < kTokens) own = share<of_queries>(f, b, head, t0 + int(threadIdx.x), end).sum;
   };
   copy(0, 0, begin);
   float S[kOwn][8][4] = {}, z[kOwn][4] = {};
@@ -137,8 +134,7 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constan
   const int at = int(blockIdx.x) * kScanThreads + int(threadIdx.x);
   if (at >= all * kPairs) return;
   const int u = at / kPairs, pair_at = at % kPairs * 2;
-  const float by =
-      u == tiles ? p.w.c[0] : coefficient(p.w, p.f.scale, monomials(u, p.blocks()));
+  const float by = u == tiles ? p.w.c[0] : coefficient(p.w, p.f.scale, monomials(u, p.blocks()));
   const int64_t head = int64_t(blockIdx.y) * chunks;
   float2 sum{};
   for (int c0 = 0; c0 < chunks; c0 += kAtOnce) {
