@@ -1,4 +1,5 @@
-// In place of chunked_cuda.cpp where torch is built without CUDA.
+// In place of chunked_cuda.cpp and decode_cuda.cpp where torch is built without CUDA.
+#include "attn/exec/decode_cuda.h"
 #include "attn/exec/exec.h"
 #include "core/check.h"
 
@@ -13,5 +14,15 @@ const Execution chunked_cuda{
     .run = [](const Spec&, const Inputs&, Statistics*) -> at::Tensor { fail(kReason); },
     .statistics = false,
 };
+
+std::string why_not_on_gpu(const StateShape&) {
+  return kReason;
+}
+void ask_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {
+  fail(kReason);
+}
+void fold_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {
+  fail(kReason);
+}
 
 }  // namespace horner::attn::exec
