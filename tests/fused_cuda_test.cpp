@@ -122,7 +122,7 @@ TEST_F(Cuda, EveryLengthIsRight) {
 // Of one chunk, of several, and of a last one that is not full.
 TEST_F(Cuda, EveryNumberOfChunksIsRight) {
   for (const char* name : {"linear", "linear_elu", "linear_relu", "linear_cosine", "taylor1",
-                           "relu_l2", "based", "taylor2", "power2", "elu_taylor2"})
+                           "relu_l2", "retention", "based", "taylor2", "power2", "elu_taylor2"})
     for (at::ScalarType dtype : kDtypes)
       for (int64_t D : {16, 40, 64})
         for (int64_t T : {256, 700, 2100}) {
@@ -135,8 +135,8 @@ TEST_F(Cuda, EveryNumberOfChunksIsRight) {
                        .E = 72 - D / 2,
                        .dtype = dtype,
                        .device = at::kCUDA,
-                       .padded = T == 700,
-                       .seed = 5};
+                       .seed = 5,
+                       .padded = T == 700};
           EXPECT_EQ(
               execution("chunked_cuda").why_not(find(name).spec, random_inputs(find(name).spec, c)),
               "");

@@ -31,13 +31,13 @@ struct ChunksJob : torch::CustomClassHolder {
 // The tensors with gradients, in the order of ChunksAttend's arguments; those behind v may be
 // undefined.
 struct ChunksTensors {
-  at::Tensor q, k, v, divisor, out_gate, post_gate, norm_weight, norm_bias;
+  at::Tensor q, k, v, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
 
   static ChunksTensors from(const std::vector<at::Tensor>& x) {
-    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8]};
   }
   std::vector<at::Tensor> list() const {
-    return {q, k, v, divisor, out_gate, post_gate, norm_weight, norm_bias};
+    return {q, k, v, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
   }
 };
 
@@ -87,6 +87,7 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   f.dtype = x.q.scalar_type() == at::kFloat ? cuda::Dtype::float32 : cuda::Dtype::bfloat16;
   f.channels = job.channels, f.scale = job.scale, f.clamp = kNoClamp;
   f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
+  f.decay = pointer<double>(x.decay);
   f.seen.T = f.T, f.seen.S = f.S, f.seen.causal = true;
   f.seen.keep = static_cast<const uint8_t*>(memory(job.keep));
   f.epilogue = job.epilogue;
@@ -145,6 +146,12 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   const at::Tensor g =
       job.epilogue.norm != cuda::Epilogue::none ? at::empty_like(r.o) : at::Tensor();
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, r.W.options());
+  at::Tensor d_query;
+  if (x.decay.defined()) {
+    d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
+    d.decay = at::empty_like(x.decay);
+  }
+  f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d.decay);
   f.o = r.o.data_ptr(), f.u = memory(r.u), f.d_o = view(grad), f.g = memory(g);
   f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift), f.r = pointer<float>(r.r);
   f.queries = reinterpret_cast<cuda::Query*>(queries.data_ptr<float>());
@@ -159,13 +166,14 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   const StatesMemory behind = states(p, x.q, true);
   cuda::chunk_keys(p, stream());
   cuda::chunk_queries(p, stream());
+  if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
   for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
     if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
   return d;
 }
 
 struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
-  // q, k, v of one dtype, laid out for the kernels; the rest in float32.
+  // q, k, v of one dtype, laid out for the kernels; decay in double, the rest in float32.
   template <class... Optional>
   static at::Tensor forward(torch::autograd::AutogradContext* ctx,
                             c10::intrusive_ptr<ChunksJob> job, const Optional&... given) {
@@ -186,7 +194,7 @@ struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
     const c10::cuda::CUDAGuard guard(s[0].device());
     const auto job =
         c10::static_intrusive_pointer_cast<ChunksJob>(ctx->saved_data["job"].toCapsule());
-    const ChunksResult r{s[8], s[9], s[10], s[11], s[12], {s[13], s[14], s[15]}};
+    const ChunksResult r{s[9], s[10], s[11], s[12], s[13], {s[14], s[15], s[16]}};
     auto out = exec::backward(*job, ChunksTensors::from(s), r, grads[0]).list();
     out.insert(out.begin(), at::Tensor());  // the job
     return out;
@@ -198,9 +206,9 @@ static at::Tensor differentiable(const c10::intrusive_ptr<ChunksJob>& job, const
   for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
   if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
   auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
-  return ChunksAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.divisor),
-                             maybe(x.out_gate), maybe(x.post_gate), maybe(x.norm_weight),
-                             maybe(x.norm_bias));
+  return ChunksAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.decay),
+                             maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
+                             maybe(x.norm_weight), maybe(x.norm_bias));
 }
 
 static cuda::Quadratic quadratic(const Weight& w) {
@@ -235,6 +243,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   if (by_row) q = q * scale(spec, in, counted.count());
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   ChunksTensors x{laid_out(q.to(dtype)), laid_out(k), laid_out(v.to(dtype))};
+  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
   x.divisor = plain(counted.divisor(spec, in));
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
@@ -255,7 +264,6 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
   if (orders(spec.weight).last > 2) return "orders 1 and 2 only";
-  if (in.decay.defined()) return "no decay";
   if (spec.centred) return "no centred scores";
   if (in.cu_seqlens.defined()) return "no packed sequences";
   if (in.q.size(2) != in.k.size(2)) return "as many queries as keys only";

@@ -33,7 +33,7 @@ struct ChunkStates {
 };
 
 struct Chunks {
-  Fused f;  // T = S, a causal mask; no clamp, centre or decay
+  Fused f;  // T = S, a causal mask; no clamp or centre
   Quadratic w;
   int length;          // tokens of a chunk
   ChunkStates before;  // of the keys before each chunk

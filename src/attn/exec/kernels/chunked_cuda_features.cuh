@@ -256,6 +256,7 @@ struct Gradients {
   __device__ float* at(int i, int row, int column) const {
     return of + (16 * i + 8 * row + lane() / 4) * kGradientStride + column + lane() % 4 * 2;
   }
+  template <bool add = false>
   __device__ void set(const float (&c)[atoms][8][4], float scale) const {
     __syncwarp();
 #pragma unroll
@@ -263,9 +264,11 @@ struct Gradients {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-          *reinterpret_cast<float2*>(at(i, r, 8 * j)) =
-              make_float2(c[i][j][2 * r] * scale, c[i][j][2 * r + 1] * scale);
+        for (int r = 0; r < 2; ++r) {
+          float2& to = *reinterpret_cast<float2*>(at(i, r, 8 * j));
+          to.x = c[i][j][2 * r] * scale + (add ? to.x : 0);
+          to.y = c[i][j][2 * r + 1] * scale + (add ? to.y : 0);
+        }
     __syncwarp();
   }
   // To rows of `channels` numbers, the first of them at `to`; `kept(row)` says which are not 0.

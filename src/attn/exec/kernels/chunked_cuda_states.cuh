@@ -14,19 +14,30 @@ struct SumsShape {
   static constexpr int kBytes = 4 * kTileBytes + 2 * kTokens * 4;
 };
 
-// What multiplies the values of a token, and its share in z.
+// The running sum of the log gates up to token t, that before the first being 0.
+__device__ inline double gates_to(const Fused& f, int key_head, int t) {
+  return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
+}
+
+// What multiplies the values of token t, and its share in z. A chunk's keys have faded at its end,
+// its queries see what was before it faded.
 struct Share {
   float value, sum;
 };
 template <bool of_queries>
-__device__ inline Share share(const Fused& f, int b, int head, int t, int end) {
+__device__ inline Share share(const Fused& f, int key_head, int head, int t, int begin, int end) {
   if (t >= end) return {0, 0};
+  const int b = key_head / f.G;
+  float left = 1;
+  if (f.decay)
+    left = of_queries ? fade(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
+                      : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
   if constexpr (of_queries) {
     const Query query = f.queries[int64_t(b * f.H + head) * f.T + t];
-    return {query.a, query.dW};
+    return {query.a * left, query.dW * left};
   } else {
-    const float kept = !f.seen.keep || f.seen.keep[int64_t(b) * f.S + t] ? 1 : 0;
-    return {kept, kept};
+    const bool kept = !f.seen.keep || f.seen.keep[int64_t(b) * f.S + t];
+    return {kept ? left : 0, kept ? left : 0};
   }
 }
 
@@ -60,7 +71,7 @@ __global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_cons
   for (int o = 0; o < kOwn; ++o) m[o] = monomials(min(first + o, all - 2), p.blocks());
 
   const auto tile = [&](int i) { return Rows{shared_address(memory + i * Shape::kTileBytes)}; };
-  const bool shares = of_queries || f.seen.keep;
+  const bool shares = of_queries || f.seen.keep || f.decay;
   const int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
   float by[kRows], own = 0;  // of what is being copied
   const auto copy = [&](int stage, int r, int t0) {
@@ -71,8 +82,9 @@ __global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_cons
     if (shares)
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        by[i] = share<of_queries>(f, b, head, t0 + row + i * kStep, end).value;
-    if (threadIdx.x < kTokens) own = share<of_queries>(f, b, head, t0 + int(threadIdx.x), end).sum;
+        by[i] = share<of_queries>(f, key_head, head, t0 + row + i * kStep, begin, end).value;
+    if (threadIdx.x < kTokens)
+      own = share<of_queries>(f, key_head, head, t0 + int(threadIdx.x), begin, end).sum;
   };
   copy(0, 0, begin);
   float S[kOwn][8][4] = {}, z[kOwn][4] = {};
@@ -150,6 +162,12 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constan
       if (c0 + i >= chunks) return;
       const int64_t record = head + (backwards ? chunks - 1 - c0 - i : c0 + i);
       const float a = sum.x * by, b = sum.y * by;
+      if (p.f.decay) {
+        const int first = int(record - head) * p.length, last = min(p.f.S, first + p.length) - 1;
+        const float left =
+            fade(gates_to(p.f, int(blockIdx.y), last), gates_to(p.f, int(blockIdx.y), first - 1));
+        sum.x *= left, sum.y *= left;
+      }
       sum.x += x[i].x, sum.y += x[i].y;
       if (u == tiles) {
         float* const constant = to.constant + record * kConstantSums;
