@@ -11,10 +11,10 @@ namespace horner::attn::kernels::cuda {
 using T = HORNER_DTYPE;
 static constexpr bool kWide = sizeof(T) == 4;
 using ForwardOf = ChunkShape<T, 1, kWide ? 4 : 8, kWide ? 1 : 2>;
-using QueriesOf = ChunkShape<T, kWide ? 1 : 2, 4, kWide ? 1 : 2>;
-using KeysOf = ChunkKeysShape<T>;
-using Sums1 = SumsShape<T, 1, 5>;  // of order 1: up to four tiles and the constant
-using Sums2 = SumsShape<T, 3, 6>;
+using QueriesOf = ForwardOf;
+using KeysOf = ChunkKeysShape<T, kWide ? 1 : 2, 4, kWide ? 1 : 2>;
+using Sums1 = SumsShape<T, 1, 5, 1>;  // of order 1: up to four tiles and the constant
+using Sums2 = SumsShape<T, 2, 4, 1>;
 
 template <class Shape, bool of_queries>
 static void sums(const Chunks& p, Stream stream) {
@@ -50,7 +50,7 @@ template <>
 void ChunkedLaunch<T>::keys(const Chunks& p, Stream stream) {
   const Grid grid{int64_t(p.f.B) * p.f.G, blocks(p.f.S, KeysOf::kKeys), KeysOf::kThreads,
                   KeysOf::kBytes};
-  launch(chunk_keys_kernel<T>, grid, stream, p);
+  launch(chunk_keys_kernel<T, KeysOf>, grid, stream, p);
 }
 template <>
 void ChunkedLaunch<T>::queries(const Chunks& p, Stream stream) {

@@ -202,18 +202,20 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
   to.template store<T>(f.dq, block.head.row(f, t0), f.D, f.T - t0, [](int) { return true; });
 }
 
-template <class T>
-struct ChunkKeysShape : BackwardShape<T, 64, Quadratic> {
-  using Base = BackwardShape<T, 64, Quadratic>;
-  static constexpr bool kCentre = false;
-  static constexpr int kRow = 64 * int(sizeof(T));
-  static constexpr int kStagesAt = 2 * Base::kKeys * kRow;  // of tiles of queries, or of a state
+template <class T, int atoms, int warps, int blocks>
+struct ChunkKeysShape {
+  static constexpr bool kDecay = true, kCentre = false, kIntervals = false;
+  static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
+  static constexpr int kKeys = 16 * atoms * warps, kQueries = sizeof(T) == 4 ? 32 : 64;
+  static constexpr int kTilesAtOnce = 2, kStep = 16, kOwn = 64;  // of KeySums
+  static constexpr int kRow = 64 * int(sizeof(T)), kTileBytes = kQueries * kRow;
+  static constexpr int kStagesAt = 2 * kKeys * kRow;  // of tiles of queries, or of a state
   static constexpr int kColumnsAt = kStagesAt + 2 * kStateStage;
   static constexpr int kQueriesAt = kColumnsAt + kColumnBytes<T>;
-  static constexpr int kGatesAt = kQueriesAt + 2 * Base::kQueries * int(sizeof(Query));
-  static constexpr int kGradientsAt = kGatesAt + 2 * Base::kQueries * 8;
-  static constexpr int kBytes = kGradientsAt + Base::kKeys * kGradientStride * 4;
-  static_assert(4 * Base::kTileBytes == 2 * kStateStage);
+  static constexpr int kGatesAt = kQueriesAt + 2 * kQueries * int(sizeof(Query));
+  static constexpr int kGradientsAt = kGatesAt + 2 * kQueries * 8;
+  static constexpr int kBytes = kGradientsAt + kKeys * kGradientStride * 4;
+  static_assert(4 * kTileBytes == 2 * kStateStage);
 };
 
 // dk and dv from the queries behind the chunk: dk to `to`; and what the gates of the keys get.
@@ -260,11 +262,9 @@ __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Til
   }
 }
 
-template <class T>
-__global__ __launch_bounds__(
-    ChunkKeysShape<T>::kThreads,
-    ChunkKeysShape<T>::kBlocks) void chunk_keys_kernel(const __grid_constant__ Chunks p) {
-  using Shape = ChunkKeysShape<T>;
+template <class T, class Shape>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_kernel(
+    const __grid_constant__ Chunks p) {
   using Sums = KeySums<T, 64, Quadratic, Shape>;
   constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
   extern __shared__ __align__(1024) unsigned char memory[];

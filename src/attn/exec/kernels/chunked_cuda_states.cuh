@@ -6,10 +6,11 @@
 
 namespace horner::attn::kernels::cuda {
 
-// Tiles of a warp, and warps.
-template <class T, int own, int warps>
+// Tiles of a warp, warps, and blocks of them on a multiprocessor, at least.
+template <class T, int own, int warps, int blocks>
 struct SumsShape {
   static constexpr int kOwn = own, kWarps = warps, kThreads = 32 * warps, kTokens = 64;
+  static constexpr int kBlocks = blocks;
   static constexpr int kTileBytes = kTokens * 64 * int(sizeof(T));
   static constexpr int kBytes = 4 * kTileBytes + 2 * kTokens * 4;
 };
@@ -52,7 +53,8 @@ __device__ inline void scale_chunk(uint32_t at, float by) {
 }
 
 template <class T, class Shape, bool of_queries>
-__global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_constant__ Chunks p) {
+__global__ __launch_bounds__(Shape::kThreads,
+                             Shape::kBlocks) void sums_kernel(const __grid_constant__ Chunks p) {
   constexpr int kTokens = Shape::kTokens, kThreads = Shape::kThreads, kOwn = Shape::kOwn;
   using M = Mma<T>;
   using Rows = Tile<T, 64>;

@@ -10,7 +10,7 @@ namespace horner::attn::kernels::cuda {
 static DecodeParts parts_of(const Decode<float>& c) {
   constexpr int64_t kBlocks = 1024;
   DecodeParts p{};
-  p.heads = int(c.H / c.G), p.groups = (p.heads + kDecodeHeads - 1) / kDecodeHeads;
+  p.heads = int(c.H / c.G), p.groups = (p.heads + kMostDecodeHeads - 1) / kMostDecodeHeads;
   const int64_t there = std::max<int64_t>(1, c.B * c.G * p.groups);
   const auto share = [&](int64_t n, int64_t least, int64_t& each) {
     if (n <= 0) return 0;
@@ -38,13 +38,16 @@ void decode_ask(const Decode<float>& c, float* scratch, CUstream_st* stream) {
         "decoding on a GPU takes head dimensions up to ", kMostDecodeChannels);
   const DecodeParts parts = parts_of(c);
   if (c.B * c.H == 0) return;
-  std::visit(
-      [&]<class W>(const W& w) {
-        const dim3 grid(unsigned(c.B * c.G * parts.groups), unsigned(parts.all()));
-        if (parts.all() > 0)
-          decode_ask_kernel<W><<<grid, kDecodeThreads, 0, stream>>>({c, w, parts, scratch});
-      },
-      c.weight);
+  const dim3 grid(unsigned(c.B * c.G * parts.groups), unsigned(parts.all()));
+  const auto start = [&]<class W>(const W& w) {
+    const bool single = parts.heads == 1, narrow = c.E <= 64;
+    const auto kernel = single && narrow ? decode_ask_kernel<W, 1, 2>
+                        : single         ? decode_ask_kernel<W, 1, 8>
+                        : narrow         ? decode_ask_kernel<W, kMostDecodeHeads, 2>
+                                         : decode_ask_kernel<W, kMostDecodeHeads, 8>;
+    kernel<<<grid, kDecodeThreads, 0, stream>>>({c, w, parts, scratch});
+  };
+  if (parts.all() > 0) std::visit(start, c.weight);
   decode_sum_kernel<<<unsigned(c.B * c.H), 128, 0, stream>>>(c, parts.all(), scratch);
   check_started("this decoding step");
 }

@@ -10,13 +10,12 @@
 namespace horner::attn::kernels::cuda {
 
 inline constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
-inline constexpr int kDecodeHeads = 4;                           // query heads of a block
-inline constexpr int kDecodeColumns = kMostDecodeChannels / 32;  // of a lane
-inline constexpr int kKeysOfPart = 256, kFeaturesOfPart = 256;
+inline constexpr int kMostDecodeHeads = 4;  // query heads of a block
+inline constexpr int kKeysOfPart = 256, kFeaturesOfPart = 64;
 
 // How the work is shared: parts of the keys, then parts of the features.
 struct DecodeParts {
-  int heads, groups;   // query heads of a key head, in groups of kDecodeHeads
+  int heads, groups;   // query heads of a key head, in groups of kMostDecodeHeads
   int keys, features;  // parts
   int64_t per_key_part, per_feature_part;
   HORNER_HD int all() const { return keys + features; }
@@ -31,27 +30,39 @@ struct DecodeOf {
 };
 
 // Monomials of degree p of the variables before i.
-HORNER_HD int64_t monomials_before(int p, int64_t i) {
-  return p == 0 ? 0 : p == 1 ? i : p == 2 ? i * (i + 1) / 2 : i * (i + 1) * (i + 2) / 6;
+__device__ inline int monomials_before(int p, int i) {
+  return p == 1 ? i : p == 2 ? i * (i + 1) / 2 : i * (i + 1) * (i + 2) / 6;
 }
-// Feature f of x, of the orders from `first` on, in the order of monomials.h; `divided` by a!.
-// Which order it has, in `order`.
-__device__ inline float monomial(const float* x, int D, int first, int64_t f, bool divided,
-                                 int& order) {
-  order = first;
-  for (int64_t n; f >= (n = order == 0 ? 1 : monomials_before(order, D)); ++order) f -= n;
-  float y = 1;
-  int power = 0;
-  int64_t before = D, i = D - 1;
-  for (int p = order; p > 0; --p) {
-    while (monomials_before(p, i) > f) --i;
-    f -= monomials_before(p, i);
-    power = i == before ? power + 1 : 1;
-    y *= divided ? x[i] / float(power) : x[i];
-    before = i;
+// Which feature: x_i[0] x_i[1] ..., as many as its order, and 1 / a!.
+struct Term {
+  int order, i[kMostDecodeOrder];
+  float share;
+
+  // Feature f of D variables, of the orders from `first` on, in the order of monomials.h.
+  __device__ Term(int D, int first, int f) : order(first), i{}, share(1) {
+    for (int n; f >= (n = order == 0 ? 1 : monomials_before(order, D)); ++order) f -= n;
+    int power = 0;
+#pragma unroll
+    for (int n = 0; n < kMostDecodeOrder; ++n) {
+      const int p = order - n;
+      if (p <= 0) break;
+      int at = p == 1 ? f : p == 2 ? int(sqrtf(2.f * float(f))) : int(cbrtf(6.f * float(f)));
+      at = min(at, n > 0 ? i[n - 1] : D - 1);
+      while (monomials_before(p, at) > f) --at;
+      while (at + 1 < D && monomials_before(p, at + 1) <= f) ++at;
+      f -= monomials_before(p, at);
+      power = n > 0 && at == i[n - 1] ? power + 1 : 1;
+      share /= float(power), i[n] = at;
+    }
   }
-  return y;
-}
+  __device__ float of(const float* x) const {
+    float y = order > 0 ? x[i[0]] : 1;
+#pragma unroll
+    for (int n = 1; n < kMostDecodeOrder; ++n)
+      if (n < order) y *= x[i[n]];
+    return y;
+  }
+};
 
 __device__ inline float warp_sum(float x) {
 #pragma unroll
@@ -60,25 +71,29 @@ __device__ inline float warp_sum(float x) {
 }
 
 // N, W and shift of some heads: one row of channels over the lanes of a warp.
+template <int heads, int columns>
 struct DecodeSums {
-  float N[kDecodeHeads][kDecodeColumns], W[kDecodeHeads], top[kDecodeHeads];
+  float N[heads][columns], W[heads], top[heads];
 
   __device__ explicit DecodeSums(float start) : N{}, W{} {
 #pragma unroll
-    for (int r = 0; r < kDecodeHeads; ++r) top[r] = start;
+    for (int r = 0; r < heads; ++r) top[r] = start;
   }
-  __device__ void add(int r, float w, const float* row, int E) {
+  static __device__ void load(float (&row)[columns], const float* from, int E) {
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
-    for (int j = 0; j < kDecodeColumns; ++j)
-      if (32 * j < E && 32 * j + lane < E) N[r][j] += w * row[32 * j + lane];
+    for (int j = 0; j < columns; ++j) row[j] = 32 * j + lane < E ? from[32 * j + lane] : 0;
+  }
+  __device__ void add(int r, float w, const float (&row)[columns]) {
+#pragma unroll
+    for (int j = 0; j < columns; ++j) N[r][j] += w * row[j];
   }
   __device__ void raise(int r, float to) {
     if (!(to > top[r])) return;
     const float left = expf(top[r] - to);
     W[r] *= left, top[r] = to;
 #pragma unroll
-    for (int j = 0; j < kDecodeColumns; ++j) N[r][j] *= left;
+    for (int j = 0; j < columns; ++j) N[r][j] *= left;
   }
 };
 
@@ -91,55 +106,60 @@ __device__ inline double gates_now(const Decode<float>& c, int64_t key_head) {
   return c.decay && c.to > 0 ? c.decay[key_head * c.room + c.to - 1] : 0;
 }
 
+// A block's queries: `count` heads of one key head.
+struct DecodeQueries {
+  int64_t key_head, first;
+  int count;
+  const float* q;  // [heads, width], in shared memory, zeros from `count` on
+};
+
 // Four keys at a time, eight lanes for each.
-template <class W>
-__device__ inline void over_keys(const DecodeOf<W>& d, int64_t key_head, int64_t first_head,
-                                 int heads, const float* queries, int part, DecodeSums& sums) {
-  constexpr bool is_exp = std::is_same_v<W, Exp>;
+template <class W, int heads, int columns>
+__device__ inline void over_keys(const DecodeOf<W>& d, const DecodeQueries& queries, int part,
+                                 DecodeSums<heads, columns>& sums) {
   const Decode<float>& c = d.c;
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int64_t key_head = queries.key_head;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, width = int(c.width);
   const double now = gates_now(c, key_head);
   const int64_t begin = c.from + part * d.parts.per_key_part;
   const int64_t end = min(c.to, begin + d.parts.per_key_part);
   for (int64_t s0 = begin + 4 * warp; s0 < end; s0 += 4 * kDecodeWarps) {
     const int64_t s = min(s0 + lane / 8, end - 1);
     const float* const key = c.k + (key_head * c.room + s) * c.width;
-    float x[kDecodeHeads] = {};
-    for (int i = lane % 8 * 4; i < c.width; i += 32) {
+    float values[4][columns];  // on their way meanwhile
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      sums.load(values[j], c.v + (key_head * c.room + min(s0 + j, end - 1)) * c.E, int(c.E));
+    float x[heads] = {};
+#pragma unroll 2
+    for (int i = lane % 8 * 4; i < width; i += 32) {
       const float4 k = *reinterpret_cast<const float4*>(key + i);
 #pragma unroll
-      for (int r = 0; r < kDecodeHeads; ++r) {
-        const float4 q = *reinterpret_cast<const float4*>(queries + r * c.width + i);
+      for (int r = 0; r < heads; ++r) {
+        const float4 q = *reinterpret_cast<const float4*>(queries.q + r * width + i);
         x[r] += q.x * k.x + q.y * k.y + q.z * k.z + q.w * k.w;
       }
     }
-    const bool real = s0 + lane / 8 < end;
-    const float share = real ? key_share(c, key_head, s, now) : 0;
+    const float share = s0 + lane / 8 < end ? key_share(c, key_head, s, now) : 0;
     const float gate = c.gate ? c.gate[key_head * c.room + s] : 1;
-    float w[kDecodeHeads];
 #pragma unroll
-    for (int r = 0; r < kDecodeHeads; ++r) {
+    for (int r = 0; r < heads; ++r) {
 #pragma unroll
       for (int step = 1; step < 8; step *= 2) x[r] += __shfl_xor_sync(~0u, x[r], step);
-      const float centre = c.centre && r < heads ? c.centre[first_head + r] : 0;
-      float y = fminf(x[r] * c.scale - centre, c.clamp);
-      if constexpr (is_exp) {
+      const float centre = c.centre && r < queries.count ? c.centre[queries.first + r] : 0;
+      const float y = fminf(x[r] * c.scale - centre, c.clamp);
+      float w;
+      if constexpr (std::is_same_v<W, Exp>) {
         float top = share == 0 ? -INFINITY : y;
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
         sums.raise(r, fmaxf(top, __shfl_xor_sync(~0u, top, 16)));
-        w[r] = share == 0 ? 0 : expf(y - sums.top[r]) * share;
+        w = share == 0 ? 0 : expf(y - sums.top[r]) * share;
       } else {
-        w[r] = weight(d.w, y).w * share;
+        w = weight(d.w, y).w * share;
       }
-      if (lane % 8 == 0) sums.W[r] += w[r];
-      w[r] *= gate;
-    }
+      if (lane % 8 == 0) sums.W[r] += w;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float* const value = c.v + (key_head * c.room + min(s0 + j, end - 1)) * c.E;
-#pragma unroll
-      for (int r = 0; r < kDecodeHeads; ++r)
-        sums.add(r, __shfl_sync(~0u, w[r], 8 * j), value, int(c.E));
+      for (int j = 0; j < 4; ++j) sums.add(r, __shfl_sync(~0u, w * gate, 8 * j), values[j]);
     }
   }
 }
@@ -155,11 +175,11 @@ __device__ inline float order_factor(const Decode<float>& c, int64_t head, int o
   return c.decay ? e * float(exp(now)) : e;
 }
 
-template <class W>
-__device__ inline void over_features(const DecodeOf<W>& d, int64_t key_head, int64_t first_head,
-                                     int heads, const float* queries, float* phi, int part,
-                                     DecodeSums& sums) {
+template <class W, int heads, int columns>
+__device__ inline void over_features(const DecodeOf<W>& d, const DecodeQueries& queries, float* phi,
+                                     int part, DecodeSums<heads, columns>& sums) {
   const Decode<float>& c = d.c;
+  const int64_t key_head = queries.key_head;
   const int warp = int(threadIdx.x) / 32;
   const double now = gates_now(c, key_head);
   const int64_t begin = part * d.parts.per_feature_part;
@@ -167,63 +187,64 @@ __device__ inline void over_features(const DecodeOf<W>& d, int64_t key_head, int
   for (int64_t f0 = begin; f0 < end; f0 += kFeaturesOfPart) {
     const int n = int(min(end - f0, int64_t(kFeaturesOfPart)));
     __syncthreads();
-    for (int i = int(threadIdx.x); i < n * kDecodeHeads; i += kDecodeThreads) {
+    for (int i = int(threadIdx.x); i < n * heads; i += kDecodeThreads) {
       const int r = i / n, f = i % n;
-      int order = 0;
-      float y = monomial(queries + r * c.width, int(c.D), c.first, f0 + f, false, order);
-      for (int p = 0; p < order; ++p) y *= c.scale;
-      phi[r * kFeaturesOfPart + f] =
-          r < heads ? y * order_factor(c, first_head + r, order, now) : 0;
+      const Term term(int(c.D), c.first, int(f0) + f);
+      float y = term.of(queries.q + r * c.width);
+      for (int p = 0; p < term.order; ++p) y *= c.scale;
+      if (r < queries.count) y *= order_factor(c, queries.first + r, term.order, now);
+      phi[r * kFeaturesOfPart + f] = y;
     }
     __syncthreads();
     const float* const S = c.S + (key_head * c.F + f0) * c.E;
-#pragma unroll 4
-    for (int f = warp; f < n; f += kDecodeWarps)
+#pragma unroll 8
+    for (int f = warp; f < n; f += kDecodeWarps) {
+      float row[columns];
+      sums.load(row, S + f * c.E, int(c.E));
 #pragma unroll
-      for (int r = 0; r < kDecodeHeads; ++r)
-        sums.add(r, phi[r * kFeaturesOfPart + f], S + f * c.E, int(c.E));
+      for (int r = 0; r < heads; ++r) sums.add(r, phi[r * kFeaturesOfPart + f], row);
+    }
     for (int f = int(threadIdx.x); f < n; f += kDecodeThreads)
 #pragma unroll
-      for (int r = 0; r < kDecodeHeads; ++r)
+      for (int r = 0; r < heads; ++r)
         sums.W[r] += phi[r * kFeaturesOfPart + f] * c.z[key_head * c.F + f0 + f];
   }
 }
 
-template <class W>
+template <class W, int heads, int columns>
 __global__ __launch_bounds__(kDecodeThreads) void decode_ask_kernel(
     const __grid_constant__ DecodeOf<W> d) {
-  __shared__ __align__(16) float queries[kDecodeHeads * kMostDecodeChannels];
-  __shared__ float phi[kDecodeHeads * kFeaturesOfPart];
+  __shared__ __align__(16) float q[heads * kMostDecodeChannels];
+  __shared__ float phi[heads * kFeaturesOfPart];
   __shared__ float parts[kDecodeWarps][kMostDecodeChannels + 2];
   const Decode<float>& c = d.c;
   const int group = int(blockIdx.x) % d.parts.groups, part = int(blockIdx.y);
   const int64_t key_head = blockIdx.x / d.parts.groups;
-  const int64_t first_head = key_head * d.parts.heads + group * kDecodeHeads;
-  const int heads = min(kDecodeHeads, d.parts.heads - group * kDecodeHeads);
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  for (int i = int(threadIdx.x); i < kDecodeHeads * int(c.width); i += kDecodeThreads)
-    queries[i] = i < heads * int(c.width) ? c.q[first_head * c.width + i] : 0;
+  const DecodeQueries queries{key_head, key_head * d.parts.heads + group * heads,
+                              min(heads, d.parts.heads - group * heads), q};
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, E = int(c.E);
+  for (int i = int(threadIdx.x); i < heads * int(c.width); i += kDecodeThreads)
+    q[i] = i < queries.count * int(c.width) ? c.q[queries.first * c.width + i] : 0;
   __syncthreads();
-  DecodeSums sums(std::is_same_v<W, Exp> ? -INFINITY : 0);
+  DecodeSums<heads, columns> sums(std::is_same_v<W, Exp> ? -INFINITY : 0);
   if (part < d.parts.keys)
-    over_keys(d, key_head, first_head, heads, queries, part, sums);
+    over_keys(d, queries, part, sums);
   else
-    over_features(d, key_head, first_head, heads, queries, phi, part - d.parts.keys, sums);
+    over_features(d, queries, phi, part - d.parts.keys, sums);
 
-  const int E = int(c.E);
 #pragma unroll
-  for (int r = 0; r < kDecodeHeads; ++r) {
-    if (r >= heads) break;
+  for (int r = 0; r < heads; ++r) {
+    if (r >= queries.count) break;
     const float W_r = warp_sum(sums.W[r]);
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kDecodeColumns; ++j)
+    for (int j = 0; j < columns; ++j)
       if (32 * j + lane < E) parts[warp][32 * j + lane] = sums.N[r][j];
     if (lane == 0) parts[warp][E] = W_r, parts[warp][E + 1] = sums.top[r];
     __syncthreads();
     float top = -INFINITY;
     for (int i = 0; i < kDecodeWarps; ++i) top = fmaxf(top, parts[i][E + 1]);
-    float* const to = d.scratch + ((first_head + r) * d.parts.all() + part) * (E + 2);
+    float* const to = d.scratch + ((queries.first + r) * d.parts.all() + part) * (E + 2);
     for (int e = int(threadIdx.x); e <= E; e += kDecodeThreads) {
       float sum = 0;
       for (int i = 0; i < kDecodeWarps; ++i)
@@ -258,12 +279,15 @@ static __global__ void __launch_bounds__(kFoldThreads) decode_fold_kernel(Decode
   __shared__ float keys[kFoldTokens][kMostDecodeChannels + 1];
   __shared__ float values[kFoldTokens][64], share[kFoldTokens];
   __shared__ __align__(16) float phi[kFoldTokens][kFoldFeatures + 4];
+  static_assert(kFoldThreads % kFoldFeatures == 0);
   constexpr int kOwn = 16, kTilesTogether = 16;  // sums of some tokens first, then of those
   const int64_t key_head = blockIdx.x, f0 = int64_t(blockIdx.y) * kFoldFeatures;
   const int e0 = int(blockIdx.z) * 64, e = e0 + int(threadIdx.x) % 64;
   const int own = int(threadIdx.x) / 64 * kOwn;
   const double now = gates_now(c, key_head);
   const int n = int(min(c.F - f0, int64_t(kFoldFeatures)));
+  const int mine = int(threadIdx.x) % kFoldFeatures;  // the feature that this thread makes
+  const Term term(int(c.D), c.first, int(f0) + min(mine, n - 1));
   float sum[kOwn] = {}, total[kOwn] = {}, z_sum = 0, z_total = 0;
   int tiles = 0;
   for (int64_t s0 = c.from; s0 < c.to; s0 += kFoldTokens) {
@@ -281,11 +305,9 @@ static __global__ void __launch_bounds__(kFoldThreads) decode_fold_kernel(Decode
       share[threadIdx.x] =
           int(threadIdx.x) < tokens ? key_share(c, key_head, s0 + threadIdx.x, now) : 0;
     __syncthreads();
-    for (int i = int(threadIdx.x); i < kFoldTokens * kFoldFeatures; i += kFoldThreads) {
-      const int t = i % kFoldTokens, f = i / kFoldTokens;
-      int order = 0;
-      phi[t][f] = f < n ? share[t] * monomial(keys[t], int(c.D), c.first, f0 + f, true, order) : 0;
-    }
+    for (int t = int(threadIdx.x) / kFoldFeatures; t < kFoldTokens;
+         t += kFoldThreads / kFoldFeatures)
+      phi[t][mine] = mine < n ? share[t] * term.share * term.of(keys[t]) : 0;
     __syncthreads();
 #pragma unroll 4
     for (int t = 0; t < kFoldTokens; ++t) {
