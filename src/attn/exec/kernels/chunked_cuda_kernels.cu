@@ -10,9 +10,12 @@ namespace horner::attn::kernels::cuda {
 
 using T = HORNER_DTYPE;
 static constexpr bool kWide = sizeof(T) == 4;
-using ForwardOf = ChunkShape<T, 1, kWide ? 4 : 8, kWide ? 1 : 2>;
-using QueriesOf = ForwardOf;
-using KeysOf = ChunkKeysShape<T, kWide ? 1 : 2, 4, kWide ? 1 : 2>;
+template <bool decay>
+using ForwardOf = ChunkShape<T, 1, kWide ? 4 : 8, kWide ? 1 : 2, decay>;
+template <bool decay>
+using QueriesOf = ForwardOf<decay>;
+template <bool decay>
+using KeysOf = ChunkKeysShape<T, kWide ? 1 : 2, 4, kWide ? 1 : 2, decay>;
 using Sums1 = SumsShape<T, 1, 5, 1>;  // of order 1: up to four tiles and the constant
 using Sums2 = SumsShape<T, 2, 4, 1>;
 
@@ -32,32 +35,46 @@ static void states(const Chunks& p, Stream stream) {
 
 template <>
 int ChunkedLaunch<T>::shared_memory() {
-  return std::max({ForwardOf::kForwardBytes, QueriesOf::kQueriesBytes, KeysOf::kBytes,
-                   Sums1::kBytes, Sums2::kBytes});
+  return std::max({ForwardOf<true>::kForwardBytes, QueriesOf<true>::kQueriesBytes,
+                   KeysOf<true>::kBytes, Sums1::kBytes, Sums2::kBytes});
 }
 template <>
 void ChunkedLaunch<T>::states(const Chunks& p, bool of_queries, Stream stream) {
   of_queries ? cuda::states<true>(p, stream) : cuda::states<false>(p, stream);
 }
-template <>
-void ChunkedLaunch<T>::forward(const Chunks& p, Stream stream) {
-  using Shape = ForwardOf;
+template <bool decay>
+static void forward_of(const Chunks& p, Stream stream) {
+  using Shape = ForwardOf<decay>;
   const Grid grid{heads(p.f), blocks(p.f.T, Shape::kQueries), Shape::kThreads,
                   Shape::kForwardBytes};
   launch(chunk_forward_kernel<T, Shape>, grid, stream, p);
 }
-template <>
-void ChunkedLaunch<T>::keys(const Chunks& p, Stream stream) {
-  const Grid grid{int64_t(p.f.B) * p.f.G, blocks(p.f.S, KeysOf::kKeys), KeysOf::kThreads,
-                  KeysOf::kBytes};
-  launch(chunk_keys_kernel<T, KeysOf>, grid, stream, p);
+template <bool decay>
+static void keys_of(const Chunks& p, Stream stream) {
+  using Shape = KeysOf<decay>;
+  const Grid grid{int64_t(p.f.B) * p.f.G, blocks(p.f.S, Shape::kKeys), Shape::kThreads,
+                  Shape::kBytes};
+  launch(chunk_keys_kernel<T, Shape>, grid, stream, p);
 }
-template <>
-void ChunkedLaunch<T>::queries(const Chunks& p, Stream stream) {
-  using Shape = QueriesOf;
+template <bool decay>
+static void queries_of(const Chunks& p, Stream stream) {
+  using Shape = QueriesOf<decay>;
   const Grid grid{heads(p.f), blocks(p.f.T, Shape::kQueries), Shape::kThreads,
                   Shape::kQueriesBytes};
   launch(chunk_queries_kernel<T, Shape>, grid, stream, p);
+}
+
+template <>
+void ChunkedLaunch<T>::forward(const Chunks& p, Stream stream) {
+  p.f.decay ? forward_of<true>(p, stream) : forward_of<false>(p, stream);
+}
+template <>
+void ChunkedLaunch<T>::keys(const Chunks& p, Stream stream) {
+  p.f.decay ? keys_of<true>(p, stream) : keys_of<false>(p, stream);
+}
+template <>
+void ChunkedLaunch<T>::queries(const Chunks& p, Stream stream) {
+  p.f.decay ? queries_of<true>(p, stream) : queries_of<false>(p, stream);
 }
 
 }  // namespace horner::attn::kernels::cuda

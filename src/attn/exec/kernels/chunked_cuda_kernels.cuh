@@ -9,9 +9,11 @@
 
 namespace horner::attn::kernels::cuda {
 
-template <class T, int atoms, int warps, int blocks>
+// Atoms of 16 rows in a warp, warps, blocks of them on a multiprocessor, at least, and whether
+// there is a decay: without, in fewer registers.
+template <class T, int atoms, int warps, int blocks, bool decay>
 struct ChunkShape {
-  static constexpr bool kDecay = true;
+  static constexpr bool kDecay = decay;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kQueries = 16 * atoms * warps;
   static constexpr int kKeys = sizeof(T) == 4 ? 32 : 64;
@@ -49,7 +51,7 @@ struct ChunkQueries {
   }
   // How much query t sees of the state.
   __device__ float left(int t) const {
-    if (!f.decay) return 1;
+    if (!Shape::kDecay) return 1;
     return fade(gates_to(f, key_head(), min(t, f.T - 1)),
                 gates_to(f, key_head(), chunk * p.length - 1));
   }
@@ -77,7 +79,7 @@ struct ChunkQueries {
     const int end = min(f.T, t0 + Shape::kQueries), begin = chunk * p.length;
     copy(0, begin);
     for (int s0 = begin, stage = 0; s0 < end; s0 += kKeys, stage ^= 1) {
-      if (f.decay && threadIdx.x < kKeys)
+      if (Shape::kDecay && threadIdx.x < kKeys)
         gates[stage * kKeys + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
       wait_for_copies();
       __syncthreads();
@@ -140,7 +142,7 @@ __device__ inline void grade_rows(const ChunkQueries<T, Shape>& block, int t, in
     s.dW = lanes<2 * n>([&](int) { return query[r].dW; });
     s.limit = lanes<2 * n>([&](int) { return INFINITY; });
     s.seen = seen_keys<2 * n>(f.seen, block.head.b, t + 8 * r, s0 + lane() % 4 * 2);
-    if (f.decay) {
+    if (Shape::kDecay) {
       const double here = gates_at_query(f, block.head, t + 8 * r);
       const auto faded = lanes<2 * n>(
           [&](int j) { return fade(here, gates[lane() % 4 * 2 + j / 2 * 8 + j % 2]); });
@@ -202,9 +204,9 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
   to.template store<T>(f.dq, block.head.row(f, t0), f.D, f.T - t0, [](int) { return true; });
 }
 
-template <class T, int atoms, int warps, int blocks>
+template <class T, int atoms, int warps, int blocks, bool decay>
 struct ChunkKeysShape {
-  static constexpr bool kDecay = true, kCentre = false, kIntervals = false;
+  static constexpr bool kDecay = decay, kCentre = false, kIntervals = false;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kKeys = 16 * atoms * warps, kQueries = sizeof(T) == 4 ? 32 : 64;
   static constexpr int kTilesAtOnce = 2, kStep = 16, kOwn = 64;  // of KeySums
@@ -230,16 +232,13 @@ __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Til
 #pragma unroll
   for (int i = 0; i < 2 * kAtoms; ++i) {
     float left = 1;
-    if (f.decay)
+    if (Shape::kDecay)
       left = fade(gates_to(f, key_head, last), gates_to(f, key_head, min(sums.key(i), f.S - 1)));
     back.a[i / 2][i % 2] = back.b[i / 2][i % 2] = left;
   }
   float W[kAtoms][4] = {};
   const auto each = [&](const Monomials& m, const StateTile<T>& state) {
-    if (f.decay)
-      ask<true>(sums.dv, W, k, sums.own, m, state);
-    else
-      ask<false>(sums.dv, W, k, sums.own, m, state);
+    ask<Shape::kDecay>(sums.dv, W, k, sums.own, m, state);
     back.add(m, state);
   };
   over_state<T, Shape::kThreads>(p.behind, record, p.tiles(), p.blocks(), k.at + Shape::kStagesAt,
@@ -256,7 +255,7 @@ __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Til
       float& y = sums.dv[i / 2][j / 2][i % 2 * 2 + j % 2];
       const int e = j / 2 * 8 + lane() % 4 * 2 + j % 2;
       y = (y + constant[e]) * left;
-      if (f.decay) pull += y * load_number(T(), v.number(sums.own + 8 * i + lane() / 4, e));
+      if (Shape::kDecay) pull += y * load_number(T(), v.number(sums.own + 8 * i + lane() / 4, e));
     }
     sums.d_decay[i / 2][i % 2] += pull;
   }
@@ -290,7 +289,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     if (n >= kQueries) return;
     copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
                   n < real);
-    if (f.decay) gates[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
+    if (Shape::kDecay) gates[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
   };
   copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, b, g, s0), f.k.row, f.S - s0, f.D);
   copy_rows<kKeys, kThreads>(v, row_of<T>(f.v, b, g, s0), f.v.row, f.S - s0, f.E);
@@ -309,7 +308,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     const auto tile = queries(stage, h, t0);
     if ((t0 += kQueries) >= end) t0 = begin, ++h;
     if (h < each) copy(stage ^ 1, h, t0);
-    sums.add(tile, k, v);
+    if (tile.t0 + kQueries > s0 + sums.own) sums.add(tile, k, v);
   }
   to.template set<true>(sums.dk, f.scale);
   const int first = s0 + sums.own, rows = f.S - first;
@@ -320,7 +319,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
   to.template store<T>(f.dk, at, f.D, rows, kept);
   to.set(sums.dv, 1);
   to.template store<T>(f.dv, at, f.E, rows, kept);
-  if (!f.decay) return;
+  if (!Shape::kDecay) return;
 #pragma unroll
   for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
     double d = sums.d_decay[i / 2][i % 2];
