@@ -261,6 +261,30 @@ __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Til
   }
 }
 
+// dk, to which `to` has what the state gives, dv, and the gradient of the gates; 0 of hidden keys.
+template <class T, class Shape, class Sums>
+__device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums,
+                                  const Gradients<Shape::kAtoms>& to) {
+  const int first = sums.s0 + sums.own, rows = f.S - first;
+  const int64_t at = int64_t(key_head) * f.S + first;
+  const uint8_t* const keep = f.seen.keep ? f.seen.keep + int64_t(key_head / f.G) * f.S : nullptr;
+  const auto kept = [&](int r) { return !keep || keep[first + r]; };
+  to.template set<true>(sums.dk, f.scale);
+  to.template store<T>(f.dk, at, f.D, rows, kept);
+  to.set(sums.dv, 1);
+  to.template store<T>(f.dv, at, f.E, rows, kept);
+  if constexpr (Shape::kDecay) {
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
+      double d = sums.d_decay[i / 2][i % 2];
+      d += __shfl_xor_sync(~0u, d, 1);
+      d += __shfl_xor_sync(~0u, d, 2);
+      const int s = 8 * i + lane() / 4;
+      if (lane() % 4 == 0 && s < rows) f.d_decay_key[at + s] = kept(s) ? -d : 0;
+    }
+  }
+}
+
 template <class T, class Shape>
 __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_kernel(
     const __grid_constant__ Chunks p) {
@@ -310,24 +334,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     if (h < each) copy(stage ^ 1, h, t0);
     if (tile.t0 + kQueries > s0 + sums.own) sums.add(tile, k, v);
   }
-  to.template set<true>(sums.dk, f.scale);
-  const int first = s0 + sums.own, rows = f.S - first;
-  const int64_t at = int64_t(key_head) * f.S + first;
-  const auto kept = [&](int r) {
-    return !f.seen.keep || f.seen.keep[int64_t(b) * f.S + first + r];
-  };
-  to.template store<T>(f.dk, at, f.D, rows, kept);
-  to.set(sums.dv, 1);
-  to.template store<T>(f.dv, at, f.E, rows, kept);
-  if (!Shape::kDecay) return;
-#pragma unroll
-  for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
-    double d = sums.d_decay[i / 2][i % 2];
-    d += __shfl_xor_sync(~0u, d, 1);
-    d += __shfl_xor_sync(~0u, d, 2);
-    const int s = 8 * i + lane() / 4;
-    if (lane() % 4 == 0 && s < rows) f.d_decay_key[at + s] = kept(s) ? -d : 0;
-  }
+  store_keys<T, Shape>(f, key_head, sums, to);
 }
 
 }  // namespace horner::attn::kernels::cuda
