@@ -130,7 +130,7 @@ template <>
 struct Factors<float> {
   using M = Mma<float>;
   static __device__ float number(Tile<float, 64> x, int row, int column) {
-    return __uint_as_float(load_word(x.number(row, column)));
+    return load_number(0.f, x.number(row, column));
   }
   static __device__ M::A split(float a, float b, float c, float d) {
     const uint32_t x[4] = {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c),
@@ -155,9 +155,8 @@ struct Factors<float> {
     return split(one, 0, one, 0);
   }
   static __device__ M::B of_column(float even, float odd) {
-    const bool there = lane() < 4;
-    const uint32_t x[4] = {__float_as_uint(there ? even : 0), __float_as_uint(there ? odd : 0), 0,
-                           0};
+    uint32_t x[4] = {};
+    if (lane() < 4) x[0] = __float_as_uint(even), x[1] = __float_as_uint(odd);
     return M::split<M::B>(x);
   }
   static __device__ M::B column(const float* of) {
@@ -217,10 +216,12 @@ template <class T, int atoms>
 struct LeftRows {
   Tile<T, 64> y;
   int row;
-
   __device__ LeftRows(Tile<T, 64> y, int row) : y(y), row(row) {}
-  __device__ void products(float (&c)[atoms][2][4], const StateTile<T>& state) const {
-    rows_by_rows<T>(c, y, row, state.S, state.row);
+  __device__ void add_products(float (&c)[atoms][2][4], const StateTile<T>& state) const {
+    float x[atoms][2][4];
+    rows_by_rows<T>(x, y, row, state.S, state.row);
+#pragma unroll
+    for (int i = 0; i < 8 * atoms; ++i) c[i / 8][i / 4 % 2][i % 4] += x[i / 8][i / 4 % 2][i % 4];
   }
 };
 template <int atoms>
@@ -234,15 +235,14 @@ struct LeftRows<bf16, atoms> {
 #pragma unroll
       for (int k = 0; k < 4; ++k) left[i][k] = lefts.at(16 * i, 16 * k);
   }
-  __device__ void products(float (&c)[atoms][2][4], const StateTile<bf16>& state) const {
+  __device__ void add_products(float (&c)[atoms][2][4], const StateTile<bf16>& state) const {
     const Mma<bf16>::RightRows<64> rights(state.S, state.row);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const auto right = rights.at(0, 16 * k);
 #pragma unroll
       for (int i = 0; i < atoms; ++i)
-        k == 0 ? Mma<bf16>::multiply<false>(c[i][0], c[i][1], left[i][k], right)
-               : Mma<bf16>::multiply<true>(c[i][0], c[i][1], left[i][k], right);
+        Mma<bf16>::multiply<true>(c[i][0], c[i][1], left[i][k], right);
     }
   }
 };
@@ -285,9 +285,10 @@ struct Gradients {
   }
 };
 
-// What the monomials of x get, whose sums with S and z have the gradients a y and b:
-//   g_f = a S_f.y + b z_f,  of x_j: g,  of x_i x_j: x_j gets x_i g and x_i gets x_j g.
-template <class T, int atoms>
+// What the monomials of x get, whose sums with S and z have the gradients a y and a b:
+//   g_f = a (S_f.y + b z_f),  of x_j: g,  of x_i x_j: x_j gets x_i g and x_i gets x_j g.
+// a is multiplied in at the end; b is 1 for values.
+template <class T, int atoms, bool of_values>
 struct AskBackward {
   Tile<T, 64> x;
   int row;
@@ -320,14 +321,14 @@ struct AskBackward {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float2& at = *reinterpret_cast<float2*>(to.at(i, j % 2, 16 * block + j / 2 * 8));
-        at.x += sums[i][j / 2][j % 2 * 2], at.y += sums[i][j / 2][j % 2 * 2 + 1];
+        at.x += sums[i][j / 2][j % 2 * 2] * a[i][j % 2];
+        at.y += sums[i][j / 2][j % 2 * 2 + 1] * a[i][j % 2];
       }
     __syncwarp();
   }
   __device__ void add(const Monomials& m, const StateTile<T>& state) {
     if (m.block != block) begin(m.block);
     float g[atoms][2][4];
-    y.products(g, state);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float2 z = Factors<T>::stored_pair(state.z, 8 * j + lane() % 4 * 2);
@@ -335,8 +336,9 @@ struct AskBackward {
       for (int i = 0; i < atoms; ++i)
 #pragma unroll
         for (int n = 0; n < 4; ++n)
-          g[i][j][n] = a[i][n / 2] * g[i][j][n] + b[i][n / 2] * (n % 2 ? z.y : z.x);
+          g[i][j][n] = (n % 2 ? z.y : z.x) * (of_values ? 1 : b[i][n / 2]);
     }
+    y.add_products(g, state);
 #pragma unroll
     for (int i = 0; i < atoms; ++i)
 #pragma unroll
@@ -351,7 +353,7 @@ struct AskBackward {
           sums[i][j / 2][2 * r + j % 2] += y * xi;
         }
         if (m.i < 0) continue;
-        own = quad_sum(own);
+        own = quad_sum(own) * a[i][r];
         if (lane() % 4 == 0) to.of[(16 * i + 8 * r + lane() / 4) * kGradientStride + m.i] += own;
       }
   }
@@ -359,7 +361,7 @@ struct AskBackward {
 
 // each(monomials, tile) for all tiles of a record, through 2 kStateStage bytes of shared memory at
 // `memory` and the z behind them.
-inline constexpr int kStateStage = 16384;
+inline constexpr int kStateStage = 16384;  // bytes
 template <class T>
 inline constexpr int kStateTiles = kStateStage / (1024 * int(sizeof(T)));
 template <class T>

@@ -194,12 +194,12 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
   const Gradients<kAtoms> to{gradients + own * kGradientStride};
   to.set(dq, f.scale);
   if (block.chunk > 0) {
-    AskBackward<T, kAtoms> back(q, g, own, to);
+    AskBackward<T, kAtoms, false> back(q, g, own, to);
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
-      const float left = block.left(t0 + 8 * i + lane() / 4);
-      back.a[i / 2][i % 2] = query[i / 2][i % 2].a * left;
-      back.b[i / 2][i % 2] = query[i / 2][i % 2].dW * left;
+      const Query& row = query[i / 2][i % 2];  // where a is 0, so is dW
+      back.a[i / 2][i % 2] = row.a * block.left(t0 + 8 * i + lane() / 4);
+      back.b[i / 2][i % 2] = row.a == 0 ? 0 : row.dW / row.a;
     }
     block.over_state([&](const Monomials& m, const StateTile<T>& state) { back.add(m, state); });
     back.flush();
@@ -231,13 +231,13 @@ __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Til
   const Fused& f = p.f;
   const int64_t record = int64_t(key_head) * p.chunks() + chunk;
   const int last = min(f.S, (chunk + 1) * p.length) - 1;
-  AskBackward<T, kAtoms> back(k, v, sums.own, to);
+  AskBackward<T, kAtoms, true> back(k, v, sums.own, to);
 #pragma unroll
   for (int i = 0; i < 2 * kAtoms; ++i) {
     float left = 1;
     if (Shape::kDecay)
       left = fade(gates_to(f, key_head, last), gates_to(f, key_head, min(sums.key(i), f.S - 1)));
-    back.a[i / 2][i % 2] = back.b[i / 2][i % 2] = left;
+    back.a[i / 2][i % 2] = left;
   }
   float W[kAtoms][4] = {};
   const auto each = [&](const Monomials& m, const StateTile<T>& state) {
