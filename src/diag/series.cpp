@@ -46,13 +46,13 @@ static int dominant_order(const at::Tensor& scores) {
 }
 
 std::vector<HeadSeries> series(const attn::Spec& spec, const attn::Inputs& in,
-                               std::span<const Query> queries) {
+                               std::span<const nn::Query> queries) {
   std::vector<HeadSeries> out(size_t(in.q.size(1)));
   std::vector<at::Tensor> scores, hidden;
   attn::Inputs wide = in;
   wide.q = in.q.to(at::kDouble), wide.k = in.k.to(at::kDouble);
   const int64_t S = queries.back().t + 1;
-  for_rows(spec, wide, queries, [&](const Rows& r) {  // every block as wide as the last
+  nn::for_rows(spec, wide, queries, [&](const nn::Rows& r) {  // every block as wide as the last
     scores.push_back(at::constant_pad_nd(r.scores, {0, S - r.scores.size(-1)}));
     hidden.push_back(at::constant_pad_nd(r.hidden, {0, S - r.hidden.size(-1)}, 1));
   });
