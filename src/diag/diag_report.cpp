@@ -221,11 +221,11 @@ static Section series_section(const Diagnosis& d) {
     Series s{.name = centred ? "centred" : "plain"};
     for (size_t n = 0; n <= 40; ++n) {
       std::vector<double> errors;
-      for (const Head& h : d.heads) {
+      for (const Head& h : d.heads) {  // those that are near 0 end early
         const auto& e = centred ? h.series.centred : h.series.plain;
-        if (n < e.size()) errors.push_back(e[n]);
+        errors.push_back(e[std::min(n, e.size() - 1)]);
       }
-      if (!errors.empty()) s.points.push_back({double(n), quantile(errors, 0.5)});
+      s.points.push_back({double(n), quantile(errors, 0.5)});
     }
     c.series.push_back(s);
   }

@@ -11,7 +11,7 @@ struct HeadSeries {
   int dominant = 0;    // the order n with the largest mean |x|^n / n!
   double largest = 0;  // |x|
   // The relative error of the head's output, all rows together, with the series cut at order
-  // 0, 1, …, plain and centred; up to kMostOrder, or until every head is far below 1 %.
+  // 0, 1, …, plain and centred; up to kMostOrder, or until it is far below 1 %.
   std::vector<double> plain, centred;
 };
 // For each head; the rows of `queries` together, in double.

@@ -78,6 +78,7 @@ void for_rows(const Spec& spec, const Inputs& given, std::span<const Query> quer
   Inputs in = given;
   in.q = exec::mapped(spec.features, given.q, given.query_projection);
   in.k = exec::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
+  in.v = at::Tensor();  // not looked at: not to be repeated, a long text's are large
   in = exec::one_key_head_each(in);
   const auto plain = [](const at::Tensor& x) {
     return x.defined() ? x.detach().to(at::kCPU, exec::wide(x.scalar_type())) : x;
