@@ -1,6 +1,7 @@
 """horner diagnose: against attention matrices of the transformers package, and what it says when it cannot."""
 import json
 import os
+import resource
 import shutil
 import subprocess
 
@@ -195,6 +196,33 @@ def test_a_run_of_training_is_diagnosed(text, tmp_path):
     for head in of["run"]:
         a = matrices[head["layer"]][head["head"]][1:]
         assert head["entropy"] == pytest.approx(-(a * np.log(np.where(a > 0, a, 1))).sum(-1).mean(), rel=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_a_gpu_gives_the_same(name, models, text, tmp_path):
+    _, folder = models(name)
+    options = ("--what-if", "--what-if-tokens", LENGTH, "--orders", 2)
+    cpu, cuda = (json.loads(diagnose("--model", folder, "--text", text, "--length", 32, LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", "--device", on, *options))
+                 for on in ("cpu", "cuda"))  # fmt: skip
+    assert all(c["times"] == 0 for c in corrected(cuda["crossed"]).values())
+    for ours, theirs in zip(cuda["heads"], cpu["heads"]):
+        for metric in ("entropy", "largest weight", "first-token mass", "attention distance", "effective temperature", "distance", "sensitivity"):
+            one, other = (np.array(h[metric], dtype=float) for h in (ours, theirs))
+            assert np.allclose(one, other, rtol=1e-2, atol=1e-4, equal_nan=True), metric
+    what = [[*w["normalisers"], w["plain"][1], w["centred"][1]] for w in (cuda["what_if"], cpu["what_if"])]
+    for ours, theirs in zip(*what):
+        assert ours["loss_all"] == pytest.approx(theirs["loss_all"], rel=2e-2), ours["name"]
+
+
+@pytest.mark.skipif("HORNER_LONG" not in os.environ, reason="takes minutes: make test-long")
+def test_a_long_text_takes_less_than_two_gigabytes_beside_the_model(tmp_path):
+    shape = dict(vocab_size=256, n_embd=768, n_layer=2, n_head=12, n_positions=32768, bos_token_id=1, eos_token_id=1)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_bytes(WORDS * 400)
+    diagnose("--model", tmp_path / "model", "--text", tmp_path / "text", "--length", 32768, "--embedding", "values", "--out", tmp_path / "out")
+    own = (tmp_path / "model/model.safetensors").stat().st_size
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < own + 2e9
 
 
 def test_what_is_wrong_is_said(models, text, tmp_path):
