@@ -271,6 +271,9 @@ def test_tensorboard_reads_what_is_written(tmp_path):
     assert [e.step for e in events.Scalars("loss")] == list(range(1, 9))
     assert [e.value for e in events.Scalars("loss")] == losses(tmp_path / "run")
     assert len(events.Scalars("entropy/layer_1")) == 4 and events.Scalars("validation_loss")
+    assert [e.value for e in events.Scalars("separability/layer_1")] == pytest.approx(
+        [line["separability"][1] for line in metrics(tmp_path / "run") if "separability" in line])  # fmt: skip
+    assert all(0 < e.value <= 1 for e in events.Scalars("separability/layer_0"))
 
 
 def together(out, n, *options, **more):
