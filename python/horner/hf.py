@@ -3,9 +3,10 @@
 >>> import horner.hf
 >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="horner:l2")
 
-"horner:NAME" is a variant of `horner.variants()`. "horner" alone is `config.horner_variant`: any text that
-`horner.attend` takes, or a list of them, one for each layer; softmax where it is not set. A model's own scale replaces
-1/sqrt(D), its sliding window narrows the variant's mask. What cannot be honoured is an error that names it.
+"horner:NAME" is a variant of `horner.variants()`. "horner" alone is `config.horner_variant`, or what the command horner
+has written into config.json: any text that `horner.attend` takes, or a list of them, one for each layer; softmax where
+it is not set. A model's own scale replaces 1/sqrt(D), its sliding window narrows the variant's mask. What cannot be
+honoured is an error that names it.
 
 `RecurrentCache` makes `model.generate` decode in constant memory where the rows have a finite state.
 """
@@ -42,13 +43,19 @@ class Seen(NamedTuple):
 
     @property
     def ndim(self):
-        return 0
+        return 4
 
     def contiguous(self):
         return self
 
 
 # The mask interface.
+
+
+def _may_look():
+    """Whether the values of a tensor can be asked for: not while a graph is made of what is done to it."""
+    return not (torch.compiler.is_compiling() or torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
 
 _KNOWN_MASKS = {
     "causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay.<locals>.inner_mask",
@@ -82,7 +89,7 @@ def _cu_seqlens(mask_function, batch, length, device):
     b = torch.arange(batch, device=device)[:, None]
     t = torch.arange(length, device=device)[None, :]
     sees = mask_function(b, torch.zeros_like(b), t, (t - 1).clamp(min=0)).expand(batch, length) & (t > 0)
-    if not torch.compiler.is_compiling() and sees[:, 1:].all():
+    if _may_look() and sees[:, 1:].all():
         return None
     place = torch.arange(batch * length, device=device)
     starts = torch.where(sees.reshape(-1), 0, place).cummax(0).values
@@ -102,7 +109,7 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     keep = None
     if attention_mask is not None:
         keep = attention_mask[:, kv_offset : kv_offset + kv_length]
-        if not torch.compiler.is_compiling() and keep.shape[1] == kv_length and keep.all():
+        if keep.shape[1] == kv_length and _may_look() and keep.all():
             keep = None
     if isinstance(q_offset, torch.Tensor) and q_length == 1:
         return _one_query(batch_size, kv_length, q_offset, kv_offset, local_size, keep, device)
@@ -137,8 +144,13 @@ class _Variant(NamedTuple):
     no_state: str
 
 
-@functools.cache
+_variants: dict[str, _Variant] = {}
+
+
+@torch.compiler.assume_constant_result
 def _variant(text):
+    if text in _variants:
+        return _variants[text]
     about = horner.describe(text)
     if about["inputs"]:
         raise ValueError(f"horner variant {text!r} takes {about['inputs']}, which models of transformers do not have")
@@ -146,25 +158,22 @@ def _variant(text):
     if own_mask and own_mask[1] == "full":
         raise ValueError(f"horner variant {text!r} has a full mask: here the model says what its queries see")
     window = int(own_mask[2] or 128) if own_mask else None
-    return _Variant(text, bool(re.search(r"(?:^|,)scale=", about["spec"])), window, about["no_state"])
-
-
-_variants: dict[str, _Variant] = {}  # what torch.compile can read; `_variant` fills it
+    own_scale = bool(re.search(r"(?:^|,)scale=", about["spec"]))
+    return _variants.setdefault(text, _Variant(text, own_scale, window, about["no_state"]))
 
 
 def _of_layer(config, name, layer):
     """The variant of a layer: from the name of the implementation, or from the config."""
     field = getattr(config, "horner_variant", None)
+    if field is None:
+        field = (getattr(config, "horner", None) or {}).get("attention")  # config.json of the command horner
     if isinstance(field, (list, tuple)):
         if layer is None or layer >= len(field):
-            raise ValueError(f"config.horner_variant names {len(field)} variants: there is none for layer {layer}")
+            raise ValueError(f"the config names {len(field)} variants: there is none for layer {layer}")
         field = field[layer]
     if name is not None and field is not None and field != name:
-        raise ValueError(f"attn_implementation='horner:{name}', but config.horner_variant is {field!r}: remove one")
-    text = name or field or "softmax"
-    if text not in _variants:
-        _variants[text] = _variant(text)
-    return _variants[text]
+        raise ValueError(f"attn_implementation='horner:{name}', but the config says {field!r}: remove one")
+    return _variant(name or field or "softmax")
 
 
 # Of what transformers passes to an attention function, this has no part in it.
@@ -175,13 +184,19 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 
 
+_NAMES = {
+    "softcap": "soft-capping of the scores", "s_aux": "attention sinks", "head_mask": "masks of heads",
+    "position_bias": "a bias of positions", "output_attentions": "weights to give back", "cache": "paged caches",
+}  # fmt: skip
+
+
 def _refuse(dropout, kwargs):
     if dropout:
         raise NotImplementedError(f"attn_implementation='horner' has no attention dropout, and this model trains with {dropout}: "
                                   "set attention_dropout (GPT-2: attn_pdrop) of its config to 0")  # fmt: skip
     for name, value in kwargs.items():
         if name not in _WITHOUT_EFFECT and value is not None and value is not False:
-            raise NotImplementedError(f"attn_implementation='horner' does not know what to do with {name}={value!r:.80}")
+            raise NotImplementedError(f"attn_implementation='horner' has no {_NAMES.get(name, 'such argument')} ({name})")
 
 
 def _mask_text(variant, seen, keys):
@@ -235,10 +250,13 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     return out.transpose(1, 2).contiguous(), None
 
 
-def register(variant: Optional[str] = None) -> str:
-    """Registers attn_implementation="horner:VARIANT", and gives that name."""
-    if variant is not None:
-        _variants[variant] = _variant(variant)
+def register(variant: str) -> str:
+    """Registers attn_implementation="horner:VARIANT" for any text that `horner.attend` takes, and gives that name."""
+    _variant(variant)  # its errors now
+    return _register(variant)
+
+
+def _register(variant):
     name = "horner" if variant is None else f"horner:{variant}"
     AttentionInterface.register(name, functools.partial(attention, name=variant))
     AttentionMaskInterface.register(name, mask)
@@ -349,9 +367,12 @@ class RecurrentCache(Cache):
             raise ValueError(f"a RecurrentCache takes attn_implementation='horner', not {config._attn_implementation!r}")
         kinds = getattr(config, "layer_types", None)
         for i in range(config.num_hidden_layers):
-            kind = kinds[i] if kinds else "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+            window = getattr(config, "sliding_window", None)
+            kind = kinds[i] if kinds else "sliding_attention" if window else "full_attention"
+            if kind not in ("full_attention", "sliding_attention"):
+                raise NotImplementedError(f"a RecurrentCache has no layers of the kind {kind}")
             variant = _of_layer(config, name or None, i)
-            _check_state(variant, _mask_text(variant, Seen(True, config.sliding_window if kind == "sliding_attention" else None), None))
+            _check_state(variant, _mask_text(variant, Seen(True, window if kind == "sliding_attention" else None), None))
         super().__init__(layers=[RecurrentLayer() for _ in range(config.num_hidden_layers)])
 
     @property
@@ -360,8 +381,5 @@ class RecurrentCache(Cache):
         return sum(layer.state.bytes for layer in self.layers if layer.state is not None)
 
 
-register()
-for _name in horner.variants():
-    _about = horner.describe(_name)
-    if not _about["inputs"]:
-        register(_name)
+for _name in [None, *horner.variants()]:
+    _register(_name)
