@@ -182,11 +182,11 @@ def test_statistics():
 
 @pytest.mark.parametrize("variant, mask", [("taylor2", None), ("centred_taylor3", None), ("softmax", None), ("l2", "window(7)")])
 def test_state(variant, mask):
-    q, k, v = (torch.randn(3, heads, 100, 8) for heads in (4, 2, 2))
-    keep = torch.rand(3, 100) < 0.9
+    q, k, v = (torch.randn(3, heads, 150, 8) for heads in (4, 2, 2))
+    keep = torch.rand(3, 150) < 0.9
     wanted = horner.attend(q, k, v, variant=variant, mask=mask, keep=keep)
     state = horner.State(variant, batch=3, heads=2, dim=8, mask=mask)
-    parts = [(0, 20), *((t, t + 1) for t in range(20, 100))]
+    parts = [(0, 20), *((t, t + 1) for t in range(20, 150))]
     got = [state.step(*(x[:, :, a:b] for x in (q, k, v)), keep=keep[:, a:b]) for a, b in parts[:60]]
     rows = torch.tensor([2, 0, 2])
     other, bytes = state.select(rows), state.bytes  # which goes its own way
@@ -194,7 +194,7 @@ def test_state(variant, mask):
     last = [other.step(*(x[rows, :, a:b] for x in (q, k, v)), keep=keep[rows, a:b]) for a, b in parts[60:]]
     torch.testing.assert_close(torch.cat(got, 2), wanted, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(torch.cat(last, 2), wanted[rows][:, :, 79:], atol=1e-4, rtol=1e-3)
-    assert state.tokens == other.tokens == 100 and (state.bytes > bytes) == (variant == "softmax")
+    assert state.tokens == other.tokens == 150 and (state.bytes > bytes) == (variant == "softmax")
 
 
 def test_errors_of_a_state():

@@ -180,7 +180,7 @@ def _of_layer(config, name, layer):
 _WITHOUT_EFFECT = {
     "position_ids", "use_cache", "cache_position", "num_items_in_batch", "output_hidden_states", "output_router_logits",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "position_embeddings", "return_dict",
-    "logits_to_keep",
+    "logits_to_keep", "deterministic",
 }  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
     seen = attention_mask
     if seen is None:
         seen = Seen(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if sliding_window is not None and sliding_window < key.shape[2]:
+        if sliding_window is not None and (sliding_window < key.shape[2] or hasattr(key, "_horner_layer")):
             raise NotImplementedError("a sliding window without a mask: attn_implementation='horner' takes windows from the mask")
     if not isinstance(seen, Seen):
         raise NotImplementedError(f"attn_implementation='horner' takes no ready-made mask, here {tuple(seen.shape)}: "
@@ -325,8 +325,8 @@ class RecurrentLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices):
         if self.state is not None:
-            self.state = self.state.select(torch.arange(self.batch_size)[indices.cpu()])
-            self.batch_size = len(torch.arange(self.batch_size)[indices.cpu()])
+            rows = torch.arange(self.batch_size)[indices.cpu()]
+            self.state, self.batch_size = self.state.select(rows), len(rows)
 
     def batch_repeat_interleave(self, repeats):
         if self.state is not None:
