@@ -19,7 +19,7 @@ if not _library.exists():
 torch.ops.load_library(_library)
 _ops = torch.ops.horner
 
-__all__ = ["attend", "describe", "executions", "statistics", "variants", "why_not"]
+__all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "why_not"]
 
 _STAGE_INPUTS = (
     "decay", "input_gate", "denominator_gate", "output_gate", "post_gate", "length_scale", "log_power",
@@ -106,6 +106,47 @@ def why_not(q, k, v, *, variant="softmax", execution, mask=None, scale=None, tem
     return _ops.why_not(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
 
 
+class State:
+    """A stream of tokens: what they left behind, of fixed size where the variant's weight has a finite state.
+
+        S_t = g_t S_(t-1) + phi(k_t) v_t^T,   N_t = phi(q_t) S_t
+
+    >>> state = horner.State("taylor2", batch=1, heads=8, dim=16)
+    >>> o = state.step(q, k, v)        # a prompt: as `attend` of it
+    >>> o = state.step(q1, k1, v1)     # one token more: as `attend` of all so far, the last row
+
+    heads are those of k and v. Without a finite state (`describe(variant)["no_state"]` says why) all keys and
+    values are held, or those in the window. On the CPU, without gradients.
+    """
+
+    def __init__(self, variant: str = "softmax", *, batch: int, heads: int, dim: int, value_dim: Optional[int] = None,
+                 dtype: torch.dtype = torch.float32, mask: Optional[str] = None, scale: Optional[float] = None,
+                 temperature: Optional[float] = None, clamp: Optional[float] = None):  # fmt: skip
+        text = _spelled(variant, mask, scale, temperature, clamp)
+        self._state = torch.classes.horner.State(text, [batch, heads, dim, value_dim or dim], dtype)
+
+    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **stages: Optional[torch.Tensor]) -> torch.Tensor:
+        """Takes in T tokens and gives their results [B, H, T, E]."""
+        *inputs, _, _ = _arguments(q, k, v, "", "", None, None, None, None, stages)
+        return self._state.step(inputs)
+
+    def select(self, rows: torch.Tensor) -> "State":
+        """A copy that has these rows of the batch, in this order."""
+        copy = object.__new__(State)
+        copy._state = self._state.select(rows)
+        return copy
+
+    @property
+    def tokens(self) -> int:
+        """How many were taken in."""
+        return self._state.tokens()
+
+    @property
+    def bytes(self) -> int:
+        """That it holds now."""
+        return self._state.bytes()
+
+
 def variants() -> list[str]:
     """The names of the attention variants. Families go on: any order n of "taylor<n>" is one."""
     return _ops.variants()
@@ -117,5 +158,6 @@ def executions() -> list[str]:
 
 
 def describe(variant: str) -> dict[str, str]:
-    """What a variant is: its name, about, source, spec, notes, and the inputs that it takes."""
+    """What a variant is: its name, about, source, spec, notes, the inputs that it takes, and why there is no_state of
+    fixed size ("" where there is one)."""
     return dict(_ops.describe(variant))
