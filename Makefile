@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp')
+SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' 'examples/*.cpp')
 
 .PHONY: build demo test test-asan test-long test-cuda pretrained format format-check clean clean-all
 
