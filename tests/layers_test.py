@@ -10,7 +10,7 @@ LAYERS = {
     "report": set(),
     "attn": {"core"},
     "horner.h": {"attn", "core"},
-    "horner.cpp": set(),
+    "horner.cpp": {"horner.h"},
     "nn": {"attn", "core"},
     "train": {"nn", "attn", "core"},
     "diag": {"nn", "attn", "core", "report"},
