@@ -13,9 +13,12 @@ from typing import Optional
 
 import torch
 
+from ._torch import check as _check_torch
+
 _library = Path(__file__).parent / "libhorner_python.so"
 if not _library.exists():
     raise ImportError(f"{_library} is missing: build horner first (make build, or pip install .)")
+_check_torch(torch.__version__)
 torch.ops.load_library(_library)
 _ops = torch.ops.horner
 
@@ -90,8 +93,19 @@ def attend(
     return _ops.attend(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
 
 
-def statistics(q, k, v, *, variant="softmax", execution="auto", mask=None, scale=None, temperature=None, clamp=None,
-               **stages) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+def statistics(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    variant: str = "softmax",
+    execution: str = "auto",
+    mask: Optional[str] = None,
+    scale: Optional[float] = None,
+    temperature: Optional[float] = None,
+    clamp: Optional[float] = None,
+    **stages: Optional[torch.Tensor],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """What `attend` gives, and what each row says of its weights, from the same pass: [B, H, T] each.
 
     With a_s = |weight of key s| and A their sum over the keys that the row sees:
@@ -101,7 +115,19 @@ def statistics(q, k, v, *, variant="softmax", execution="auto", mask=None, scale
     return out, dict(zip(("entropy", "largest", "first", "negative"), rows))
 
 
-def why_not(q, k, v, *, variant="softmax", execution, mask=None, scale=None, temperature=None, clamp=None, **stages):
+def why_not(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    execution: str,
+    variant: str = "softmax",
+    mask: Optional[str] = None,
+    scale: Optional[float] = None,
+    temperature: Optional[float] = None,
+    clamp: Optional[float] = None,
+    **stages: Optional[torch.Tensor],
+) -> str:
     """Why an execution cannot run these inputs; "" when it can."""
     return _ops.why_not(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
 
