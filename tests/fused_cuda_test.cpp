@@ -8,6 +8,7 @@
 #include "attn/bench.h"
 #include "attn/catalog.h"
 #include "attn/inputs.h"
+#include "attn/state.h"
 
 namespace horner::attn {
 namespace {
@@ -24,7 +25,9 @@ const char* const kVariants[] = {"softmax",
                                  "topk8",
                                  "topk_raw8",
                                  "sa_softmax",
-                                 "adaptive_temperature"};
+                                 "adaptive_temperature",
+                                 "linear_elu",
+                                 "taylor2"};
 const at::ScalarType kDtypes[] = {at::kBFloat16, at::kHalf, at::kFloat};
 
 class Cuda : public testing::Test {
@@ -40,9 +43,9 @@ struct Deterministic {
   ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, false); }
 };
 
-// By the kernels that run everything, and by Hopper's where they run it.
+// By the kernels that run everything, and by the others where they run it.
 void expect_right(const char* name, const Case& c) {
-  for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
+  for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
     const Verdict v = verify(find(name).spec, execution(kernels), c);
     const bool must_run = kernels == std::string_view("fused_cuda");
     EXPECT_TRUE(!must_run || v.why_not.empty()) << v.why_not;
@@ -60,7 +63,7 @@ TEST_F(Cuda, SmallRunsAreFinite) {
         if (c.T > 200 || c.hot) continue;
         Inputs in = random_inputs(find(name).spec, c);
         for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
-        for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
+        for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
           if (!execution(kernels).why_not(find(name).spec, in).empty()) continue;
           const at::Tensor o = attend(find(name).spec, in, kernels);
           o.backward(at::ones_like(o));
@@ -114,6 +117,58 @@ TEST_F(Cuda, EveryLengthIsRight) {
                               .dtype = at::kBFloat16,
                               .device = at::kCUDA,
                               .seed = uint64_t(T)});
+}
+
+// Of one chunk, of several, and of a last one that is not full.
+TEST_F(Cuda, EveryNumberOfChunksIsRight) {
+  for (const char* name : {"linear", "linear_elu", "linear_relu", "linear_cosine", "taylor1",
+                           "relu_l2", "retention", "based", "taylor2", "power2", "elu_taylor2"})
+    for (at::ScalarType dtype : kDtypes)
+      for (int64_t D : {16, 40, 64})
+        for (int64_t T : {256, 700, 1200}) {
+          const Case c{.B = 1,
+                       .H = 2,
+                       .G = 1,
+                       .T = T,
+                       .S = T,
+                       .D = D,
+                       .E = 72 - D / 2,
+                       .dtype = dtype,
+                       .device = at::kCUDA,
+                       .seed = 5,
+                       .padded = T == 700};
+          EXPECT_EQ(
+              execution("chunked_cuda").why_not(find(name).spec, random_inputs(find(name).spec, c)),
+              "");
+          expect_right(name, c);
+        }
+}
+
+// A prompt, then tokens one by one: as if all were attended to at once.
+TEST_F(Cuda, StatesGiveWhatTheReferenceGives) {
+  constexpr int64_t T = 150, kPrompt = 40, kLater = 60;
+  for (const char* name : {"softmax", "softmax_window", "l2", "gated_decay", "taylor2", "taylor3",
+                           "taylor4", "centred_taylor2", "linear_elu", "retention", "entmax15"})
+    for (int64_t D : {24, 64}) {
+      const Spec spec = find(name).spec;
+      const Inputs in = random_inputs(
+          spec, {.H = 6, .G = 2, .T = T, .S = T, .D = D, .E = D, .device = at::kCUDA});
+      Inputs exact = in;
+      for (const Input& i : input_table())
+        if ((in.*i.at).defined()) exact.*i.at = (in.*i.at).to(at::kDouble);
+      const at::Tensor truth = execution("reference").run(spec, exact, nullptr);
+      const auto distance = [&](const at::Tensor& o) {
+        return (o - truth).abs().max().item<double>();
+      };
+      State state = make_state(spec, {in.k.size(0), 2, D, D}, at::kFloat, 64, at::kCUDA);
+      std::vector<at::Tensor> results{step(state, tokens(in, 0, kPrompt)),
+                                      step(state, tokens(in, kPrompt, kLater))};
+      for (int64_t t = kLater; t < T; ++t) results.push_back(step(state, tokens(in, t, t + 1)));
+      const double own = distance(execution("reference").run(spec, in, nullptr));
+      EXPECT_LE(distance(at::cat(results, 2)),
+                2 * own + 16 * 1.2e-7 * (1 + truth.abs().max().item<double>()))
+          << name << " " << D;
+    }
 }
 
 TEST_F(Cuda, TheSameBitsComeOutWhenTorchAsks) {

@@ -11,7 +11,7 @@ namespace horner::attn {
 
 // To add an execution, define it in exec/<name>.cpp and add it here.
 static const Execution* const kExecutions[] = {
-    &exec::hopper_cuda, &exec::fused_cuda, &exec::fused_cpu,
+    &exec::hopper_cuda, &exec::fused_cuda, &exec::chunked_cuda, &exec::fused_cpu,
     &exec::chunked,     &exec::recurrent,  &exec::reference,
 };
 

@@ -5,6 +5,7 @@
 
 #include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
+#include "attn/exec/decode_cuda.h"
 #include "attn/exec/isa.h"
 #include "attn/exec/stages.h"
 #include "attn/inputs.h"
@@ -35,19 +36,22 @@ static int64_t mapped_channels(const State& s) {
   return p && s.finite ? p->dim : s.shape.D;
 }
 
-State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer) {
+State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
+                 at::Device device) {
   check(!is<Full>(spec.mask), "a full mask sees the tokens to come: a stream has none of them yet");
   check(buffer >= 0, "a state keeps 0 tokens waiting or more, not ", buffer);
-  State s{spec, shape, dtype, buffer > 0 && why_no_state(spec).empty()};
+  const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
+                                              exec::why_not_on_gpu(shape).empty());
+  State s{spec, shape, dtype, buffer > 0 && why_no_state(spec).empty() && held_there};
   s.room = s.finite ? buffer : 0;
-  const auto exact = at::TensorOptions(at::kDouble);
+  const auto exact = at::TensorOptions(at::kDouble).device(device);
   s.carry.count = at::zeros({shape.B}, exact);
   if (is<CumulativeGate>(spec.denominator)) s.carry.gates = at::zeros({shape.B, shape.G}, exact);
   if (!s.finite) return s;
   const std::string reason = why_too_large(spec, shape);
   check(reason.empty(), reason);
   const auto F = int64_t(feature_count(spec, shape.D)), D = mapped_channels(s);
-  const auto options = at::TensorOptions(sums_dtype(s));
+  const auto options = exact.dtype(sums_dtype(s));
   s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
   s.carry.z = at::zeros({shape.B, shape.G, F}, options);
   if (spec.centred) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
@@ -69,7 +73,7 @@ static void put(at::Tensor& to, const at::Tensor& x, int64_t axis, int64_t at) {
 
 static void put_keep(State& s, const Inputs& in, int64_t n) {
   if (in.keep.defined() && !s.recent.keep.defined())
-    s.recent.keep = at::ones({s.shape.B, s.room}, at::kBool);
+    s.recent.keep = at::ones({s.shape.B, s.room}, in.keep.options());
   if (!s.recent.keep.defined()) return;
   at::Tensor place = s.recent.keep.narrow(1, s.held, n);
   in.keep.defined() ? place.copy_(in.keep) : place.fill_(true);
@@ -98,16 +102,13 @@ static void put_fades(State& s, const at::Tensor& log_gates) {
 
 template <class R>
 struct DecodeWeight {
-  std::variant<Exp, Sigmoid, PolynomialOf<R>> operator()(Exp w) const { return w; }
-  std::variant<Exp, Sigmoid, PolynomialOf<R>> operator()(Sigmoid w) const { return w; }
-  std::variant<Exp, Sigmoid, PolynomialOf<R>> operator()(Taylor w) const {
-    return polynomial<R>(0, w.order);
-  }
-  std::variant<Exp, Sigmoid, PolynomialOf<R>> operator()(Power w) const {
-    return polynomial<R>(w.degree, w.degree);
-  }
+  using Any = decltype(Decode<R>::weight);
+  Any operator()(Exp w) const { return w; }
+  Any operator()(Sigmoid w) const { return w; }
+  Any operator()(Taylor w) const { return polynomial<R>(0, w.order); }
+  Any operator()(Power w) const { return polynomial<R>(w.degree, w.degree); }
   template <class W>
-  std::variant<Exp, Sigmoid, PolynomialOf<R>> operator()(W) const {
+  Any operator()(W) const {
     fail("no weight of one score");
   }
 };
@@ -138,9 +139,16 @@ static Decode<R> problem(const State& s) {
   return c;
 }
 
+// The kernels' two tasks.
+enum class Task { ask, fold };
 // Shared by the threads where it is worth waking them.
-template <class R, class F>
-static void for_each_head(const Decode<R>& c, const F& task) {
+template <class R>
+static void run(const State& s, const Decode<R>& c, Task which) {
+  if constexpr (std::is_same_v<R, float>)
+    if (s.carry.count.is_cuda())
+      return which == Task::ask ? exec::ask_on_gpu(c, s.carry.count)
+                                : exec::fold_on_gpu(c, s.carry.count);
+  const auto task = which == Task::ask ? kernels_for<R>().ask : kernels_for<R>().fold;
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
   exec::for_each_task<R>(
@@ -166,7 +174,7 @@ static exec::Sums ask(const State& s, const at::Tensor& q, const at::Tensor& fac
   if (const auto* w = std::get_if<Window>(&s.spec.mask))
     c.from = std::max<int64_t>(0, s.held - w->size);
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
-  for_each_head(c, kernels_for<R>().ask);
+  run(s, c, Task::ask);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
 }
 static exec::Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
@@ -180,7 +188,10 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   at::Tensor count = s.carry.count.view({-1, 1, 1, 1}).to(exec::wide(s.dtype));
   if (const auto* w = std::get_if<Window>(&s.spec.mask)) count = count.clamp_max(w->size);
-  const at::Tensor factor = exec::scale(s.spec, in, count);
+  const at::Tensor factor =  // of the host's memory where it is one number
+      is<Flat>(s.spec.sharpness)
+          ? at::scalar_tensor(exec::scale_factor(s.spec, in), exec::wide(s.dtype))
+          : exec::scale(s.spec, in, count);
   at::Tensor centre;
   if (s.spec.centred) {
     const at::Tensor mean =
@@ -201,7 +212,7 @@ template <class R>
 static void fold(const State& s) {
   Decode<R> c = problem<R>(s);
   c.H = c.G;  // there is no query
-  for_each_head(c, kernels_for<R>().fold);
+  run(s, c, Task::fold);
 }
 
 void flush(State& s) {
@@ -211,24 +222,46 @@ void flush(State& s) {
   s.held = 0;
 }
 
-static at::Tensor step_sums(State& s, const Inputs& in) {
+// Puts the keys' side of n tokens where tokens wait.
+static void take_in(State& s, const Inputs& in) {
   const Spec& spec = s.spec;
-  const at::Tensor q = exec::mapped(spec.features, in.q, in.query_projection);
+  const int64_t n = in.k.size(2);
   const at::Tensor k =
       exec::mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
   put(s.recent.k, k, 2, s.held);
   put(s.recent.v, spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v, 2, s.held);
-  put_keep(s, in, 1);
+  put_keep(s, in, n);
   if (s.fades.defined()) put_fades(s, in.decay);
   add_counts(s, in);
   if (spec.centred) {
-    const at::Tensor seen = in.keep.defined() ? k * in.keep.view({-1, 1, 1, 1}) : k;
-    s.carry.keys.add_(seen.select(2, 0));
+    const at::Tensor seen = in.keep.defined() ? k * in.keep.view({-1, 1, n, 1}) : k;
+    s.carry.keys.add_(n == 1 ? seen.select(2, 0) : seen.to(at::kDouble).sum(2));
   }
-  ++s.held;
-  const at::Tensor o = result(s, in, q);
+  s.held += n;
+}
+
+static at::Tensor step_sums(State& s, const Inputs& in) {
+  take_in(s, in);
+  const at::Tensor o = result(s, in, exec::mapped(s.spec.features, in.q, in.query_projection));
   if (s.held == s.room) flush(s);
   return o;
+}
+
+// A prompt from the beginning, on a GPU: attended to as a whole, then folded into the sums at once.
+static at::Tensor step_prompt(State& s, const Inputs& in) {
+  State all = s;  // the same sums, and room for the prompt
+  all.room = in.k.size(2);
+  for (at::Tensor* x : {&all.recent.k, &all.recent.v, &all.fades}) {
+    if (!x->defined()) continue;
+    std::vector<int64_t> shape = x->sizes().vec();
+    shape[2] = all.room;
+    *x = at::zeros(shape, x->options());
+  }
+  all.recent.keep = at::Tensor();
+  take_in(all, in);
+  flush(all);
+  s.tokens = all.tokens;
+  return attend(s.spec, in);
 }
 
 // All keys and values: room for n more, what no window can see any more dropped.
@@ -240,7 +273,7 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
   const auto grown = [&](at::Tensor& x, int64_t axis, std::vector<int64_t> shape,
                          at::ScalarType t) {
     shape[size_t(axis)] = room;
-    const at::Tensor fresh = at::zeros(shape, t);
+    const at::Tensor fresh = at::zeros(shape, s.carry.count.options().dtype(t));
     if (x.defined()) fresh.narrow(axis, 0, kept).copy_(x.narrow(axis, s.held - kept, kept));
     x = fresh;
   };
@@ -265,8 +298,10 @@ static bool has_kernel(const State& s) {
                          is<Taylor>(spec.weight) || is<Power>(spec.weight);
   const bool whole =
       is<Causal>(spec.mask) || (!s.recent.keep.defined() && !is<CumulativeGate>(spec.denominator));
+  const bool here =
+      s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
   return pointwise && whole && is<Identity>(spec.features) && !spec.centred &&
-         !is<Adaptive>(spec.sharpness);
+         !is<Adaptive>(spec.sharpness) && here;
 }
 
 // The keys' side of n tokens, after those that are there.
@@ -312,7 +347,9 @@ at::Tensor step(State& s, const Inputs& in) {
         dtype_name(in.q.scalar_type()));
   if (!s.finite) return step_keys(s, in);
   constexpr int64_t kPrompt = 16;  // from here on, chunks are faster than one token after the other
-  if (in.q.size(2) >= kPrompt) {
+  const bool prompt = in.q.size(2) >= kPrompt;
+  if (prompt && in.q.is_cuda() && s.tokens == 0) return step_prompt(s, in);
+  if (prompt && in.q.is_cpu()) {
     flush(s);
     s.tokens += in.q.size(2);
     return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
@@ -358,14 +395,6 @@ void merge(State& state, const State& later) {
   state.carry.count.add_(later.carry.count);
   if (state.carry.gates.defined()) state.carry.gates.add_(later.carry.gates);
   state.tokens += later.tokens;
-}
-
-at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
-  check_inputs(spec, in);
-  const std::string reason = exec::why_no_stream(spec, in);
-  check(reason.empty(), "no state to attend from: ", reason);
-  check(!in.cu_seqlens.defined(), "a state is of one stream: it takes no packed sequences");
-  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
 }
 
 }  // namespace horner::attn

@@ -271,7 +271,8 @@ std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
   std::vector<attn::State> out;
   for (const LayerConfig& l : c.layers) {
     const bool small = attn::state_bytes(l.attention, c.D, c.D) <= cache;
-    out.push_back(attn::make_state(l.attention, {batch, c.G, c.D, c.D}, dtype, small ? 64 : 0));
+    out.push_back(attn::make_state(l.attention, {batch, c.G, c.D, c.D}, dtype, small ? 64 : 0,
+                                   m.embedding.device()));
   }
   return out;
 }

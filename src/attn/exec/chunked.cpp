@@ -12,6 +12,7 @@
 #include "attn/exec/isa.h"
 #include "attn/exec/kernels/chunked_cpu.h"
 #include "attn/exec/stages.h"
+#include "attn/inputs.h"
 #include "attn/plan.h"
 #include "core/check.h"
 
@@ -311,3 +312,15 @@ const Execution chunked{
 };
 
 }  // namespace horner::attn::exec
+
+namespace horner::attn {
+
+at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
+  check_inputs(spec, in);
+  const std::string reason = exec::why_no_stream(spec, in);
+  check(reason.empty(), "no state to attend from: ", reason);
+  check(!in.cu_seqlens.defined(), "a state is of one stream: it takes no packed sequences");
+  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
+}
+
+}  // namespace horner::attn

@@ -14,6 +14,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/kernels/hopper_cuda.h"
 #include "attn/exec/stages.h"
+#include "attn/plan.h"
 #include "core/check.h"
 
 namespace horner::attn::exec {
@@ -352,17 +353,24 @@ static std::string why_not_hopper(const Spec& spec, const Inputs& in) {
   return "";
 }
 
+static double work(const Spec& spec, const Inputs& in) {
+  return double(in.q.size(0) * in.q.size(1)) *
+         work_in_tiles(spec, in.q.size(2), in.k.size(2), in.q.size(-1), in.v.size(-1));
+}
+
 const Execution fused_cuda{
     .name = "fused_cuda",
     .about = "one pass over tiles of keys, on an NVIDIA GPU (tensor cores, from sm_80 on)",
     .why_not = why_not,
     .run = run<false>,
+    .work = work,
 };
 const Execution hopper_cuda{
     .name = "hopper_cuda",
     .about = "the same on an NVIDIA GPU of compute capability 9.0 (wgmma, the copy engine)",
     .why_not = why_not_hopper,
     .run = run<true>,
+    .work = work,
 };
 
 }  // namespace horner::attn::exec

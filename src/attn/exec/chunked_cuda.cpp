@@ -1,0 +1,298 @@
+// `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
+// epilogue is in the kernels; features, the input gate and divisors other than the sum are tensor
+// code before them.
+#include "attn/exec/kernels/chunked_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "attn/exec/cpu.h"
+#include "attn/exec/cuda.h"
+#include "attn/exec/exec.h"
+#include "attn/exec/stages.h"
+#include "attn/plan.h"
+
+namespace horner::attn::exec {
+
+namespace cuda = kernels::cuda;
+using cuda::Chunks, cuda::Fused;
+
+// What the kernels need beside the tensors that have gradients.
+struct ChunksJob : torch::CustomClassHolder {
+  cuda::Quadratic w;
+  float scale;
+  at::Tensor keep;
+  cuda::Epilogue epilogue{};  // without its pointers
+  int channels;               // of the result
+};
+
+// The tensors with gradients, in the order of ChunksAttend's arguments; those behind v may be
+// undefined.
+struct ChunksTensors {
+  at::Tensor q, k, v, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
+
+  static ChunksTensors from(const std::vector<at::Tensor>& x) {
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8]};
+  }
+  std::vector<at::Tensor> list() const {
+    return {q, k, v, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
+  }
+};
+
+// The memory of one kind of states.
+struct StatesMemory {
+  at::Tensor S, z, constant;
+
+  static StatesMemory of(const Chunks& p, const at::TensorOptions& options) {
+    const int64_t n = p.records(), tiles = p.tiles();
+    return {at::empty({n, tiles, 16, 64}, options),
+            at::empty({n, tiles, cuda::kTileColumn}, options.dtype(at::kInt)),
+            at::empty({n, cuda::kConstantSums}, options.dtype(at::kFloat))};
+  }
+  cuda::ChunkStates pointers() const {
+    return {S.data_ptr(), static_cast<uint32_t*>(z.data_ptr()), constant.data_ptr<float>()};
+  }
+};
+
+// What forward keeps for backward; u is undefined where it is o, the states where there is one
+// chunk.
+struct ChunksResult {
+  at::Tensor o, u, W, shift, r;
+  StatesMemory before;
+};
+
+static cuda::View view(const at::Tensor& x) {
+  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+static cuda::Stream stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+static void* memory(const at::Tensor& x) {
+  return x.defined() ? x.data_ptr() : nullptr;
+}
+
+// Tokens of a chunk: scores inside it grow with them, passes over a state become fewer.
+static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
+  if (w.c[2] == 0) return 256;
+  return D <= 32 ? 512 : 1024;
+}
+
+static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
+  Chunks p{};
+  Fused& f = p.f;
+  f.B = int(x.q.size(0)), f.H = int(x.q.size(1)), f.G = int(x.k.size(1));
+  f.T = int(x.q.size(2)), f.S = int(x.k.size(2)), f.D = int(x.q.size(3)), f.E = int(x.v.size(3));
+  f.dtype = x.q.scalar_type() == at::kFloat ? cuda::Dtype::float32 : cuda::Dtype::bfloat16;
+  f.channels = job.channels, f.scale = job.scale, f.clamp = kNoClamp;
+  f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
+  f.decay = pointer<double>(x.decay);
+  f.seen.T = f.T, f.seen.S = f.S, f.seen.causal = true;
+  f.seen.keep = static_cast<const uint8_t*>(memory(job.keep));
+  f.epilogue = job.epilogue;
+  f.epilogue.divisor = pointer<float>(x.divisor);
+  f.epilogue.out_gate = pointer<float>(x.out_gate);
+  f.epilogue.post_gate = pointer<float>(x.post_gate);
+  f.epilogue.norm_weight = pointer<float>(x.norm_weight);
+  f.epilogue.norm_bias = pointer<float>(x.norm_bias);
+  p.w = job.w, p.length = chunk_tokens(job.w, f.D);
+  return p;
+}
+
+// The states of the keys, or of the queries; nothing where there is one chunk.
+static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries) {
+  if (p.chunks() <= 1) return {};
+  const StatesMemory m = StatesMemory::of(p, q.options());
+  const at::Tensor sums =
+      at::empty({p.records(), p.tiles() + 1, cuda::kTileSums}, q.options().dtype(at::kFloat));
+  p.sums = sums.data_ptr<float>();
+  (of_queries ? p.behind : p.before) = m.pointers();
+  cuda::chunk_states(p, of_queries, stream());
+  return m;
+}
+
+static ChunksResult forward(const ChunksJob& job, const ChunksTensors& x, bool for_backward) {
+  Chunks p = problem(job, x);
+  Fused& f = p.f;
+  ChunksResult r;
+  r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
+  if (for_backward) {
+    if (x.norm_weight.defined() || x.post_gate.defined()) r.u = at::empty_like(r.o);
+    r.W = at::empty({f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
+    r.shift = at::empty_like(r.W), r.r = at::empty_like(r.W);
+  }
+  f.o = r.o.data_ptr(), f.u = memory(r.u);
+  f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift), f.r = pointer<float>(r.r);
+  r.before = states(p, x.q, false);
+  cuda::chunk_forward(p, stream());
+  return r;
+}
+
+static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, const ChunksResult& r,
+                              const at::Tensor& given) {
+  Chunks p = problem(job, x);
+  Fused& f = p.f;
+  const at::Tensor grad = laid_out(given);
+  const auto like = [](const at::Tensor& y) { return y.defined() ? at::empty_like(y) : y; };
+  ChunksTensors d;
+  d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
+  d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
+  d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
+  d.divisor = like(x.divisor), d.out_gate = like(x.out_gate), d.post_gate = like(x.post_gate);
+  if (x.norm_weight.defined())
+    d.norm_weight = at::empty({cuda::row_blocks(f), f.E}, x.norm_weight.options());
+  if (x.norm_bias.defined()) d.norm_bias = at::empty_like(d.norm_weight);
+  const at::Tensor g =
+      job.epilogue.norm != cuda::Epilogue::none ? at::empty_like(r.o) : at::Tensor();
+  const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, r.W.options());
+  at::Tensor d_query;
+  if (x.decay.defined()) {
+    d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
+    d.decay = at::empty_like(x.decay);
+  }
+  f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d.decay);
+  f.o = r.o.data_ptr(), f.u = memory(r.u), f.d_o = view(grad), f.g = memory(g);
+  f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift), f.r = pointer<float>(r.r);
+  f.queries = reinterpret_cast<cuda::Query*>(queries.data_ptr<float>());
+  f.dq = d.q.data_ptr(), f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
+  cuda::Epilogue& e = f.epilogue;
+  e.d_divisor = pointer<float>(d.divisor);
+  e.d_out_gate = pointer<float>(d.out_gate), e.d_post_gate = pointer<float>(d.post_gate);
+  e.d_norm_weight = pointer<float>(d.norm_weight), e.d_norm_bias = pointer<float>(d.norm_bias);
+  cuda::rows(f, polynomial(Taylor{1}), stream());
+
+  if (r.before.S.defined()) p.before = r.before.pointers();
+  const StatesMemory behind = states(p, x.q, true);
+  cuda::chunk_keys(p, stream());
+  cuda::chunk_queries(p, stream());
+  if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
+  for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
+    if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
+  return d;
+}
+
+struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
+  // q, k, v of one dtype, laid out for the kernels; decay in double, the rest in float32.
+  template <class... Optional>
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx,
+                            c10::intrusive_ptr<ChunksJob> job, const Optional&... given) {
+    const ChunksTensors x = ChunksTensors::from({given.value_or(at::Tensor())...});
+    const ChunksResult r = exec::forward(*job, x, true);
+    std::vector<at::Tensor> saved = x.list();
+    for (const at::Tensor& y :
+         {r.o, r.u, r.W, r.shift, r.r, r.before.S, r.before.z, r.before.constant})
+      saved.push_back(y);
+    ctx->save_for_backward(saved);
+    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
+    return r.o;
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
+                                          const std::vector<at::Tensor>& grads) {
+    check_first_order("chunked_cuda");
+    const auto s = ctx->get_saved_variables();
+    const c10::cuda::CUDAGuard guard(s[0].device());
+    const auto job =
+        c10::static_intrusive_pointer_cast<ChunksJob>(ctx->saved_data["job"].toCapsule());
+    const ChunksResult r{s[9], s[10], s[11], s[12], s[13], {s[14], s[15], s[16]}};
+    auto out = exec::backward(*job, ChunksTensors::from(s), r, grads[0]).list();
+    out.insert(out.begin(), at::Tensor());  // the job
+    return out;
+  }
+};
+
+static at::Tensor differentiable(const c10::intrusive_ptr<ChunksJob>& job, const ChunksTensors& x) {
+  bool gradients = false;
+  for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
+  if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
+  auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
+  return ChunksAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.decay),
+                             maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
+                             maybe(x.norm_weight), maybe(x.norm_bias));
+}
+
+static cuda::Quadratic quadratic(const Weight& w) {
+  const Orders o = orders(w);
+  const auto c = [&](int n) { return o.first <= n && n <= o.last; };
+  return {{c(0) ? 1.f : 0.f, c(1) ? 1.f : 0.f, c(2) ? 0.5f : 0.f}};
+}
+
+static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
+  return x.defined() ? x.to(at::kFloat).contiguous() : x;
+}
+
+static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
+  if (in.q.scalar_type() == at::kHalf) {  // sums over tokens soon leave the range of float16
+    Inputs wide = in;
+    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
+    return run(spec, wide, nullptr).to(at::kHalf);
+  }
+  const c10::cuda::CUDAGuard guard(in.q.device());
+  const auto dtype = in.q.scalar_type();
+  const CountedKeys counted(spec.mask, in);
+  auto job = c10::make_intrusive<ChunksJob>();
+  job->w = quadratic(spec.weight);
+  job->channels = int(in.v.size(-1));
+  job->epilogue = cuda_epilogue(spec);
+  if (in.keep.defined()) job->keep = in.keep.contiguous();
+  const int64_t repeats = in.q.size(1) / in.k.size(1);
+  at::Tensor q = mapped(spec.features, in.q, in.query_projection);
+  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats);
+  const bool by_row = !is<Flat>(spec.sharpness);
+  job->scale = by_row ? 1 : float(scale_factor(spec, in));
+  if (by_row) q = q * scale(spec, in, counted.count());
+  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  ChunksTensors x{laid_out(q.to(dtype)), laid_out(k), laid_out(v.to(dtype))};
+  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
+  x.divisor = plain(counted.divisor(spec, in));
+  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
+  const at::Tensor o = differentiable(job, x);
+  return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
+}
+
+static int64_t mapped_channels(const Spec& spec, const Inputs& in) {
+  const auto* projected = std::get_if<Project>(&spec.features);
+  return projected ? projected->dim : in.q.size(-1);
+}
+
+static std::string why_not(const Spec& spec, const Inputs& in) {
+  if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
+  const int device = in.q.device().index();
+  if (cuda::compute_capability(device) < 80)
+    return "a GPU of compute capability 8.0 or above is wanted";
+  if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
+  if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
+  if (orders(spec.weight).last > 2) return "orders 1 and 2 only";
+  if (spec.centred) return "no centred scores";
+  if (in.cu_seqlens.defined()) return "no packed sequences";
+  if (in.q.size(2) != in.k.size(2)) return "as many queries as keys only";
+  if (std::max(mapped_channels(spec, in), in.v.size(-1)) > cuda::kMostChunkedChannels)
+    return "head dimensions up to 64 only";
+  if (cuda::shared_memory(device) < cuda::chunk_shared_memory())
+    return "it wants " + std::to_string(cuda::chunk_shared_memory() / 1024) +
+           " KB of shared memory, this GPU has " +
+           std::to_string(cuda::shared_memory(device) / 1024);
+  return "";
+}
+
+// As many multiplications as the kernels do: heads and values of 64 channels, whole tiles of
+// monomials. Each takes about 1.7 times as long as one of Hopper's tiles of scores.
+static double work(const Spec& spec, const Inputs& in) {
+  Chunks p{};
+  p.w = quadratic(spec.weight), p.f.D = int(mapped_channels(spec, in));
+  const double T = double(in.q.size(2)), C = std::min<double>(T, chunk_tokens(p.w, p.f.D));
+  const double state = T <= C ? 0 : 2 * 16 * 64 * double(p.tiles() + 1);
+  return 1.7 * double(in.q.size(0) * in.q.size(1)) * T * ((C + 128) / 2 * 128 + state);
+}
+
+const Execution chunked_cuda{
+    .name = "chunked_cuda",
+    .about = "chunks of tokens with a state between them, on an NVIDIA GPU: linear time",
+    .why_not = why_not,
+    .run = run,
+    .statistics = false,
+    .work = work,
+};
+
+}  // namespace horner::attn::exec

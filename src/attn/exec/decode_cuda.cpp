@@ -1,0 +1,28 @@
+#include "attn/exec/decode_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "attn/exec/kernels/decode_cuda.h"
+
+namespace horner::attn::exec {
+
+std::string why_not_on_gpu(const StateShape& s) {
+  if (std::max(s.D, s.E) <= kernels::cuda::kMostDecodeChannels) return "";
+  return "head dimensions up to " + std::to_string(kernels::cuda::kMostDecodeChannels) + " only";
+}
+
+void ask_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  const at::Tensor scratch =
+      at::empty({kernels::cuda::decode_scratch(c)}, like.options().dtype(at::kFloat));
+  kernels::cuda::decode_ask(c, scratch.data_ptr<float>(), c10::cuda::getCurrentCUDAStream());
+}
+
+void fold_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  kernels::cuda::decode_fold(c, c10::cuda::getCurrentCUDAStream());
+}
+
+}  // namespace horner::attn::exec
