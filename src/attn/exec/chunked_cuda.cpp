@@ -75,8 +75,8 @@ static void* memory(const at::Tensor& x) {
 
 // Tokens of a chunk: scores inside it grow with them, passes over a state become fewer.
 static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
-  if (w.c[2] == 0) return 256;
-  return D <= 32 ? 512 : 1024;
+  if (w.c[2] == 0) return 128;
+  return D <= 16 ? 256 : D <= 32 ? 512 : 1024;
 }
 
 static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
