@@ -4,6 +4,8 @@ its weight) and, where it is installed, flash-linear-attention. Causal, bfloat16
 that is one sequence. Times in ms, forward and forward+backward, medians of CUDA events, and their multiple of cuDNN's softmax in
 the same run; memory: the most beyond the inputs.
 
+Then what takes linear time, at 65,536 tokens, beside flash-linear-attention.
+
     python bench/peers.py [--horner build-cuda/horner] [--dims 64 128] [--lengths 1024 4096 16384 65536] [--no-flex]
 """
 
@@ -18,6 +20,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 HEADS, TOKENS = 16, 16384
 VARIANTS = ["softmax", "l2", "taylor2", "taylor4", "taylor10", "by_count", "gated"]
+LINEAR = {64: (["linear", "linear_relu", "taylor2"], "linear, fla chunk"), 16: (["taylor2"], "taylor2, fla fused_chunk_based")}  # by head dimension
 
 
 def median_ms(run, rounds=5):
@@ -61,11 +64,11 @@ SCORES = {"softmax": None, "clamped at 5": lambda x, b, h, t, s: torch.clamp(x, 
 def flash_linear_attention():
     """Name and function on q, k, v [B, T, H, D]; empty where the package is missing."""
     try:
-        from fla.ops.based import parallel_based
+        from fla.ops.based import fused_chunk_based, parallel_based
         from fla.ops.linear_attn import chunk_linear_attn
     except ImportError:
         return {}
-    return {"taylor2, fla parallel_based": parallel_based, "linear, fla chunk": chunk_linear_attn}
+    return {"taylor2, fla parallel_based": parallel_based, "linear, fla chunk": chunk_linear_attn, "taylor2, fla fused_chunk_based": fused_chunk_based}
 
 
 def measured(attend, q, k, v):
@@ -89,10 +92,10 @@ def measured(attend, q, k, v):
         return type(error).__name__
 
 
-def of_horner(program, shape):
+def of_horner(program, shape, variants=VARIANTS, executions=("hopper_cuda", "fused_cuda")):
     """Name to (forward, both, bytes) of every variant by the best kernels that run it."""
     command = [program, "bench", "attention", "--device", "cuda", "--dtype", "bfloat16", "--json", "--repeats", "5"]
-    command += ["--shape", ",".join(map(str, shape)), "--variant", *VARIANTS, "--execution", "hopper_cuda", "fused_cuda"]
+    command += ["--shape", ",".join(map(str, shape)), "--variant", *variants, "--execution", *executions]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr.strip() or f"{program} ended with {done.returncode}")
@@ -119,7 +122,21 @@ def peers(shape, flex):
             torch.compiler.reset()
     q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     for name, attend in flash_linear_attention().items():
-        yield name, measured(attend, q, k, v)
+        if T <= TOKENS and "fused_chunk" not in name:
+            yield name, measured(attend, q, k, v)
+
+
+def linear_time(program, T=65536):
+    for D, (variants, peer) in LINEAR.items():
+        print(f"\n| B1 H{HEADS} T{T} D{D} bfloat16 | forward | forward+backward | × fla | memory |\n|---|---|---|---|---|")
+        q, k, v = (torch.randn(1, T, HEADS, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        attend = flash_linear_attention().get(peer)
+        result = measured(attend, q, k, v) if attend else "not installed"
+        best = None if isinstance(result, str) else result[1]
+        print_row(peer, result, best)
+        if pathlib.Path(program).exists():
+            for name, ours in of_horner(program, (1, HEADS, T, D), variants, ("chunked_cuda",)).items():
+                print_row(name, ours, best)
 
 
 def print_row(name, result, best):
@@ -136,6 +153,7 @@ def main():
     parser.add_argument("--dims", type=int, nargs="+", default=[64])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     parser.add_argument("--no-flex", action="store_true", help="without FlexAttention, whose compilation takes most of the time")
+    parser.add_argument("--no-linear", action="store_true", help="without the last table")
     o = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for D in o.dims:
@@ -150,6 +168,8 @@ def main():
             if pathlib.Path(o.horner).exists():
                 for name, result in of_horner(o.horner, shape).items():
                     print_row(name, result, best)
+    if not o.no_linear:
+        linear_time(o.horner)
 
 
 if __name__ == "__main__":
