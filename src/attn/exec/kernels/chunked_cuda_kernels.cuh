@@ -13,7 +13,7 @@ namespace horner::attn::kernels::cuda {
 // there is a decay: without, in fewer registers.
 template <class T, int atoms, int warps, int blocks, bool decay>
 struct ChunkShape {
-  static constexpr bool kDecay = decay;
+  static constexpr bool kDecay = decay, kRaw = false;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kQueries = 16 * atoms * warps;
   static constexpr int kKeys = sizeof(T) == 4 ? 32 : 64;
@@ -206,7 +206,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
 
 template <class T, int atoms, int warps, int blocks, bool decay>
 struct ChunkKeysShape {
-  static constexpr bool kDecay = decay, kCentre = false, kIntervals = false;
+  static constexpr bool kDecay = decay;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kKeys = 16 * atoms * warps, kQueries = sizeof(T) == 4 ? 32 : 64;
   static constexpr int kTilesAtOnce = 2, kStep = 16, kOwn = 64;  // of KeySums
@@ -303,7 +303,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     const Tile<T, 64> q{k.at + Shape::kStagesAt + uint32_t(stage * 2 * Shape::kTileBytes)};
     const Tile<T, 64> d_o{q.at + Shape::kTileBytes};
     const int at = stage * kQueries;
-    return {Head(b, g * each + h, g), t0, q, d_o, of + at, gates + at, nullptr, {0}};
+    return {Head(b, g * each + h, g), t0, q, d_o, of + at, gates + at, {0}};
   };
   const auto copy = [&](int stage, int h, int t0) {
     const auto to = queries(stage, h, t0);
