@@ -39,19 +39,10 @@ struct QuerySums {
       begin_product<T, true, Over::rows, Over::rows>(dq, dx.by_rows(0, s), k.by_rows(channel, s));
     end_of_batch();
   }
-  // To [tile][column / 8][thread][4], from registers.
-  __device__ void add(const Fused& f, int b, const QueryTile& at) const {
-    const int64_t tiles = (f.T + 63) / 64, tile = int64_t(b * f.H + at.h) * tiles + at.t0 / 64;
-    float4* const to =
-        reinterpret_cast<float4*>(f.dq_sum) + tile * (C / 8) * 128 + int(threadIdx.x) % 128;
-#pragma unroll
-    for (int j = 0; j < columns; ++j)
-      atomicAdd(to + j * 128, make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]));
-  }
-  // The same, or half of the channels `part` of it, through place 0 or 1 of shared memory, by the
-  // copy engine.
-  __device__ void add_by_copy(const Fused& f, BackwardMemory<C> memory, int b, const QueryTile& at,
-                              int place, int barrier, int part = 0) const {
+  // To [tile][column / 8][thread][4], or the half `part` of it, through place 0 or 1 of shared
+  // memory, by the copy engine.
+  __device__ void add(const Fused& f, BackwardMemory<C> memory, int b, const QueryTile& at,
+                      int place, int barrier, int part = 0) const {
     constexpr int kBytes = columns * 128 * 16;
     const int64_t tiles = (f.T + 63) / 64, tile = int64_t(b * f.H + at.h) * tiles + at.t0 / 64;
     const uint32_t from = memory.sums() + uint32_t(place * kBytes);
@@ -66,11 +57,9 @@ struct QuerySums {
 };
 
 // The group that takes dq.
-template <class W, class T, int C>
+template <class T, int C>
 __device__ __forceinline__ void sum_queries(const Fused& f, const BackwardMemory<C>& given,
                                             const QueryTiles& tiles) {
-  // Measured on an H200: by the copy engine exp is 6 % faster, polynomials are 3 % slower.
-  constexpr bool kByCopy = std::is_same_v<W, Exp>;
   QueryTile now(tiles);
   if (!f.dq_sum || !now.inside(tiles)) return;
   QuerySums<T, C, C / 8> sums;
@@ -83,15 +72,11 @@ __device__ __forceinline__ void sum_queries(const Fused& f, const BackwardMemory
     wait_for_products<0>();
     touch(sums.dq);
     arrive_by_warp(memory.dx_free(i % 2));
-    if constexpr (kByCopy) {
-      if (threadIdx.x % 128 == 0) added_to_memory<1>();
-      meet<128>(2);
-      sums.add_by_copy(f, memory, tiles.b, now, i % 2, 3);
-    } else {
-      sums.add(f, tiles.b, now);
-    }
+    if (threadIdx.x % 128 == 0) added_to_memory<1>();
+    meet<128>(2);
+    sums.add(f, memory, tiles.b, now, i % 2, 3);
   }
-  if (kByCopy && threadIdx.x % 128 == 0) added_to_memory<0>();
+  if (threadIdx.x % 128 == 0) added_to_memory<0>();
 }
 
 // C += x y, begun: x a left factor in registers, y rows of queries.
@@ -246,7 +231,7 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     wait_for_products<0>();
     touch(sums.dk), touch(sums.dv), touch(weights), touch(slopes), touch(of_queries.dq);
     arrive_by_warp(memory.free(stage));
-    if (f.dq_sum) of_queries.add_by_copy(f, memory, tiles.b, now, group, 2 + group, group);
+    if (f.dq_sum) of_queries.add(f, memory, tiles.b, now, group, 2 + group, group);
     now.advance(tiles), ++i;
   } while (now.inside(tiles));
   if (threadIdx.x % 128 == 0) added_to_memory<0>();
@@ -295,7 +280,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
     });
   } else if constexpr (Shape::kDqGroup) {
     give_registers<Shape::kDqRegisters>();
-    sum_queries<W, T>(f, memory, tiles);
+    sum_queries<T>(f, memory, tiles);
   }
 }
 
