@@ -1,7 +1,7 @@
 # make demo     set everything up, build, run the quick study (minutes) and name its report
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
-# make test-long   a training run killed a hundred times, among others: some minutes
+# make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel: what takes minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make pretrained   Gemma 3 270M, real trained weights (1.1 GB in pretrained/): some tests want it, none needs it
 # make format   clang-format all sources
@@ -11,7 +11,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp')
+SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' 'examples/*.cpp')
 
 .PHONY: build demo test test-asan test-long test-cuda pretrained format format-check clean clean-all
 
@@ -47,7 +47,9 @@ test-asan: build-asan/build.ninja
 	ctest --test-dir build-asan --output-on-failure -j 2
 
 test-long: build
-	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py -k hundred
+	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py tests/diagnose_test.py -k "hundred or gigabytes"
+	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/pip_test.py
+	PYTHONPATH=build/python HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -p no:cacheprovider tests/hf_test.py -k "twenty or whole"
 
 test-cuda:
 	@PYTHON=$(VENV)/bin/python scripts/test-cuda

@@ -43,13 +43,17 @@ def random_bits(seed, stream, index):
 class Text:
     def __init__(self, path, seed, length):
         self.tokens = np.memmap(path, dtype=np.uint16, mode="r", offset=1024)
-        self.held = len(self.tokens) // 20
+        self.pieces = min(max(len(self.tokens) >> 20, 1), 64)
+        self.piece = len(self.tokens) // self.pieces
+        self.held = self.piece // 20
         self.seed, self.length = seed, length
 
     def batch(self, split, first, count, device):
-        size, offset = (len(self.tokens) - self.held, 0) if split == 0 else (self.held, len(self.tokens) - self.held)
-        begin = random_bits(self.seed, split, np.arange(first, first + count)) % np.uint64(size - self.length)
-        rows = np.stack([self.tokens[offset + int(b) : offset + int(b) + self.length + 1] for b in begin]).astype(np.int64)
+        size, offset = (self.piece - self.held, 0) if split == 0 else (self.held, self.piece - self.held)
+        starts = size - self.length
+        at = random_bits(self.seed, split, np.arange(first, first + count)) % np.uint64(self.pieces * starts)
+        begin = [int(a) // starts * self.piece + offset + int(a) % starts for a in at]
+        rows = np.stack([self.tokens[b : b + self.length + 1] for b in begin]).astype(np.int64)
         x = torch.from_numpy(rows).to(device, non_blocking=True)
         return x[:, :-1], x[:, 1:]
 

@@ -7,6 +7,9 @@
 #include "diag_case.h"
 
 namespace horner::diag {
+
+using namespace nn;  // Rows and queries
+
 namespace {
 
 // All ways to split n + m values between two samples: how many have a distance of at least D?
@@ -68,6 +71,37 @@ TEST(Rows, AreThoseOfTheReference) {
       }
     });
     EXPECT_EQ(rows, queries.size());
+  }
+}
+
+TEST(Rows, TheirSeparableShareIsTheDefinition) {
+  attn::Inputs in = inputs(60, 3);
+  in.k = at::cat({in.k, in.k}, 1), in.v = at::cat({in.v, in.v + 1}, 1);
+  for (const attn::Spec& spec :
+       {attn::Spec{}, attn::Spec{.mask = attn::Window{9}},
+        attn::Spec{.weight = attn::Entmax{1.5f}, .denominator = attn::Nothing{}}}) {
+    const std::vector<Query> queries = {{5, 1}, {6, 1}, {31, 1}, {59, 1}};
+    const size_t N = 6;
+    for_rows(spec, in, queries, [&](const Rows& r) {
+      const int64_t S = r.weights.size(-1);
+      const at::Tensor got = separable_share(r, r.weights, in.v[0].narrow(1, 0, S), int64_t(N));
+      for (int64_t h = 0; h < 4; ++h)
+        for (int64_t i = 0; i < 4; ++i) {
+          const int64_t begin = r.begin[size_t(i)], count = r.count[size_t(i)];
+          const double share = got[h][i].item<double>();
+          ASSERT_EQ(std::isnan(share), count <= int64_t(N));
+          if (std::isnan(share)) continue;
+          const Case c = make_case(make_points(in.v[0][h], true), r.weights[h][i], {begin, count});
+          const std::vector<size_t> top = c.top(N);
+          const std::vector<double> s = c.sum(top);
+          double radius = INFINITY, inside = 0;
+          for (size_t j = 0; j < c.n(); ++j)
+            if (std::find(top.begin(), top.end(), j) == top.end())
+              radius = std::min(radius, c.off(j, s));
+          for (size_t j : top) inside += c.off(j, s) < radius;
+          EXPECT_NEAR(share, inside / double(N), 1e-12) << h << " " << i;
+        }
+    });
   }
 }
 

@@ -1,6 +1,7 @@
 """horner diagnose: against attention matrices of the transformers package, and what it says when it cannot."""
 import json
 import os
+import resource
 import shutil
 import subprocess
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import transformers.models.llama.modeling_llama as llama
 
 HORNER = os.environ["HORNER"]
 transformers.logging.set_verbosity_error()
@@ -136,6 +138,93 @@ def test_what_if_measures_the_loss(models, text, tmp_path):
         assert all(l <= 1.05 * loss * (1 + 1e-6) for n, l in losses.items() if n == top["within_5_percent"])
 
 
+def cut(layer, head, N):
+    """Attention of the transformers package with one head's rows cut to their N largest weights."""
+    whole = llama.eager_attention_forward
+
+    def attention(module, query, key, value, mask, scaling, **more):
+        out, weights = whole(module, query, key, value, mask, scaling, **more)
+        if module.layer_idx == layer:
+            rows = weights[:, head]
+            least = rows.topk(min(N, rows.shape[-1]), -1).values[..., -1:]
+            own = value[:, head // module.num_key_value_groups]
+            out[:, :, head] = torch.where(rows >= least, rows, 0) @ own
+        return out, weights
+
+    return attention
+
+
+def test_the_top_of_each_head_is_the_least_that_the_loss_allows(models, text, tmp_path, monkeypatch):
+    model, folder = models("llama")
+    options = ("--what-if", "--what-if-tokens", LENGTH, "--normaliser", "topk64", "--orders", 0)
+    got = json.loads(diagnose("--model", folder, "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", *options))["what_if"]
+    grid = [1, 2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 58, 64]
+
+    def loss(layer, head, N):
+        with monkeypatch.context() as patch, torch.no_grad():
+            patch.setattr(llama, "eager_attention_forward", cut(layer, head, N))
+            return model(tokens(), labels=tokens()).loss.item()
+
+    for top in got["top_of_heads"]:
+        where = top["layer"], top["head"]
+        for name, more in (("1_percent", 1.01), ("5_percent", 1.05)):
+            alone, together = grid.index(top["alone_" + name]), grid.index(top["together_" + name])
+            assert loss(*where, grid[alone]) <= more * got["loss"] * (1 + 1e-5)
+            assert alone == 0 or loss(*where, grid[alone - 1]) > more * got["loss"] * (1 - 1e-5)
+            assert together == 0 or got["together_" + name]["output_error"] < 1
+    assert len(got["top_of_heads"]) == 8 and max(t["alone_1_percent"] for t in got["top_of_heads"]) > 1
+    for name, more in (("1_percent", 1.01), ("5_percent", 1.05)):
+        assert got["together_" + name]["loss"] <= more * got["loss"]
+    maps = {s["heading"]: s["content"] for s in json.loads((tmp_path / "report.json").read_text())["sections"]}
+    for heading, field in (("N of each head alone, 1 %", "alone_1_percent"), ("N of each head, all cut together, 5 %", "together_5_percent")):
+        assert [n for row in maps[heading]["values"] for n in row] == [t[field] for t in got["top_of_heads"]]
+
+
+def test_a_run_of_training_is_diagnosed(text, tmp_path):
+    run, data, long = tmp_path / "run", tmp_path / "data", tmp_path / "long.txt"
+    long.write_bytes(WORDS * 20)
+    subprocess.run([HORNER, "data", "pack", str(long), "--out", str(data)], check=True, capture_output=True)
+    subprocess.run([HORNER, "train", "--model", "tiny", "--data", str(data), "--length", "32", "--batch", "2", "--steps", "4", "--checkpoint-every", "2",
+                    "--evaluate-sequences", "1", "--out", str(run)], check=True, capture_output=True)  # fmt: skip
+    options = ("--text", text, "--length", 32, LENGTH, "--top", 1, 5, "--json")
+    of = {}
+    for name in ("run", "run/checkpoint-00000002", "run/checkpoint-00000004"):
+        of[name] = json.loads(diagnose("--model", tmp_path / name, *options, "--out", tmp_path / "out"))["heads"]
+    assert of["run"] == of["run/checkpoint-00000004"] != of["run/checkpoint-00000002"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(run / "checkpoint-00000004", attn_implementation="eager").eval()
+    matrices = attentions(model)
+    for head in of["run"]:
+        a = matrices[head["layer"]][head["head"]][1:]
+        assert head["entropy"] == pytest.approx(-(a * np.log(np.where(a > 0, a, 1))).sum(-1).mean(), rel=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_a_gpu_gives_the_same(name, models, text, tmp_path):
+    _, folder = models(name)
+    options = ("--what-if", "--what-if-tokens", LENGTH, "--orders", 2)
+    cpu, cuda = (json.loads(diagnose("--model", folder, "--text", text, "--length", 32, LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", "--device", on, *options))
+                 for on in ("cpu", "cuda"))  # fmt: skip
+    assert all(c["times"] == 0 for c in corrected(cuda["crossed"]).values())
+    for ours, theirs in zip(cuda["heads"], cpu["heads"]):
+        for metric in ("entropy", "largest weight", "first-token mass", "attention distance", "effective temperature", "distance", "sensitivity"):
+            one, other = (np.array(h[metric], dtype=float) for h in (ours, theirs))
+            assert np.allclose(one, other, rtol=1e-2, atol=1e-4, equal_nan=True), metric
+    what = [[*w["normalisers"], w["plain"][1], w["centred"][1]] for w in (cuda["what_if"], cpu["what_if"])]
+    for ours, theirs in zip(*what):
+        assert ours["loss_all"] == pytest.approx(theirs["loss_all"], rel=2e-2), ours["name"]
+
+
+@pytest.mark.skipif("HORNER_LONG" not in os.environ, reason="takes minutes: make test-long")
+def test_a_long_text_takes_less_than_two_gigabytes_beside_the_model(tmp_path):
+    shape = dict(vocab_size=256, n_embd=768, n_layer=2, n_head=12, n_positions=32768, bos_token_id=1, eos_token_id=1)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_bytes(WORDS * 400)
+    diagnose("--model", tmp_path / "model", "--text", tmp_path / "text", "--length", 32768, "--embedding", "values", "--out", tmp_path / "out")
+    own = (tmp_path / "model/model.safetensors").stat().st_size
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < own + 2e9
+
+
 def test_what_is_wrong_is_said(models, text, tmp_path):
     _, folder = models("llama")
     empty, short = tmp_path / "empty.txt", tmp_path / "short.txt"
@@ -147,6 +236,9 @@ def test_what_is_wrong_is_said(models, text, tmp_path):
     assert "no embedding 'token'" in diagnose(*fine, "--embedding", "token", fails=True)
     assert "no layer 7; there are 0 to 1" in diagnose(*fine, "--layers", 7, fails=True)
     assert "no head 4; there are 0 to 3" in diagnose(*fine, "--heads", 4, fails=True)
+    assert "no device 'gpu'; possible: 'cpu' or 'cuda'" in diagnose(*fine, "--device", "gpu", fails=True)
+    if not torch.cuda.is_available():
+        assert "no device 'cuda' here" in diagnose(*fine, "--device", "cuda", fails=True)
     assert "no model folder" in diagnose("--model", tmp_path / "none", "--text", text, fails=True)
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)

@@ -15,6 +15,7 @@ namespace {
 
 const char* const kVariants[] = {"softmax",
                                  "taylor3",
+                                 "gated",
                                  "gated_decay",
                                  "centred_taylor4",
                                  "rms",
@@ -56,21 +57,38 @@ void expect_right(const char* name, const Case& c) {
 }
 
 // For the sanitizers: no kernels but our own and torch's simplest.
+void expect_finite(const char* name, const Case& c) {
+  Inputs in = random_inputs(find(name).spec, c);
+  for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
+  for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
+    if (!execution(kernels).why_not(find(name).spec, in).empty()) continue;
+    const at::Tensor o = attend(find(name).spec, in, kernels);
+    o.backward(at::ones_like(o));
+    for (const at::Tensor& x : {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()})
+      EXPECT_TRUE(x.isfinite().all().item<bool>()) << name << " " << text(c);
+  }
+}
+
 TEST_F(Cuda, SmallRunsAreFinite) {
   for (const char* name : kVariants)
     for (at::ScalarType dtype : kDtypes)
-      for (const Case& c : standard_cases(dtype, at::kCUDA)) {
-        if (c.T > 200 || c.hot) continue;
-        Inputs in = random_inputs(find(name).spec, c);
-        for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
-        for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
-          if (!execution(kernels).why_not(find(name).spec, in).empty()) continue;
-          const at::Tensor o = attend(find(name).spec, in, kernels);
-          o.backward(at::ones_like(o));
-          for (const at::Tensor& x : {o.detach(), in.q.grad(), in.k.grad(), in.v.grad()})
-            EXPECT_TRUE(x.isfinite().all().item<bool>()) << name << " " << text(c);
-        }
-      }
+      for (const Case& c : standard_cases(dtype, at::kCUDA))
+        if (c.T <= 200 && !c.hot) expect_finite(name, c);
+}
+
+// Each kernel of every execution once, in seconds even under racecheck.
+TEST_F(Cuda, FewRunsAreFinite) {
+  for (const char* name : {"softmax", "taylor4", "gated", "taylor2"})
+    for (int64_t D : {64, 128})
+      expect_finite(name, {.B = 1,
+                           .H = 2,
+                           .G = 1,
+                           .T = 150,
+                           .S = 150,
+                           .D = D,
+                           .E = D,
+                           .dtype = at::kBFloat16,
+                           .device = at::kCUDA});
 }
 
 TEST_F(Cuda, SmallCasesAreRight) {

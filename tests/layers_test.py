@@ -9,6 +9,8 @@ LAYERS = {
     "core": set(),
     "report": set(),
     "attn": {"core"},
+    "horner.h": {"attn", "core"},
+    "horner.cpp": {"horner.h"},
     "nn": {"attn", "core"},
     "train": {"nn", "attn", "core"},
     "diag": {"nn", "attn", "core", "report"},

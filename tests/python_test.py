@@ -53,6 +53,71 @@ def test_opcheck(variant, dtype):
     torch.library.opcheck(op, arguments)
 
 
+def test_opcheck_of_masks_and_of_the_gradient():
+    q, k, v, _ = inputs("l2", torch.float)
+    keep, cuts = torch.tensor([[True] * 4 + [False]] * 2), torch.tensor([0, 0, 2, 5])
+    for stages in ({"keep": keep}, {"cu_seqlens": cuts}):
+        op, arguments = call("l2", q, k, v, stages)
+        torch.library.opcheck(op, arguments)
+        plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+        torch.library.opcheck(torch.ops.horner.attend_backward, (torch.rand(2, 4, 5, 2), *plain, [0, 1, 2]))
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+ON_CUDA = [("softmax", torch.bfloat16), ("l2", torch.bfloat16), ("taylor4", torch.float), ("sigmoid", torch.half)]
+
+
+def on_cuda(variant, dtype, T=96):
+    """q, k, v, a gradient, and what hides keys."""
+    torch.manual_seed(T)
+    qkv = [torch.randn(2, heads, T, 64, device="cuda", dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
+    keep = torch.rand(2, T, device="cuda") < 0.8
+    cuts = torch.tensor([0, 0, 17, T], device="cuda")
+    return qkv, torch.randn(2, 4, T, 64, device="cuda", dtype=dtype), ({}, {"keep": keep}, {"cu_seqlens": cuts})
+
+
+@cuda
+@pytest.mark.parametrize("variant, dtype", ON_CUDA)
+def test_cuda_graph(variant, dtype):
+    """Forward and backward are captured; played again on other numbers they give what eager gives."""
+    qkv, grad, hiding = on_cuda(variant, dtype)
+    for stages in hiding:
+
+        def run():
+            out = horner.attend(*qkv, variant=variant, **stages)
+            return out, *torch.autograd.grad(out, qkv, grad)
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        with torch.no_grad():
+            for x in qkv:
+                x.normal_()
+        graph.replay()
+        torch.testing.assert_close([x.clone() for x in captured], list(run()))
+
+
+@cuda
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_cuda_compile(mode):
+    compiled = torch.compile(lambda q, k, v, **s: horner.attend(q * 2, k, v, variant="l2", **s), fullgraph=True, mode=mode)
+    for T in (96, 160):
+        qkv, grad, hiding = on_cuda("l2", torch.float, T)
+        for stages in hiding:
+            for _ in range(3):  # warm, recorded, played
+                torch.compiler.cudagraph_mark_step_begin()
+                out = compiled(*qkv, **stages)
+                got = [out.clone(), *(x.clone() for x in torch.autograd.grad(out, qkv, grad))]
+            wanted = horner.attend(qkv[0] * 2, *qkv[1:], variant="l2", **stages)
+            torch.testing.assert_close(got, [wanted, *torch.autograd.grad(wanted, qkv, grad)], atol=1e-3, rtol=1e-3)
+
+
 def test_compile_without_graph_break():
     q, k, v, _ = inputs("taylor4", torch.float)
     compiled = torch.compile(lambda q, k, v: horner.attend(q * 2, k, v, variant="taylor4"), fullgraph=True, backend="aot_eager", dynamic=True)
@@ -113,6 +178,32 @@ def test_statistics():
     torch.testing.assert_close(rows["largest"], p.amax(-1))
     torch.testing.assert_close(rows["first"], p[..., 0])
     assert not rows["negative"].any()
+
+
+@pytest.mark.parametrize("variant, mask", [("taylor2", None), ("centred_taylor3", None), ("softmax", None), ("l2", "window(7)")])
+def test_state(variant, mask):
+    q, k, v = (torch.randn(3, heads, 150, 8) for heads in (4, 2, 2))
+    keep = torch.rand(3, 150) < 0.9
+    wanted = horner.attend(q, k, v, variant=variant, mask=mask, keep=keep)
+    state = horner.State(variant, batch=3, heads=2, dim=8, mask=mask)
+    parts = [(0, 20), *((t, t + 1) for t in range(20, 150))]
+    got = [state.step(*(x[:, :, a:b] for x in (q, k, v)), keep=keep[:, a:b]) for a, b in parts[:60]]
+    rows = torch.tensor([2, 0, 2])
+    other, bytes = state.select(rows), state.bytes  # which goes its own way
+    got += [state.step(*(x[:, :, a:b] for x in (q, k, v)), keep=keep[:, a:b]) for a, b in parts[60:]]
+    last = [other.step(*(x[rows, :, a:b] for x in (q, k, v)), keep=keep[rows, a:b]) for a, b in parts[60:]]
+    torch.testing.assert_close(torch.cat(got, 2), wanted, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(torch.cat(last, 2), wanted[rows][:, :, 79:], atol=1e-4, rtol=1e-3)
+    assert state.tokens == other.tokens == 150 and (state.bytes > bytes) == (variant == "softmax")
+
+
+def test_errors_of_a_state():
+    q, k, v, _ = inputs("softmax", torch.float)
+    with pytest.raises(RuntimeError, match="this state is of B = 2, G = 2, D = 4"):
+        horner.State("taylor2", batch=2, heads=2, dim=4).step(q, k, v)
+    with pytest.raises(RuntimeError, match="a full mask sees the tokens to come"):
+        horner.State("taylor2", batch=2, heads=2, dim=4, mask="full")
+    assert horner.describe("softmax")["no_state"] and not horner.describe("taylor2")["no_state"]
 
 
 def test_errors_say_what_is_possible():

@@ -102,6 +102,12 @@ def test_a_study_has_a_folder_for_every_run_and_a_report_of_all(whole):
     for s in curves:
         assert [x["name"] for x in s["content"]["series"]] == ["softmax", "taylor1", "taylor2"]
         assert all(len(x["points"]) == 300 for x in s["content"]["series"])
+    # Weights of taylor1 may be negative: they are no shares.
+    for name, variants in (("Entropy of the weights: Copy", ["softmax", "taylor1", "taylor2"]), ("Separability: Copy", ["softmax", "taylor2"])):
+        seen = next(s for s in report["sections"] if s["heading"] == name)["content"]
+        assert seen["y"] == variants and len(seen["values"][0]) == 2
+        lines = [json.loads(line) for line in (out / "copy/softmax/seed0/metrics.jsonl").read_text().splitlines()]
+        assert seen["values"][0] == pytest.approx([line for line in lines if "entropy" in line][-1][name.split(" ")[0].strip(":").lower()])
     # What the report says is what the runs have.
     table = next(s for s in report["sections"] if s["content"]["kind"] == "table")["content"]["rows"]
     for row in table:

@@ -13,13 +13,16 @@ from typing import Optional
 
 import torch
 
+from ._torch import check as _check_torch
+
 _library = Path(__file__).parent / "libhorner_python.so"
 if not _library.exists():
     raise ImportError(f"{_library} is missing: build horner first (make build, or pip install .)")
+_check_torch(torch.__version__)
 torch.ops.load_library(_library)
 _ops = torch.ops.horner
 
-__all__ = ["attend", "describe", "executions", "statistics", "variants", "why_not"]
+__all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "why_not"]
 
 _STAGE_INPUTS = (
     "decay", "input_gate", "denominator_gate", "output_gate", "post_gate", "length_scale", "log_power",
@@ -90,8 +93,19 @@ def attend(
     return _ops.attend(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
 
 
-def statistics(q, k, v, *, variant="softmax", execution="auto", mask=None, scale=None, temperature=None, clamp=None,
-               **stages) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+def statistics(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    variant: str = "softmax",
+    execution: str = "auto",
+    mask: Optional[str] = None,
+    scale: Optional[float] = None,
+    temperature: Optional[float] = None,
+    clamp: Optional[float] = None,
+    **stages: Optional[torch.Tensor],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """What `attend` gives, and what each row says of its weights, from the same pass: [B, H, T] each.
 
     With a_s = |weight of key s| and A their sum over the keys that the row sees:
@@ -101,9 +115,62 @@ def statistics(q, k, v, *, variant="softmax", execution="auto", mask=None, scale
     return out, dict(zip(("entropy", "largest", "first", "negative"), rows))
 
 
-def why_not(q, k, v, *, variant="softmax", execution, mask=None, scale=None, temperature=None, clamp=None, **stages):
+def why_not(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    execution: str,
+    variant: str = "softmax",
+    mask: Optional[str] = None,
+    scale: Optional[float] = None,
+    temperature: Optional[float] = None,
+    clamp: Optional[float] = None,
+    **stages: Optional[torch.Tensor],
+) -> str:
     """Why an execution cannot run these inputs; "" when it can."""
     return _ops.why_not(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
+
+
+class State:
+    """A stream of tokens: what they left behind, of fixed size where the variant's weight has a finite state.
+
+        S_t = g_t S_(t-1) + phi(k_t) v_t^T,   N_t = phi(q_t) S_t
+
+    >>> state = horner.State("taylor2", batch=1, heads=8, dim=16)
+    >>> o = state.step(q, k, v)        # a prompt: as `attend` of it
+    >>> o = state.step(q1, k1, v1)     # one token more: as `attend` of all so far, the last row
+
+    heads are those of k and v. Without a finite state (`describe(variant)["no_state"]` says why) all keys and
+    values are held, or those in the window. On the CPU, without gradients.
+    """
+
+    def __init__(self, variant: str = "softmax", *, batch: int, heads: int, dim: int, value_dim: Optional[int] = None,
+                 dtype: torch.dtype = torch.float32, mask: Optional[str] = None, scale: Optional[float] = None,
+                 temperature: Optional[float] = None, clamp: Optional[float] = None):  # fmt: skip
+        text = _spelled(variant, mask, scale, temperature, clamp)
+        self._state = torch.classes.horner.State(text, [batch, heads, dim, value_dim or dim], dtype)
+
+    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **stages: Optional[torch.Tensor]) -> torch.Tensor:
+        """Takes in T tokens and gives their results [B, H, T, E]."""
+        *inputs, _, _ = _arguments(q, k, v, "", "", None, None, None, None, stages)
+        return self._state.step(inputs)
+
+    def select(self, rows: torch.Tensor) -> "State":
+        """A copy that has these rows of the batch, in this order."""
+        copy = object.__new__(State)
+        copy._state = self._state.select(rows)
+        return copy
+
+    @property
+    def tokens(self) -> int:
+        """How many were taken in."""
+        return self._state.tokens()
+
+    @property
+    def bytes(self) -> int:
+        """That it holds now."""
+        return self._state.bytes()
 
 
 def variants() -> list[str]:
@@ -117,5 +184,6 @@ def executions() -> list[str]:
 
 
 def describe(variant: str) -> dict[str, str]:
-    """What a variant is: its name, about, source, spec, notes, and the inputs that it takes."""
+    """What a variant is: its name, about, source, spec, notes, the inputs that it takes, and why there is no_state of
+    fixed size ("" where there is one)."""
     return dict(_ops.describe(variant))

@@ -23,7 +23,7 @@ namespace horner::cli {
 namespace fs = std::filesystem;
 
 struct DiagnoseOptions {
-  std::string model, text, out = "diagnosis", embedding;
+  std::string model, text, out = "diagnosis", embedding, device = "cpu";
   diag::Settings settings;
   diag::WhatIfAsked asked;
   int64_t what_if_tokens = 512;
@@ -63,6 +63,13 @@ static at::Tensor tokens_of(const std::string& file, const fs::path& folder, con
   return at::tensor(out, at::kLong);
 }
 
+// The weights on a device.
+static nn::Model on(at::Device device, nn::Model m) {
+  for (const nn::Slot& s : nn::slots(m)) *s.at = s.at->to(device);
+  if (m.config.tied) m.head = m.embedding;
+  return m;
+}
+
 static void print(const diag::Diagnosis& d, const std::vector<diag::Finding>& findings) {
   for (const diag::Finding& f : findings)
     std::cout << bold(f.title) << ": " << f.text << "\n" << faint("  rule: " + f.rule) << "\n";
@@ -78,20 +85,23 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
     list->erase(std::unique(list->begin(), list->end()), list->end());
   }
   if (!o.embedding.empty()) o.settings.embedding = diag::embedding_of(o.embedding);
+  const at::Device device = cli::device(o.device);
   const fs::path folder = model_folder(o.model);
-  const nn::Model model = nn::load_model(folder);
+  const nn::Model model = on(device, nn::load_model(folder));
   const int64_t length = o.settings.lengths.back();
   const int64_t room = model.config.family->rotary
                            ? o.what_if_tokens
                            : std::min(o.what_if_tokens, model.config.positions);
   const at::Tensor tokens =
-      tokens_of(o.text, folder, model, length, o.what_if ? std::max(length, room) : length);
+      tokens_of(o.text, folder, model, length, o.what_if ? std::max(length, room) : length)
+          .to(device);
   catch_interrupt();
   const Stopwatch watch;
   const size_t runs =
       o.asked.normalisers.empty() ? diag::normalisers_of(1).size() : o.asked.normalisers.size();
-  Progress progress{"diagnose", model.layers.size() * (o.what_if ? 2 : 1) +
-                                    (o.what_if ? runs + 2 * size_t(o.asked.orders) + 20 : 0)};
+  const size_t layers = model.layers.size(), cuts = 32 + layers * size_t(model.config.H);
+  Progress progress{"diagnose", layers * (o.what_if ? 2 : 1) +
+                                    (o.what_if ? runs + 2 * size_t(o.asked.orders) + cuts : 0)};
   struct Stopped {};
   const diag::Say say = [&](const std::string& what) {
     if (stopped()) throw Stopped{};
@@ -164,6 +174,8 @@ Action diagnose(CLI::App& app) {
   app.add_option("--what-if-tokens", o->what_if_tokens, "of the text, for its losses [512]")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("T");
+  app.add_option("--device", o->device, "where the model runs: cpu or cuda [cpu]")
+      ->type_name("NAME");
   app.add_option("--seed", o->settings.seed, "of the directions in which scores are moved [0]")
       ->type_name("N");
   app.add_option("--out", o->out,

@@ -95,7 +95,7 @@ static Planned planned(const PlanOptions& o) {
   return p;
 }
 
-static Json whole(double x) {
+static Json counted(double x) {
   return x < 1e15 ? Json(int64_t(x)) : Json(x);
 }
 
@@ -108,17 +108,17 @@ static Json json(const Planned& p, const PlanOptions& o) {
       {"variant", p.variant.name}, {"D", o.D},           {"E", o.E},         {"heads", o.heads},
       {"key_heads", o.key_heads},  {"layers", o.layers}, {"batch", o.batch}, {"tokens", o.tokens},
       {"dtype", o.dtype}};
-  out["cache_bytes"] = whole(p.cache_bytes * heads);
+  out["cache_bytes"] = counted(p.cache_bytes * heads);
   out["why_no_state"] = p.why_no_state;
   if (p.why_no_state.empty()) {
-    out["features"] = whole(p.features);
-    out["state_bytes_per_head"] = whole(p.state_bytes);
-    out["state_bytes"] = whole(p.state_bytes * heads);
+    out["features"] = counted(p.features);
+    out["state_bytes_per_head"] = counted(p.state_bytes);
+    out["state_bytes"] = counted(p.state_bytes * heads);
     out["too_large"] = p.too_large;
     if (p.too_large.empty()) out["chunk"] = p.chunk;
-    out["from_tokens"] = {{"state_smaller_than_cache", whole(p.smaller)},
-                          {"chunked_cheaper_than_tiles", whole(p.cheaper)},
-                          {"state_decodes_faster_than_cache", whole(p.faster)}};
+    out["from_tokens"] = {{"state_smaller_than_cache", counted(p.smaller)},
+                          {"chunked_cheaper_than_tiles", counted(p.cheaper)},
+                          {"state_decodes_faster_than_cache", counted(p.faster)}};
   }
   out["flop"] = ways;
   out["auto"] = {{"execution", p.chosen}, {"why", p.why}};

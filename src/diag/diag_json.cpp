@@ -75,6 +75,19 @@ Json to_json(const Diagnosis& d, const std::optional<WhatIf>& w) {
                                      {"within_1_percent", t.within_1},
                                      {"within_5_percent", t.within_5},
                                      {"losses", t.losses}});
+  if (w->tops) {
+    const Tops& t = *w->tops;
+    Json& list = out["what_if"]["top_of_heads"] = Json::array();
+    for (const HeadTop& h : t.heads)
+      list.push_back({{"layer", h.layer},
+                      {"head", h.head},
+                      {"alone_1_percent", h.alone[0]},
+                      {"alone_5_percent", h.alone[1]},
+                      {"together_1_percent", h.together[0]},
+                      {"together_5_percent", h.together[1]}});
+    for (const auto& [name, j] : {std::pair{"together_1_percent", 0}, {"together_5_percent", 1}})
+      out["what_if"][name] = {{"output_error", t.level[j]}, {"loss", t.loss[j]}};
+  }
   return out;
 }
 

@@ -177,21 +177,38 @@ static std::vector<Section> details(const Diagnosis& d, const Head& h) {
           {name + ": where it looks", "Mean weight of each part of the text.", picture, true}};
 }
 
-static Section heat_map(const Diagnosis& d, const Metric& m, bool with_details) {
-  HeatMap map{.label = m.name, .x_label = "head", .y_label = "layer"};
-  for (const Head& h : d.heads) {
-    const std::string x = std::to_string(h.head), y = std::to_string(h.layer);
-    const auto place = [](std::vector<std::string>& list, const std::string& name) {
-      const size_t i = size_t(std::find(list.begin(), list.end(), name) - list.begin());
-      if (i == list.size()) list.push_back(name);
-      return i;
-    };
-    const size_t j = place(map.x, x), i = place(map.y, y);
+// A number of each head.
+struct OfHead {
+  int64_t layer, head;
+  double value;
+};
+static HeatMap head_map(const std::string& label, const std::vector<OfHead>& heads) {
+  HeatMap map{.label = label, .x_label = "head", .y_label = "layer"};
+  const auto place = [](std::vector<std::string>& list, const std::string& name) {
+    const size_t i = size_t(std::find(list.begin(), list.end(), name) - list.begin());
+    if (i == list.size()) list.push_back(name);
+    return i;
+  };
+  for (const OfHead& h : heads) {
+    const size_t j = place(map.x, std::to_string(h.head)),
+                 i = place(map.y, std::to_string(h.layer));
     map.values.resize(map.y.size());
     map.values[i].resize(map.x.size(), NAN);
-    map.values[i][j] = m.of(d, h);
-    if (with_details) map.details[{i, j}] = details(d, h);
+    map.values[i][j] = h.value;
   }
+  return map;
+}
+
+static Section heat_map(const Diagnosis& d, const Metric& m, bool with_details) {
+  std::vector<OfHead> all;
+  for (const Head& h : d.heads) all.push_back({h.layer, h.head, m.of(d, h)});
+  HeatMap map = head_map(m.name, all);
+  const auto at = [](const std::vector<std::string>& list, int64_t name) {
+    return size_t(std::find(list.begin(), list.end(), std::to_string(name)) - list.begin());
+  };
+  if (with_details)
+    for (const Head& h : d.heads)
+      map.details[{at(map.y, h.layer), at(map.x, h.head)}] = details(d, h);
   return {std::string(1, char(std::toupper(m.name[0]))) + (m.name + 1),
           std::string(m.about) +
               (with_details ? ". Click a head for its numbers and its picture." : "."),
@@ -204,11 +221,11 @@ static Section series_section(const Diagnosis& d) {
     Series s{.name = centred ? "centred" : "plain"};
     for (size_t n = 0; n <= 40; ++n) {
       std::vector<double> errors;
-      for (const Head& h : d.heads) {
+      for (const Head& h : d.heads) {  // those that are near 0 end early
         const auto& e = centred ? h.series.centred : h.series.plain;
-        if (n < e.size()) errors.push_back(e[n]);
+        errors.push_back(e[std::min(n, e.size() - 1)]);
       }
-      if (!errors.empty()) s.points.push_back({double(n), quantile(errors, 0.5)});
+      s.points.push_back({double(n), quantile(errors, 0.5)});
     }
     c.series.push_back(s);
   }
@@ -273,6 +290,24 @@ static void add_what_if(Report& r, const WhatIf& w) {
   }
 }
 
+static void add_tops(Report& r, const Tops& t) {
+  const auto map = [&](const char* title, const std::string& about, const auto& N) {
+    std::vector<OfHead> all;
+    for (const HeadTop& h : t.heads) all.push_back({h.layer, h.head, double(N(h))});
+    r.sections.push_back({title, about, head_map("N", all), true});
+  };
+  map("N of each head alone, 1 %",
+      "The least N that costs at most 1 % of the loss when this head alone keeps its N largest "
+      "weights, the rest deleted.",
+      [](const HeadTop& h) { return h.alone[0]; });
+  for (const int j : {0, 1})
+    map(j == 0 ? "N of each head, all cut together, 1 %" : "N of each head, all cut together, 5 %",
+        "Every head keeps the N at which its own output is off by at most " +
+            number_text(t.level[j]) + ", the largest such number within the limit: the loss is " +
+            number_text(t.loss[j]) + ".",
+        [&](const HeadTop& h) { return h.together[j]; });
+}
+
 Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const About& about) {
   const Settings& s = d.settings;
   Report r{.title = "What the attention of " + about.model + " selects",
@@ -290,6 +325,7 @@ Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const Abo
                      sensitivity_section, series_section})
     r.sections.push_back(make(d));
   if (w) add_what_if(r, *w);
+  if (w && w->tops) add_tops(r, *w->tops);
   bool first = true;
   for (const Metric& m : metrics())
     r.sections.push_back(heat_map(d, m, std::exchange(first, false)));

@@ -59,7 +59,7 @@ struct Clouds {
 struct Pass {
   Diagnosis& out;
   const nn::Model& model;
-  const std::vector<Query> queries, few;
+  const std::vector<nn::Query> queries, few;
   at::Generator random;
   const Say& say;
   Clouds clouds;
@@ -86,8 +86,8 @@ void count(Crossed& c, bool crossed, int64_t of = 1) {
 // Rounding of float32 sums: what is over a bound by less than this crosses nothing.
 constexpr double kRounding = 1e-5;
 
-void add_distances(Pass& p, Head& head, std::map<std::string, Crossed>& crossed, const Rows& rows,
-                   const std::vector<Distance>& measured) {
+void add_distances(Pass& p, Head& head, std::map<std::string, Crossed>& crossed,
+                   const nn::Rows& rows, const std::vector<Distance>& measured) {
   const auto& lengths = p.out.settings.lengths;
   const size_t K = p.out.grid.size();
   for (size_t r = 0; r < rows.queries.size(); ++r)
@@ -108,8 +108,8 @@ void add_distances(Pass& p, Head& head, std::map<std::string, Crossed>& crossed,
     }
 }
 
-void add_separations(Pass& p, Head& head, std::map<std::string, Crossed>& crossed, const Rows& rows,
-                     const std::vector<Separation>& measured) {
+void add_separations(Pass& p, Head& head, std::map<std::string, Crossed>& crossed,
+                     const nn::Rows& rows, const std::vector<Separation>& measured) {
   const size_t K = p.out.separable.size();
   for (size_t r = 0; r < rows.queries.size(); ++r)
     for (size_t k = 0; k < K; ++k) {
@@ -129,7 +129,7 @@ void add_separations(Pass& p, Head& head, std::map<std::string, Crossed>& crosse
 }
 
 // Distances and separability of every head.
-void geometry(Pass& p, std::vector<Head*>& heads, const Rows& rows) {
+void geometry(Pass& p, std::vector<Head*>& heads, const nn::Rows& rows) {
   Asked far{.tops = p.out.grid, .separations = false},
       near{.tops = p.out.separable, .distances = false};
   for (int64_t N : far.tops) {
@@ -163,7 +163,7 @@ void geometry(Pass& p, std::vector<Head*>& heads, const Rows& rows) {
 }
 
 // Entropy and its like, the 1/L law, and the picture.
-void numbers(Pass& p, std::vector<Head*>& heads, const Rows& rows, bool softmax) {
+void numbers(Pass& p, std::vector<Head*>& heads, const nn::Rows& rows, bool softmax) {
   const RowNumbers n = row_numbers(rows);
   const auto get = [](const at::Tensor& x) { return x.to(at::kDouble).contiguous(); };
   const at::Tensor entropy = get(n.entropy), support = get(n.support), first = get(n.first),
@@ -180,7 +180,7 @@ void numbers(Pass& p, std::vector<Head*>& heads, const Rows& rows, bool softmax)
     for (int64_t r = 0; r < R; ++r) {
       const size_t at = h * size_t(R) + size_t(r);
       const auto of = [&](const at::Tensor& x) { return x.data_ptr<double>()[at]; };
-      const Query& q = rows.queries[size_t(r)];
+      const nn::Query& q = rows.queries[size_t(r)];
       const double w = q.weight, count_seen = double(rows.count[size_t(r)]);
       if (count_seen < 2) continue;  // a row of one token is always the same
       head.rows += w, head.entropy += w * of(entropy), head.support += w * of(support);
@@ -204,11 +204,11 @@ void numbers(Pass& p, std::vector<Head*>& heads, const Rows& rows, bool softmax)
   }
 }
 
-void gradients(Pass& p, std::vector<Head*>& heads, const Rows& rows) {
+void gradients(Pass& p, std::vector<Head*>& heads, const nn::Rows& rows) {
   const Settings& s = p.out.settings;
   const at::Tensor v = directions(rows, p.random);
   std::vector<double> weight;
-  for (const Query& q : rows.queries)
+  for (const nn::Query& q : rows.queries)
     weight.push_back(rows.count[weight.size()] < 2 ? 0 : q.weight);
   const at::Tensor w = at::tensor(weight, at::kDouble);
   for (size_t i = 0; i < s.temperatures.size(); ++i)
@@ -237,7 +237,7 @@ void layer(Pass& p, int64_t i, const attn::Spec& spec, const attn::Inputs& in) {
   const Settings& s = p.out.settings;
   if (!wanted(s.layers, i)) return;
   if (p.say) p.say("layer " + std::to_string(i));
-  const std::string why = why_no_rows(spec);
+  const std::string why = nn::why_no_rows(spec);
   check(why.empty(), "layer ", i, " has no attention weights to look at: ", why);
   const int64_t H = in.q.size(1);
   std::vector<Head*> heads(size_t(H), nullptr);
@@ -250,7 +250,7 @@ void layer(Pass& p, int64_t i, const attn::Spec& spec, const attn::Inputs& in) {
   }
   const bool softmax = attn::is<attn::Exp>(spec.weight) && spec.clamp == attn::kNoClamp &&
                        !spec.centred && !attn::is<attn::Adaptive>(spec.sharpness);
-  for_rows(spec, in, p.queries, [&](const Rows& rows) {
+  nn::for_rows(spec, in, p.queries, [&](const nn::Rows& rows) {
     numbers(p, heads, rows, softmax);
     gradients(p, heads, rows);
     geometry(p, heads, rows);
@@ -282,7 +282,7 @@ void make_heads(Diagnosis& d, int64_t layers, int64_t H) {
 
 void finish(Pass& p) {
   std::vector<double> stands(size_t(kPicture), 0);  // for how many queries each row of a picture
-  for (const Query& q : p.queries)
+  for (const nn::Query& q : p.queries)
     if (q.t > 0) stands[size_t(q.t * kPicture / p.out.tokens)] += q.weight;
   for (Head& h : p.out.heads) {
     for (double* x :
@@ -316,8 +316,8 @@ Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings&
   const at::Tensor used = tokens.reshape({1, -1}).narrow(1, 0, T);
   Pass p{out,
          m,
-         sample_queries(T),
-         few_queries(T, 32),
+         nn::sample_queries(T),
+         nn::few_queries(T, 32),
          at::make_generator<at::CPUGeneratorImpl>(s.seed),
          say,
          {},

@@ -145,6 +145,39 @@ static Finding critical_N(const Diagnosis& d) {
   return f;
 }
 
+static void add_tops(const WhatIf& w, std::vector<Finding>& out) {
+  for (const Truncated& t : w.truncated)
+    out.push_back({t.renormalised ? "Top N, renormalised" : "Top N, the rest deleted",
+                   "every head keeps its " + std::to_string(t.within_1) +
+                       " largest weights at a cost of at most 1 % of the loss, " +
+                       std::to_string(t.within_5) + " at 5 % (of " + std::to_string(w.tokens) +
+                       " tokens)",
+                   "bisection on the loss",
+                   {}});
+  if (!w.tops) return;
+  const auto half = [&](int j) {
+    std::vector<double> all;
+    for (const HeadTop& h : w.tops->heads) all.push_back(double(h.together[j]));
+    return number_text(quantile(all, 0.5));
+  };
+  out.push_back({"Top N of each head",
+                 "cut together, each to its own N, the median head keeps " + half(0) +
+                     " weights at a cost of at most 1 % of the loss, " + half(1) + " at 5 %",
+                 "the N at which a head's output is off by at most one level for all heads; "
+                 "bisection on that level by the loss",
+                 {}});
+  Finding alone{.title = "Heads that need more than one weight",
+                .rule =
+                    "the head alone, cut to its largest weight, costs more than 1 % of the "
+                    "loss"};
+  for (const HeadTop& h : w.tops->heads)
+    if (h.alone[0] > 1)
+      alone.heads.push_back(std::to_string(h.layer) + "." + std::to_string(h.head));
+  alone.text =
+      std::to_string(alone.heads.size()) + " of " + std::to_string(w.tops->heads.size()) + " heads";
+  out.push_back(alone);
+}
+
 std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w) {
   std::vector<Finding> out = {law(d), separability(d), critical_N(d)};
   out.push_back(of_heads(d, "Saturated heads",
@@ -181,15 +214,7 @@ std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w
                    "softer scores are less fragile" + effect(w, "softmax:temperature=2"),
                    "guideline 3, for heads with an effective temperature below 0.1",
                    {}});
-  if (w)
-    for (const Truncated& t : w->truncated)
-      out.push_back({t.renormalised ? "Top N, renormalised" : "Top N, the rest deleted",
-                     "every head keeps its " + std::to_string(t.within_1) +
-                         " largest weights at a cost of at most 1 % of the loss, " +
-                         std::to_string(t.within_5) + " at 5 % (of " + std::to_string(w->tokens) +
-                         " tokens)",
-                     "bisection on the loss",
-                     {}});
+  if (w) add_tops(*w, out);
   return out;
 }
 

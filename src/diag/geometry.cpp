@@ -19,11 +19,17 @@ Points make_points(const at::Tensor& given, bool unit) {
   if (unit) x = x / x.norm(2, -1, true).clamp_min(1e-30);
   Points p{.x = x.contiguous()};
   const int64_t S = x.size(0);
-  const at::Tensor wide = p.x.to(at::kDouble), centred = wide - wide.mean(0, true);
-  const at::Tensor square = wide.square().sum(-1);
-  p.square.assign(square.data_ptr<double>(), square.data_ptr<double>() + S);
-  p.across = 2 * centred.norm(2, -1).max().item<double>();
+  // a block at a time: a long text in double would be larger than all else
+  const at::Tensor mean = p.x.sum(0, false, at::kDouble) / double(S);
+  for (int64_t from = 0; from < S; from += kMostApart) {
+    const at::Tensor part = p.x.narrow(0, from, std::min(kMostApart, S - from)).to(at::kDouble);
+    const at::Tensor square = part.square().sum(-1);
+    p.square.insert(p.square.end(), square.data_ptr<double>(),
+                    square.data_ptr<double>() + square.numel());
+    p.across = std::max(p.across, 2 * (part - mean).norm(2, -1).max().item<double>());
+  }
   if (S <= kMostApart && S > 1) {
+    const at::Tensor wide = p.x.to(at::kDouble), square = at::tensor(p.square, at::kDouble);
     const at::Tensor g = at::matmul(wide, wide.t());
     at::Tensor d = (square.unsqueeze(0) + square.unsqueeze(1) - 2 * g).clamp_min(0);
     p.apart = d.to(at::kFloat).contiguous();

@@ -15,22 +15,21 @@ int enough(const std::vector<double>& errors, double most) {
   return n < int(errors.size()) ? n : kMostOrder + 1;
 }
 
-// Errors of order 0, 1, … of the rows x [H, R, S], whose result should be o [H, R, E].
-static void add_errors(const at::Tensor& scores, const at::Tensor& hidden, const at::Tensor& v,
-                       const at::Tensor& o, std::vector<HeadSeries>& out,
-                       std::vector<double> HeadSeries::* errors) {
-  const at::Tensor x = scores.masked_fill(hidden, 0), size = o.flatten(1).norm(2, -1);
+// Errors of order 0, 1, … of the rows x [R, S], whose result should be o [R, E].
+static std::vector<double> errors(const at::Tensor& scores, const at::Tensor& hidden,
+                                  const at::Tensor& v, const at::Tensor& o) {
+  const at::Tensor x = scores.masked_fill(hidden, 0);
+  const double size = std::max(1e-300, o.norm().item<double>());
   at::Tensor term = at::ones_like(x).masked_fill_(hidden, 0), w = term.clone();
+  std::vector<double> out;
   for (int n = 0; n <= kMostOrder; ++n) {
-    if (n > 0) w += term.mul_(x / n);
+    if (n > 0) w += term.mul_(x).div_(n);
     at::Tensor W = w.sum(-1, true);
     W = at::where(W.abs() < 1e-6, at::where(W < 0, -1e-6, 1e-6).to(W.scalar_type()), W);
-    const at::Tensor error =
-        (at::matmul(w, v) / W - o).flatten(1).norm(2, -1) / size.clamp_min(1e-300);
-    for (size_t h = 0; h < out.size(); ++h)
-      (out[h].*errors).push_back(error[int64_t(h)].item<double>());
-    if (n > 8 && error.max().item<double>() < 1e-4) break;
+    out.push_back((at::matmul(w, v) / W - o).norm().item<double>() / size);
+    if (n > 8 && out.back() < 1e-4) break;
   }
+  return out;
 }
 
 // argmax over n of sum |x|^n / n!, by logarithms: the terms outgrow a double.
@@ -45,30 +44,43 @@ static int dominant_order(const at::Tensor& scores) {
   return best;
 }
 
-std::vector<HeadSeries> series(const attn::Spec& spec, const attn::Inputs& in,
-                               std::span<const Query> queries) {
+// A head's own inputs; features are mapped already.
+static attn::Inputs head_of(const attn::Inputs& in, int64_t h) {
+  const int64_t g = h * in.k.size(1) / in.q.size(1);
+  attn::Inputs out{.q = in.q.narrow(1, h, 1), .k = in.k.narrow(1, g, 1), .v = in.v.narrow(1, g, 1)};
+  for (at::Tensor* x : {&out.q, &out.k, &out.v}) *x = x->to(at::kCPU, at::kDouble);
+  if (in.length_scale.defined()) out.length_scale = in.length_scale.narrow(0, h, 1);
+  if (in.log_power.defined()) out.log_power = in.log_power.narrow(0, h, 1);
+  return out;
+}
+
+// One head at a time: the rows of all in double would be larger than the model's own.
+std::vector<HeadSeries> series(const attn::Spec& given, const attn::Inputs& all,
+                               std::span<const nn::Query> queries) {
+  attn::Inputs in = all;
+  in.q = attn::exec::mapped(given.features, all.q, all.query_projection);
+  in.k =
+      attn::exec::mapped(given.features, all.k, all.key_projection, all.q.size(1) / all.k.size(1));
+  attn::Spec spec = given;
+  spec.features = attn::Identity{};
   std::vector<HeadSeries> out(size_t(in.q.size(1)));
-  std::vector<at::Tensor> scores, hidden;
-  attn::Inputs wide = in;
-  wide.q = in.q.to(at::kDouble), wide.k = in.k.to(at::kDouble);
   const int64_t S = queries.back().t + 1;
-  for_rows(spec, wide, queries, [&](const Rows& r) {  // every block as wide as the last
-    scores.push_back(at::constant_pad_nd(r.scores, {0, S - r.scores.size(-1)}));
-    hidden.push_back(at::constant_pad_nd(r.hidden, {0, S - r.hidden.size(-1)}, 1));
-  });
-  const at::Tensor x = at::cat(scores, 1), h = at::cat(hidden, 1);
-  const at::Tensor v =
-      attn::exec::one_key_head_each(in).v[0].narrow(1, 0, S).to(at::kCPU, at::kDouble);
-  const at::Tensor count = h.logical_not().sum(-1, true);
-  const at::Tensor centred = x - x.masked_fill(h, 0).sum(-1, true) / count;
-  const at::Tensor o = at::matmul(x.masked_fill(h, -INFINITY).softmax(-1), v);
   for (size_t i = 0; i < out.size(); ++i) {
-    const at::Tensor seen = x[int64_t(i)].masked_select(h[0].logical_not());
-    out[i].dominant = dominant_order(seen);
-    out[i].largest = seen.abs().max().item<double>();
+    const attn::Inputs one = head_of(in, int64_t(i));
+    std::vector<at::Tensor> scores, hidden;
+    nn::for_rows(spec, one, queries, [&](const nn::Rows& r) {  // every block as wide as the last
+      scores.push_back(at::constant_pad_nd(r.scores[0], {0, S - r.scores.size(-1)}));
+      hidden.push_back(at::constant_pad_nd(r.hidden[0], {0, S - r.hidden.size(-1)}, 1));
+    });
+    const at::Tensor x = at::cat(scores), h = at::cat(hidden);  // [R, S]
+    const at::Tensor v = one.v[0][0].narrow(0, 0, S);
+    const at::Tensor centred =
+        x - x.masked_fill(h, 0).sum(-1, true) / h.logical_not().sum(-1, true);
+    const at::Tensor o = at::matmul(x.masked_fill(h, -INFINITY).softmax(-1), v);
+    const at::Tensor seen = x.masked_select(h.logical_not());
+    out[i] = {dominant_order(seen), seen.abs().max().item<double>(), errors(x, h, v, o),
+              errors(centred, h, v, o)};
   }
-  add_errors(x, h, v, o, out, &HeadSeries::plain);
-  add_errors(centred, h, v, o, out, &HeadSeries::centred);
   return out;
 }
 

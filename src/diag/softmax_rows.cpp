@@ -7,11 +7,11 @@
 
 namespace horner::diag {
 
-RowNumbers row_numbers(const Rows& r) {
+RowNumbers row_numbers(const nn::Rows& r) {
   const at::Tensor &a = r.weights, &x = r.scores;
   const int64_t S = a.size(-1);
   std::vector<int64_t> t;
-  for (const Query& q : r.queries) t.push_back(q.t);
+  for (const nn::Query& q : r.queries) t.push_back(q.t);
   const at::Tensor n = at::tensor(r.count).to(a.scalar_type()).unsqueeze(0);  // [1, R]
   const at::Tensor place = at::arange(S).to(a.scalar_type());
   const at::Tensor seen = x.masked_fill(r.hidden, 0), mean = seen.sum(-1) / n;
@@ -52,7 +52,7 @@ double sensitivity_printed(double T) {
   return std::min(1 / (4 * T), std::sqrt(2));
 }
 
-at::Tensor directions(const Rows& r, at::Generator random) {
+at::Tensor directions(const nn::Rows& r, at::Generator random) {
   at::Tensor v = at::randn(r.scores.sizes(), random, r.scores.options()).masked_fill_(r.hidden, 0);
   return v / v.norm(2, -1, true).clamp_min(1e-30);
 }

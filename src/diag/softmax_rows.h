@@ -2,7 +2,7 @@
 // how much its weights move with them.
 #pragma once
 
-#include "diag/rows.h"
+#include "nn/rows.h"
 
 namespace horner::diag {
 
@@ -18,7 +18,7 @@ struct RowNumbers {
   // -2 |q| |k| <= -2 most <= log(n a_i) <= 2 most <= 2 |q| |k|
   at::Tensor log_high, log_low, most;
 };
-RowNumbers row_numbers(const Rows&);
+RowNumbers row_numbers(const nn::Rows&);
 
 // g(T, eps) = |softmax((x + eps v) / T) - softmax(x / T)| / eps for each row, [H, R]; v [H, R, S]
 // has length 1 over the tokens seen and is 0 elsewhere.
@@ -29,6 +29,6 @@ double sensitivity_bound(double T, double eps);
 double sensitivity_printed(double T);
 
 // Random directions v for rows, [H, R, S].
-at::Tensor directions(const Rows&, at::Generator);
+at::Tensor directions(const nn::Rows&, at::Generator);
 
 }  // namespace horner::diag

@@ -53,28 +53,30 @@ static double mean_log(const attn::Mask& mask, int64_t T) {
   return std::max(1e-6, sum / double(T));
 }
 
-double loss(const nn::Model& m, const at::Tensor& tokens, const attn::Spec& variant,
-            const Heads& heads) {
+double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch> switches) {
   const c10::InferenceMode none;
   const at::Tensor row = tokens.reshape({1, -1});
   const int64_t T = row.size(1), H = m.config.H;
-  const nn::Probe probe{[&](int64_t layer, const attn::Spec& own, const attn::Inputs& in,
-                            const at::Tensor& result) {
-    std::vector<int64_t> here;
-    for (const auto& [i, h] : heads)
-      if (i == layer) here.push_back(h);
-    if (here.empty()) return;
-    const attn::Spec spec = switched(own, variant);
-    attn::Inputs with = in;
-    const double per_log = 1 / mean_log(spec.mask, T);
-    if (attn::is<attn::LogLength>(spec.sharpness))
-      with.length_scale = at::full({H}, per_log, in.q.options());
-    if (attn::is<attn::LogPower>(spec.sharpness))
-      with.log_power = at::tensor({0., per_log, 1.}).to(in.q.options()).expand({H, 3}).contiguous();
-    const at::Tensor index = at::tensor(here, at::kLong).to(result.device());
-    const at::Tensor other = attn::attend(spec, with);
-    result.index_copy_(1, index, other.index_select(1, index).to(result.scalar_type()));
-  }};
+  const nn::Probe probe{
+      [&](int64_t layer, const attn::Spec& own, const attn::Inputs& in, const at::Tensor& result) {
+        for (const Switch& s : switches) {
+          std::vector<int64_t> here;
+          for (const auto& [i, h] : s.heads)
+            if (i == layer) here.push_back(h);
+          if (here.empty()) continue;
+          const attn::Spec spec = switched(own, s.variant);
+          attn::Inputs with = in;
+          const double per_log = 1 / mean_log(spec.mask, T);
+          if (attn::is<attn::LogLength>(spec.sharpness))
+            with.length_scale = at::full({H}, per_log, in.q.options());
+          if (attn::is<attn::LogPower>(spec.sharpness))
+            with.log_power =
+                at::tensor({0., per_log, 1.}).to(in.q.options()).expand({H, 3}).contiguous();
+          const at::Tensor index = at::tensor(here, at::kLong).to(result.device());
+          const at::Tensor other = attn::attend(spec, with);
+          result.index_copy_(1, index, other.index_select(1, index).to(result.scalar_type()));
+        }
+      }};
   const at::Tensor x = nn::hidden(m, row, {.probe = &probe});
   const at::Tensor targets = row[0].narrow(0, 1, T - 1);
   return nn::cross_entropy(m, x[0].narrow(0, 0, T - 1), targets).item<double>();
@@ -89,61 +91,52 @@ struct Variant {
 };
 
 // [H], means over the rows.
-at::Tensor entropy_ratio(const at::Tensor& weights, const Rows& rows) {
+at::Tensor entropy_ratio(const at::Tensor& weights, const nn::Rows& rows) {
   const at::Tensor a = weights.abs(), p = a / a.sum(-1, true).clamp_min(1e-30);
   const at::Tensor n = at::tensor(rows.count).to(a.scalar_type()).unsqueeze(0);
   return (-at::xlogy(p, p).sum(-1) / n.clamp_min(2).log()).mean(-1);
 }
 
-double mean_share(const std::vector<Points>& points, const at::Tensor& weights, const Rows& rows,
-                  int64_t N, std::vector<double>* of_head = nullptr) {
-  double sum = 0, n = 0;
-  const int64_t H = weights.size(0);
-  std::vector<Seen> seen;
-  for (size_t r = 0; r < rows.count.size(); ++r) seen.push_back({rows.begin[r], rows.count[r]});
-  for (int64_t h = 0; h < H; ++h) {
-    const Points& p = points[size_t(h) * points.size() / size_t(H)];
-    const Measured m =
-        measure(p, weights[h].to(at::kFloat).contiguous(), seen, {.tops = {N}, .distances = false});
-    double own = 0, count = 0;
-    for (const Separation& s : m.separations)
-      if (!std::isnan(s.share)) own += s.share, ++count;
-    sum += own, n += count;
-    if (of_head) of_head->push_back(count > 0 ? own / count : 1);
-  }
-  return sum / n;
+// Means over the rows that see more than N tokens; 1 for a head without any.
+std::vector<double> shares_of(const nn::Rows& rows, const at::Tensor& weights,
+                              const at::Tensor& values, int64_t N) {
+  const at::Tensor share = nn::separable_share(rows, weights, values, N).nanmean(-1).nan_to_num_(1);
+  return {share.data_ptr<double>(), share.data_ptr<double>() + share.numel()};
+}
+double mean(const std::vector<double>& all) {
+  return std::accumulate(all.begin(), all.end(), 0.) / double(all.size());
 }
 
 // The rows of the model as it is, under every variant. Returns each head's separable share.
 std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
                                  std::vector<Variant>& variants, const Say& say) {
   const int64_t T = tokens.numel(), L = int64_t(m.layers.size());
-  const std::vector<Query> queries = few_queries(T, 16);
+  const std::vector<nn::Query> queries = nn::few_queries(T, 16);
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(0);
   std::vector<double> shares;
   const auto layer = [&](int64_t i, const attn::Spec& own, const attn::Inputs& in,
                          const at::Tensor&) {
     if (say) say("rows of layer " + std::to_string(i));
-    const std::string why = why_no_rows(own);
+    const std::string why = nn::why_no_rows(own);
     check(why.empty(), "layer ", i, " has no attention weights to look at: ", why);
-    std::vector<Points> points;
-    for (int64_t g = 0; g < in.v.size(1); ++g) points.push_back(make_points(in.v[0][g], true));
     const at::Tensor v = attn::exec::one_key_head_each(in).v[0].to(at::kCPU, at::kFloat);
-    for_rows(own, in, queries, [&](const Rows& rows) {  // one block
+    nn::for_rows(own, in, queries, [&](const nn::Rows& rows) {  // one block
       const at::Tensor values = v.narrow(1, 0, rows.weights.size(-1));
       const at::Tensor o = at::matmul(rows.weights.to(at::kFloat), values);
-      mean_share(points, rows.weights, rows, std::min<int64_t>(20, T / 4), &shares);
+      for (double share : shares_of(rows, rows.weights, values, std::min<int64_t>(20, T / 4)))
+        shares.push_back(share);
       const at::Tensor way = directions(rows, random);
       for (Variant& x : variants) {
         const attn::Spec& spec = x.spec;
-        const at::Tensor w = weights_of(spec, rows);
-        Rows moved = rows;
+        const at::Tensor w = nn::weights_of(spec, rows);
+        nn::Rows moved = rows;
         moved.scores = rows.scores + 0.1 * way;
         const double all = double(L);
         x.rows.entropy_ratio += entropy_ratio(w, rows).mean().item<double>() / all;
-        x.rows.share += (attn::may_be_negative(spec) ? NAN : mean_share(points, w, rows, 5)) / all;
+        x.rows.share +=
+            (attn::may_be_negative(spec) ? NAN : mean(shares_of(rows, w, values, 5))) / all;
         x.rows.sensitivity +=
-            ((weights_of(spec, moved) - w).norm(2, -1) / 0.1).mean().item<double>() / all;
+            ((nn::weights_of(spec, moved) - w).norm(2, -1) / 0.1).mean().item<double>() / all;
         const at::Tensor e = (at::matmul(w.to(at::kFloat), values) - o).flatten(1).norm(2, -1) /
                              o.flatten(1).norm(2, -1).clamp_min(1e-30);
         for (int64_t h = 0; h < e.size(0); ++h) x.rows.moved.push_back(e[h].item<double>());
@@ -168,32 +161,6 @@ Heads least(const Heads& all, const std::vector<double>& by, size_t n) {
   return out;
 }
 
-Truncated truncate(const nn::Model& m, const at::Tensor& tokens, double base, bool renormalise,
-                   const Say& say) {
-  Truncated out{.renormalised = renormalise};
-  std::map<int64_t, double> known;
-  const auto at = [&](int64_t N) {
-    if (!known.count(N)) {
-      if (say) say("the top " + std::to_string(N));
-      const attn::Spec spec{.weight = attn::TopK{int(N), renormalise},
-                            .denominator = attn::Nothing{}};
-      known[N] = loss(m, tokens, spec, all_heads(m));
-    }
-    return known[N];
-  };
-  const auto first = [&](double most) {  // by bisection: more tokens cost less
-    int64_t low = 0, high = tokens.numel();
-    while (high - low > 1) {
-      const int64_t mid = (low + high) / 2;
-      (at(mid) <= base * (1 + most) ? high : low) = mid;
-    }
-    return high;
-  };
-  out.within_5 = first(0.05), out.within_1 = first(0.01);
-  out.losses.assign(known.begin(), known.end());
-  return out;
-}
-
 }  // namespace
 
 WhatIf what_if(const nn::Model& m, const at::Tensor& tokens, const WhatIfAsked& asked,
@@ -210,19 +177,25 @@ WhatIf what_if(const nn::Model& m, const at::Tensor& tokens, const WhatIfAsked& 
   const Heads all = all_heads(m);
   const std::vector<double> shares = look_at_rows(m, tokens, variants, say);
   const Heads saturated = least(all, shares, all.size() / 4);
-  WhatIf out{.tokens = T, .loss = loss(m, tokens, {}, {})};
+  WhatIf out{.tokens = T, .loss = loss(m, tokens, {})};
+  const auto with = [&](const attn::Spec& spec, const Heads& heads) {
+    const Switch s{spec, heads};
+    return loss(m, tokens, {&s, 1});
+  };
   for (size_t i = 0; i < variants.size(); ++i) {
     const Variant& v = variants[i];
     if (say) say(v.name);
     const bool order = i >= normalisers;
-    const Effect e{v.name, v.rows, loss(m, tokens, v.spec, all),
-                   loss(m, tokens, v.spec, least(all, v.rows.moved, all.size() / 2)),
-                   order ? NAN : loss(m, tokens, v.spec, saturated)};
+    const Effect e{v.name, v.rows, with(v.spec, all),
+                   with(v.spec, least(all, v.rows.moved, all.size() / 2)),
+                   order ? NAN : with(v.spec, saturated)};
     (!order ? out.normalisers : v.spec.centred ? out.centred : out.plain).push_back(e);
   }
-  if (asked.truncations)
+  if (asked.truncations) {
     for (bool renormalise : {false, true})
       out.truncated.push_back(truncate(m, tokens, out.loss, renormalise, say));
+    out.tops = tops_of_heads(m, tokens, out.loss, say);
+  }
   return out;
 }
 

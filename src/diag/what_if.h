@@ -2,6 +2,9 @@
 // when some or all of its heads are switched.
 #pragma once
 
+#include <optional>
+#include <span>
+
 #include "attn/catalog.h"
 #include "diag/diagnose.h"
 
@@ -13,9 +16,13 @@ using Heads = std::vector<std::pair<int64_t, int64_t>>;
 // The variant's way to make weights, with the layer's own features, scale and mask.
 attn::Spec switched(const attn::Spec& layer, const attn::Spec& variant);
 
-// Mean cross-entropy of tokens [T], the given heads switched. The learned scales of a row's length
-// that some variants have are set so that their mean over the text is 1.
-double loss(const nn::Model&, const at::Tensor& tokens, const attn::Spec& variant, const Heads&);
+struct Switch {
+  attn::Spec variant;
+  Heads heads;
+};
+// Mean cross-entropy of tokens [T], heads switched. The learned scales of a row's length that some
+// variants have are set so that their mean over the text is 1.
+double loss(const nn::Model&, const at::Tensor& tokens, std::span<const Switch>);
 Heads all_heads(const nn::Model&);
 
 // Of the rows under the variant, means over rows and heads of a few queries.
@@ -37,12 +44,25 @@ struct Truncated {
   std::vector<std::pair<int64_t, double>> losses;  // N and the loss, every head cut to its top N
   int64_t within_1 = -1, within_5 = -1;            // the least N that costs at most 1 %, 5 %
 };
+// How many of its largest weights a head needs, the rest deleted: the least N of a grid, each two
+// fifths larger than the one before. Index 0: at most 1 % more loss, 1: at most 5 %.
+struct HeadTop {
+  int64_t layer, head;
+  int64_t alone[2];     // this head cut, all others as they are
+  int64_t together[2];  // every head cut at once, each to the N at which its own output's error is
+                        // at most one level for all
+};
+struct Tops {
+  std::vector<HeadTop> heads;
+  double level[2], loss[2];  // of `together`: the largest level that is allowed, the loss with it
+};
 struct WhatIf {
   int64_t tokens;
   double loss;
   std::vector<Effect> normalisers;
   std::vector<Effect> plain, centred;  // Taylor orders 1, 2, …
   std::vector<Truncated> truncated;
+  std::optional<Tops> tops;
 };
 struct WhatIfAsked {
   std::vector<std::string> normalisers;  // variants; empty: normalisers_of(length)
@@ -50,6 +70,9 @@ struct WhatIfAsked {
   bool truncations = true;
 };
 std::vector<std::string> normalisers_of(int64_t length);
+Truncated truncate(const nn::Model&, const at::Tensor& tokens, double base, bool renormalise,
+                   const Say&);
+Tops tops_of_heads(const nn::Model&, const at::Tensor& tokens, double base, const Say&);
 WhatIf what_if(const nn::Model&, const at::Tensor& tokens, const WhatIfAsked&, const Say& = {});
 
 }  // namespace horner::diag

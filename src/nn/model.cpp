@@ -133,22 +133,32 @@ std::vector<Slot> slots(Model& m) {
   return out;
 }
 
+// A variant's own parameters. A norm begins with vectors of length 1, as l2 has them: those of
+// RMSNorm, √D long, would drown the embeddings at first.
+static at::Tensor variant_start(const std::string& name, const Slot& s, double D,
+                                const at::Generator& random) {
+  if (name == "norm_bias") return at::zeros(s.shape);
+  if (name == "norm_weight") return at::full(s.shape, 1 / std::sqrt(D));
+  if (s.shape.size() < 3) return at::ones(s.shape);
+  return at::empty(s.shape).normal_(0, 1 / std::sqrt(D), random);
+}
+
 Model random_model(const ModelConfig& config, uint64_t seed) {
   Model m{config};
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
   const double range = config.json.value("initializer_range", 0.02);
   for (Slot& s : slots(m)) {
-    const size_t dims = s.shape.size();
-    const bool ours = s.name.find(".horner.") != std::string::npos,
-               bias = s.name.ends_with(".bias");
-    const bool parameter = ours && !bias && !s.name.ends_with(".weight");
-    if (bias || (dims == 1 && !ours && config.family->norm == Family::rms_plus_one))
+    const std::string name = s.name.substr(s.name.rfind('.') + 1);
+    const bool ours = s.name.find(".horner.") != std::string::npos, gate = name == "weight";
+    if (name == "bias" ||
+        (s.shape.size() == 1 && !ours && config.family->norm == Family::rms_plus_one))
       *s.at = at::zeros(s.shape);
-    else if (dims == 1 || (parameter && dims == 2))
-      *s.at = at::ones(s.shape);  // norms, and the parameters of variants
+    else if (ours && !gate)
+      *s.at = variant_start(name, s, double(config.D), random);
+    else if (s.shape.size() == 1)
+      *s.at = at::ones(s.shape);  // norms
     else
-      *s.at = at::empty(s.shape).normal_(0, parameter ? 1 / std::sqrt(double(config.D)) : range,
-                                         random);
+      *s.at = at::empty(s.shape).normal_(0, range, random);
   }
   if (config.tied) m.head = m.embedding;
   return m;

@@ -7,11 +7,14 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
 #include "attn/spec_text.h"
+#include "attn/state.h"
+#include "core/check.h"
 
 namespace horner::python {
 
@@ -216,6 +219,56 @@ static void statistics(const c10::OperatorHandle&, Stack* stack) {
   for (const at::Tensor& x : {s.entropy, s.largest, s.first, s.negative}) stack->emplace_back(x);
 }
 
+// attn::State, as an object of Python.
+struct Stream : torch::CustomClassHolder {
+  attn::State state;
+  explicit Stream(attn::State s) : state(std::move(s)) {}
+};
+using StreamPtr = c10::intrusive_ptr<Stream>;
+
+// `shape`: B, G, D, E.
+static StreamPtr make_stream(const std::string& variant, const std::vector<int64_t>& shape,
+                             at::ScalarType dtype) {
+  const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
+  return c10::make_intrusive<Stream>(attn::make_state(attn::find(variant).spec, s, dtype));
+}
+
+static at::Tensor step(const StreamPtr& self, const std::vector<std::optional<at::Tensor>>& rows) {
+  check(rows.size() == kInputs, "a step takes ", kInputs, " inputs, not ", rows.size());
+  Tensors tensors;
+  for (const auto& x : rows) tensors.push_back(x.value_or(at::Tensor()));
+  check(tensors[0].is_cpu(), "a State runs on the CPU: q is on ", tensors[0].device());
+  return attn::step(self->state, as_inputs(tensors));
+}
+
+// All that it holds; the batch is the first dimension of each.
+static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
+  attn::Carry& c = s.carry;
+  std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.fades};
+  for (const attn::Input& i : attn::input_table())
+    if (i.shape[0] == 'B') all.push_back(&(s.recent.*i.at));
+  Tensors held;
+  for (at::Tensor* x : all)
+    if (x->defined()) held.push_back(*x = change(*x));
+  return held;
+}
+
+// Another, of these rows of the batch.
+static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
+  attn::State s = self->state;
+  const at::Tensor index = rows.to(at::kCPU);
+  parts(s, [&](const at::Tensor& x) { return x.index_select(0, index); });
+  s.shape.B = rows.numel();
+  return c10::make_intrusive<Stream>(std::move(s));
+}
+
+static int64_t bytes(const StreamPtr& self) {
+  int64_t n = 0;
+  for (const at::Tensor& x : parts(self->state, [](const at::Tensor& x) { return x; }))
+    n += int64_t(x.nbytes());
+  return n;
+}
+
 static std::vector<std::string> variants() {
   std::vector<std::string> names;
   for (const attn::Variant& v : attn::variants()) names.push_back(v.name);
@@ -242,6 +295,7 @@ static c10::Dict<std::string, std::string> describe(const std::string& name) {
   out.insert("spec", attn::text(v.spec));
   out.insert("notes", notes);
   out.insert("inputs", inputs);
+  out.insert("no_state", attn::why_no_state(v.spec));
   return out;
 }
 
@@ -271,6 +325,12 @@ TORCH_LIBRARY(horner, m) {
   m.def("variants() -> str[]", &variants);
   m.def("executions() -> str[]", &executions);
   m.def("describe(str variant) -> Dict(str, str)", &describe);
+  m.class_<Stream>("State")
+      .def(torch::init(&make_stream))
+      .def("step", &step)
+      .def("select", &select)
+      .def("tokens", [](const StreamPtr& self) { return self->state.tokens; })
+      .def("bytes", &bytes);
 }
 
 TORCH_LIBRARY_IMPL(horner, CPU, m) {

@@ -156,16 +156,35 @@ static void say_others(const TaskData& t, Sentences& out) {
       out.push_back(words + each(t, groups) + ".");
 }
 
+// How the distance from softmax varies among seeds: the runs of a seed share weights and batches.
+static double paired_deviation(const TaskData& t, const Group& g) {
+  std::vector<double> distance;
+  for (const RunData* mine : g.runs)
+    for (const RunData* its : t.softmax->runs)
+      if (mine->settings.seed == its->settings.seed && mine->finished && its->finished)
+        distance.push_back(mine->result.value("validation_loss", std::nan("")) /
+                               its->result.value("validation_loss", std::nan("")) -
+                           1);
+  return distance.size() > 1 ? spread(distance).deviation : std::nan("");
+}
+
 static void say_spread(const TaskData& t, Sentences& out) {
-  double sum = 0;
-  int n = 0;
-  for (const Group& g : t.groups)
-    if (g.loss.n > 1 && g.diverged == 0) sum += g.loss.deviation / g.loss.mean, ++n;
-  if (n > 0)
-    out.push_back("Seeds of one variant differ by " + percent(sum / n) +
-                  " (standard deviation, mean of the variants): smaller differences say little.");
-  else
-    out.push_back("One seed each: small differences may be chance.");
+  std::vector<double> own, paired;  // one variant that went astray must not speak for all: medians
+  for (const Group& g : t.groups) {
+    if (g.loss.n < 2 || g.diverged > 0) continue;
+    own.push_back(g.loss.deviation / g.loss.mean);
+    if (t.softmax && &g != t.softmax) paired.push_back(paired_deviation(t, g));
+  }
+  if (own.empty()) return out.push_back("One seed each: small differences may be chance.");
+  const auto median = [](std::vector<double>& x) {
+    std::nth_element(x.begin(), x.begin() + x.size() / 2, x.end());
+    return x[x.size() / 2];
+  };
+  std::erase_if(paired, [](double x) { return std::isnan(x); });
+  std::string s = "Seeds of one variant differ by " + percent(median(own));
+  if (!paired.empty())
+    s += ", the distances from softmax in runs of the same seed by " + percent(median(paired));
+  out.push_back(s + " (standard deviations, medians over the variants): less says little.");
 }
 
 static void say_accuracy(const TaskData& t, Sentences& out) {

@@ -15,22 +15,23 @@ static const Preset kPresets[] = {
     "on-nan": "skip"
   },
   "tasks": [
-    {"task": "recall:pairs=16", "settings": {"steps": 500, "learning-rate": 6e-3, "model-config": {
+    {"task": "recall:pairs=16", "settings": {"steps": 600, "learning-rate": 6e-3, "model-config": {
       "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
       "vocab_size": 64, "horner": {"key_shift": true}}}},
     {"task": "text", "settings": {"steps": 300, "learning-rate": 2e-3, "length": 128, "batch": 16}}
   ]
 })"},
     {"paper-small",
-     "for a GPU: the whole ablation with the 10 M model on text, 42 variants, 3 seeds",
+     "for a GPU: the whole ablation with the 10 M model on text, 44 variants, 3 seeds",
      R"({
   "title": "The ablation: what softmax attention is made of",
-  "attention": ["softmax", "l2", "rms", "layer_norm", "clamped_sum", "detached_sum", "by_count", "by_count_gate", "gate",
-                "gated", "gated_no_norm", "l2_post_gate", "relu_l2", "taylor{1..10}", "centred_taylor{1..4}", "centred_taylor{6,8,10}",
+  "attention": ["softmax", "l2", "rms", "rms:clamp=inf", "layer_norm", "layer_norm:clamp=inf,denominator=nothing",
+                "clamped_sum", "detached_sum", "by_count", "by_count_gate", "gate", "gated", "gated_no_norm", "l2_post_gate",
+                "relu_l2", "taylor{1..10}", "centred_taylor{1..4}", "centred_taylor{6,8,10}",
                 "linear_elu", "linear_relu", "linear_cosine", "elu_taylor{2,4,10}", "relu_taylor{2,4,10}", "cosine_taylor{2,4,10}"],
   "seeds": [0, 1, 2],
   "settings": {
-    "model": "10m", "dtype": "bfloat16", "steps": 1000, "batch": 64, "length": 512, "learning-rate": 1e-3, "warmup": 100,
+    "model": "10m", "dtype": "bfloat16", "steps": 1000, "batch": 64, "length": 512, "learning-rate": 2e-3, "warmup": 100,
     "evaluate-every": 100, "evaluate-sequences": 128, "checkpoint-every": 500, "keep": 1, "on-nan": "skip"
   },
   "tasks": ["text"]

@@ -34,11 +34,13 @@ static void read_metrics(const fs::path& path, RunData& r) {
       r.validation_loss.push_back({step, number(j, "validation_loss")});
       r.validation_accuracy.push_back({step, number(j, "validation_accuracy")});
     }
-    if (j.contains("entropy") && j["entropy"].is_array()) {
-      r.entropy.clear();
-      for (const Json& e : j["entropy"])
-        r.entropy.push_back(e.is_number() ? e.get<double>() : std::nan(""));
-    }
+    for (const auto& [name, layers] :
+         {std::pair{"entropy", &r.entropy}, {"separability", &r.separability}})
+      if (j.contains(name) && j[name].is_array()) {
+        layers->clear();
+        for (const Json& e : j[name])
+          layers->push_back(e.is_number() ? e.get<double>() : std::nan(""));
+      }
   }
 }
 

@@ -21,8 +21,8 @@ struct RunData {
   int64_t step;  // the last one
   Json result;   // null unless finished
   Points loss, gradient, validation_loss, validation_accuracy;
-  std::vector<double> entropy;              // of each layer, the last measured
-  std::vector<std::vector<double>> taylor;  // log_magnitudes of taylor.h, or empty
+  std::vector<double> entropy, separability;  // of each layer, the last measured
+  std::vector<std::vector<double>> taylor;    // log_magnitudes of taylor.h, or empty
 };
 
 // Every run in these folders and below. The same run twice is taken once: the one that came

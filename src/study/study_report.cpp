@@ -227,6 +227,12 @@ static std::vector<double> dominant_orders(const Group& g, const RunData& r) {
 static std::vector<double> entropies(const Group&, const RunData& r) {
   return r.entropy;
 }
+// Weights that may be negative have none.
+static std::vector<double> separabilities(const Group&, const RunData& r) {
+  const auto none = [](double x) { return std::isnan(x); };
+  const auto& all = r.separability;
+  return std::all_of(all.begin(), all.end(), none) ? std::vector<double>() : all;
+}
 
 static void add_terms(const TaskData& t, std::vector<Section>& out) {
   if (!t.softmax || t.softmax->runs[0]->taylor.empty()) return;
@@ -315,6 +321,14 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
       out.push_back({"Entropy of the weights: " + task_title(t),
                      "Mean over rows of −Σ p log p, p the share of a weight's size in its row; the "
                      "last measured.",
+                     h, true});
+  for (const TaskData& t : tasks)
+    if (const HeatMap h = by_layer(t, "N_s / N", separabilities); !h.y.empty())
+      out.push_back({"Separability: " + task_title(t),
+                     "How many of a row's N largest weights can be told apart among the values: "
+                     "the share whose weighted value, at length 1, lies nearer to their sum than "
+                     "that of every other token; N = 16, or a quarter of a shorter sequence. The "
+                     "last measured, for variants whose weights are not negative.",
                      h, true});
   for (const TaskData& t : tasks)
     out.push_back(curves(t, "gradient norm", &RunData::gradient, true, true));

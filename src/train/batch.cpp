@@ -4,8 +4,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "attn/exec/stages.h"
 #include "core/check.h"
+#include "nn/rows.h"
 
 namespace horner::train {
 
@@ -57,21 +60,39 @@ Score evaluate(const nn::Model& m, const nn::Run& run, const Source& source, con
   return {p[0], p[1], p[2]};
 }
 
-std::vector<double> row_entropies(const nn::Model& m, const nn::Run& run,
-                                  const at::Tensor& tokens) {
+// Of one sequence, the first of `all`.
+static double separability(const attn::Spec& spec, const attn::Inputs& all) {
+  if (!nn::why_no_rows(spec).empty()) return NAN;
+  attn::Inputs in = all;
+  for (at::Tensor* x : {&in.q, &in.k, &in.v}) *x = x->narrow(0, 0, 1);
+  const int64_t T = in.q.size(2), N = std::clamp<int64_t>(T / 4, 1, 16);
+  const at::Tensor v = attn::exec::one_key_head_each(in).v[0].cpu();
+  at::Tensor sum = at::zeros({2}, at::kDouble);  // of shares, and how many
+  nn::for_rows(spec, in, nn::few_queries(T, kMostQueries), [&](const nn::Rows& rows) {
+    const int64_t S = rows.weights.size(-1);
+    const at::Tensor share = nn::separable_share(rows, rows.weights, v.narrow(1, 0, S), N);
+    sum += at::stack({share.nansum(), share.isnan().logical_not().sum().to(at::kDouble)});
+  });
+  return (sum[0] / sum[1]).item<double>();
+}
+
+RowMeans row_means(const nn::Model& m, const nn::Run& run, const at::Tensor& tokens) {
   const c10::NoGradGuard without_gradients;
+  RowMeans out;
   std::vector<at::Tensor> means;
   const nn::Probe probe{
       [&](int64_t, const attn::Spec& spec, const attn::Inputs& in, const at::Tensor&) {
         attn::Statistics statistics;
         attn::attend(spec, in, "auto", &statistics);
         means.push_back(statistics.entropy.mean().to(at::kDouble));
+        out.separability.push_back(separability(spec, in));
       }};
   nn::Run watched = run;
   watched.probe = &probe;
   nn::hidden(m, tokens, watched);
   const at::Tensor all = at::stack(means).cpu();
-  return {all.data_ptr<double>(), all.data_ptr<double>() + all.numel()};
+  out.entropy.assign(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
+  return out;
 }
 
 int64_t first_broken_layer(const nn::Model& m, const nn::Run& run, const at::Tensor& tokens) {

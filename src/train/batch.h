@@ -30,8 +30,15 @@ struct Score {
 Score evaluate(const nn::Model&, const nn::Run&, const Source&, const Settings&, int64_t first,
                int64_t last);
 
-// The mean entropy of the rows of each layer's attention, in nats.
-std::vector<double> row_entropies(const nn::Model&, const nn::Run&, const at::Tensor& tokens);
+// Of the rows of each layer's attention, means.
+struct RowMeans {
+  std::vector<double> entropy;  // in nats, from the statistics of the pass itself
+  // nn::separable_share of the N largest weights, in the first sequence's kMostQueries queries at
+  // even steps: N = 16, or a quarter of a text below 64 tokens. NaN where weights are no shares.
+  std::vector<double> separability;
+};
+inline constexpr int64_t kMostQueries = 32;
+RowMeans row_means(const nn::Model&, const nn::Run&, const at::Tensor& tokens);
 
 // The first layer whose attention gives no finite numbers; -1: none.
 int64_t first_broken_layer(const nn::Model&, const nn::Run&, const at::Tensor& tokens);

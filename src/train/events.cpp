@@ -72,7 +72,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-constexpr std::string_view kPrefix = "events.out.tfevents.";
+constexpr std::string_view kFilePrefix = "events.out.tfevents.";
 
 // Seconds since 1970, later than those in the names of all files that are there: TensorBoard reads
 // them in the order of their names.
@@ -81,8 +81,8 @@ int64_t second_of_a_new_file(const std::filesystem::path& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
     int64_t other = 0;
-    if (!name.starts_with(kPrefix)) continue;
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), other);
+    if (!name.starts_with(kFilePrefix)) continue;
+    std::from_chars(name.data() + kFilePrefix.size(), name.data() + name.size(), other);
     second = std::max(second, other + 1);
   }
   return second;
@@ -96,7 +96,7 @@ EventFile::EventFile(const std::filesystem::path& folder, int64_t first_step) {
   check(!error, folder, ": ", error.message());
   char host[256] = "";
   if (::gethostname(host, sizeof host - 1) != 0 || !*host) std::strcpy(host, "localhost");
-  path_ = folder / (std::string(kPrefix) + std::to_string(second_of_a_new_file(folder)) + "." +
+  path_ = folder / (std::string(kFilePrefix) + std::to_string(second_of_a_new_file(folder)) + "." +
                     host + "." + std::to_string(::getpid()));
   file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   check(file_ >= 0, path_, ": ", std::strerror(errno));

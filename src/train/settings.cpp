@@ -39,7 +39,7 @@ static const Setting kSettings[] = {
     {"evaluate-sequences", &S::evaluate_sequences, false, "sequences of a validation"},
     {"checkpoint-every",   &S::checkpoint_every,   false, "steps between checkpoints; 0: only at the end"},
     {"keep",               &S::keep,               false, "how many checkpoints to keep"},
-    {"entropy-every",      &S::entropy_every,      false, "steps between measurements of the rows' entropy in each layer; 0: never"},
+    {"entropy-every",      &S::entropy_every,      false, "steps between measurements of entropy and separability in each layer; 0: never"},
     {"on-spike",           &S::on_spike,           true,  "when the loss or the gradient jumps: note it, skip the step, or stop"},
     {"on-nan",             &S::on_nan,             true,  "when they are no numbers: skip the step, or stop"},
     {"spike",              &S::spike,              true,  "standard deviations that make a jump"},

@@ -21,7 +21,8 @@ struct Source {
 };
 
 // Pieces of a text at random places: of a file of tokens, or without one of the default text as
-// bytes. The last twentieth is for validation.
+// bytes. It is taken as up to 64 pieces of at least a million tokens; the last twentieth of each
+// is for validation.
 Source text_source(const std::filesystem::path& token_file, uint64_t seed);
 
 // Random bits that depend on the three numbers alone.

@@ -46,7 +46,8 @@ void write(const Trainer& r, const Json& line) {
   for (const auto& [name, x] : line.items()) {
     if (name != "step" && x.is_number()) scalars.push_back({name, x.get<float>()});
     for (size_t i = 0; x.is_array() && i < x.size(); ++i)
-      scalars.push_back({name + "/layer_" + std::to_string(i), x[i].get<float>()});
+      if (x[i].is_number())
+        scalars.push_back({name + "/layer_" + std::to_string(i), x[i].get<float>()});
   }
   if (!scalars.empty()) r.events->add(line["step"], scalars);
 }
@@ -61,6 +62,11 @@ bool is_time(int64_t step, int64_t every) {
 
 Json number(double x) {
   return std::isfinite(x) ? Json(x) : Json(nullptr);
+}
+Json numbers(const std::vector<double>& all) {
+  Json out = Json::array();
+  for (const double x : all) out.push_back(number(x));
+  return out;
 }
 Json number(const std::optional<double>& x) {
   return x ? Json(*x) : Json(nullptr);
@@ -128,7 +134,8 @@ void finish_step(Trainer& r, double seconds) {
                {"tokens_per_second", r.rates.back()}};
   if (t.first() && is_time(t.at.step, t.s.entropy_every)) {
     const at::Tensor some = t.tokens[0].narrow(0, 0, std::min<int64_t>(4, t.tokens.size(1)));
-    line["entropy"] = row_entropies(t.model, t.run, some);
+    const RowMeans rows = row_means(t.model, t.run, some);
+    line["entropy"] = numbers(rows.entropy), line["separability"] = numbers(rows.separability);
   }
   write(r, line);
   const double share = r.rates.back() * r.flops_per_token / r.peak;

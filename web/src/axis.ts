@@ -34,7 +34,7 @@ export function ticks([low, high]: Range, log: boolean, most = 7): number[] {
   if (!log) return round_steps(low, high, most);
   const decades = high - low;
   if (decades < 0.8) return round_steps(10 ** low, 10 ** high, most).filter((v) => v > 0).map(Math.log10);
-  const parts = decades > 3 ? [1] : decades > 1.7 ? [1, 3] : [1, 2, 5];
+  const parts = decades > 3 ? [1] : decades > 1.7 ? [1, 3] : decades > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 5, 7];
   const every = Math.max(1, Math.ceil(decades / (most + 1)));
   const out: number[] = [];
   for (let e = Math.floor(low); e <= high; ++e)

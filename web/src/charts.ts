@@ -11,15 +11,17 @@ export function bars(section: HTMLElement, tools: HTMLElement, heading: string, 
   const option = (view: View) => {
     const t = view.theme;
     const seen = data.series.filter((s) => !view.hidden.has(s.name));
-    const range = range_of([...seen.flatMap(ends), ...(data.dots ? [] : [0])], false, 0.05);
-    if (!data.dots && range[0] < 0 && seen.flatMap(ends).every((v) => v >= 0)) range[0] = 0;
+    const all = seen.flatMap(ends);
+    const log = data.dots && Math.min(...all) > 0 && Math.max(...all) > 3 * Math.min(...all); // one far off must not squeeze the rest
+    const range = range_of([...all, ...(data.dots ? [] : [0])], log, 0.05);
+    if (!data.dots && range[0] < 0 && all.every((v) => v >= 0)) range[0] = 0;
     const series = seen.flatMap((s) => {
       const { colour } = view.colours.get(s.name)!;
-      const at = s.values.map((v, i) => [v, i]);
+      const at = s.values.map((v, i) => [position(v, log), i]);
       const shape = data.dots
         ? { type: "scatter", symbolSize: 10, data: at, z: 4 }
         : { type: "bar", barMaxWidth: 16, barGap: alone ? "-100%" : "15%", data: at, itemStyle: { borderRadius: [0, 3, 3, 0] } };
-      const reach = s.values.flatMap((v, i) => (v !== null && s.spread?.[i] ? [[v - s.spread[i]!, v + s.spread[i]!, i]] : []));
+      const reach = s.values.flatMap((v, i) => (v !== null && s.spread?.[i] ? [[position(v - s.spread[i]!, log), position(v + s.spread[i]!, log), i]] : []));
       const body = { ...shape, name: s.name, color: colour };
       return reach.length && (data.dots || alone) ? [body, whiskers(s.name, reach, data.dots ? colour : t.ink, true)] : [body];
     });
@@ -30,7 +32,7 @@ export function bars(section: HTMLElement, tools: HTMLElement, heading: string, 
         axisLabel: { color: t.ink, fontSize: 12, width: Math.max(90, view.width * 0.34), overflow: "truncate", interval: 0 },
         splitLine: { show: data.dots, lineStyle: { color: t.line, type: "dotted" } },
       },
-      xAxis: { ...axis_option(range, false, t, view.width < 560 ? 4 : 8), name: data.label, nameLocation: "middle", nameGap: 28, nameTextStyle: { color: t.soft } },
+      xAxis: { ...axis_option(range, log, t, view.width < 560 ? 4 : 8), name: data.label, nameLocation: "middle", nameGap: 28, nameTextStyle: { color: t.soft } },
       tooltip: { ...tip_style(t), trigger: "axis", axisPointer: { type: "shadow", axis: "y" }, formatter: (at: any) => hover(at, view) },
       series,
     };

@@ -1,6 +1,6 @@
 // One pass over tiles of keys, on an NVIDIA GPU: no T x S matrix, forward or backward. Features,
-// the input gate, the centre and divisors other than the sum are tensor code before it. Two rows of
-// the table: kernels that run everything, and those for Hopper.
+// the centre, divisors other than the sum and, but for Hopper, the input gate are tensor code
+// before it. Two rows of the table: kernels that run everything, and those for Hopper.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -40,13 +40,14 @@ struct CudaJob : torch::CustomClassHolder {
 // The tensors with gradients, in the order of CudaAttend's arguments; those behind q, k and v may
 // be undefined.
 struct CudaTensors {
-  at::Tensor q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
+  static constexpr size_t kCount = 11;
+  at::Tensor q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias;
 
   static CudaTensors from(const std::vector<at::Tensor>& x) {
-    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9]};
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10]};
   }
   std::vector<at::Tensor> list() const {
-    return {q, k, v, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
+    return {q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias};
   }
 };
 
@@ -77,6 +78,7 @@ static Fused problem(const CudaJob& job, const CudaTensors& x) {
   f.scale = job.scale, f.clamp = job.clamp;
   f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
   f.centre = memory<float>(x.centre), f.decay = memory<double>(x.decay);
+  f.gate = memory<float>(x.gate);
   f.seen = job.seen;
   f.seen.begin = memory<int32_t>(job.begin), f.seen.end = memory<int32_t>(job.end);
   f.seen.keep = memory<uint8_t>(job.keep);
@@ -172,6 +174,7 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   if (job.has_g()) g = at::empty_like(r.o);
   if (job.found.defined()) pulls = at::empty({f.B, f.H, f.T, 4}, rows);
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
+  if (x.gate.defined()) d.gate = at::empty_like(x.gate);
   if (x.decay.defined()) {
     d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
     d.decay = at::empty_like(x.decay);
@@ -180,7 +183,7 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
   f.d_o = view(grad), f.g = memory<void>(g);
   f.queries = memory<cuda::Query>(queries), f.pulls = memory<cuda::Pull>(pulls);
-  f.d_centre = memory<float>(d.centre);
+  f.d_centre = memory<float>(d.centre), f.d_gate = memory<float>(d.gate);
   f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
   cuda::rows(f, job.weights, stream());
   if (f.pulls) cuda::pulls(f, job.weights, stream());
@@ -220,7 +223,8 @@ struct CudaAttend : torch::autograd::Function<CudaAttend> {
     const c10::cuda::CUDAGuard guard(saved[0].device());
     const auto job =
         c10::static_intrusive_pointer_cast<CudaJob>(ctx->saved_data["job"].toCapsule());
-    const CudaResult r{saved[10], saved[11], saved[12], saved[13], saved[14]};
+    const auto* kept = &saved[CudaTensors::kCount];
+    const CudaResult r{kept[0], kept[1], kept[2], kept[3], kept[4]};
     auto out = exec::backward(*job, CudaTensors::from(saved), r, grads[0]).list();
     out.insert(out.begin(), at::Tensor());  // the job
     return out;
@@ -233,7 +237,7 @@ static at::Tensor differentiable(const c10::intrusive_ptr<CudaJob>& job, const C
   if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
   auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
   return CudaAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.centre), maybe(x.decay),
-                           maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
+                           maybe(x.gate), maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
                            maybe(x.norm_weight), maybe(x.norm_bias));
 }
 
@@ -302,7 +306,9 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   if (by_row) q = q * scale(spec, in, counted.count());
   if (!by_row && factor <= 0) q = q * factor;
   x.q = for_kernels(*job, q.to(dtype)), x.k = for_kernels(*job, k);
-  x.v = for_kernels(*job, spec.input_gate ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
+  const bool gate_before = spec.input_gate && !hopper;
+  x.v = for_kernels(*job, gate_before ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
+  if (spec.input_gate && hopper) x.gate = plain(in.input_gate);
   if (is<Adaptive>(spec.sharpness)) {
     q = q * sharpness(*job, x.q.detach(), x.k.detach());
     x.q = for_kernels(*job, q.to(dtype));

@@ -107,6 +107,7 @@ struct Fused {
   View q, k, v;
   const float* centre;  // [B, H, T], or null
   const double* decay;  // [B, G, S], running sums of the log gates, or null
+  const float* gate;    // [B, G, S], what multiplies the values, or null; Hopper's and `queries`
   Seen seen;
   Epilogue epilogue;
   Found* found;  // [B, H, T], of Other and Adaptive
@@ -127,6 +128,7 @@ struct Fused {
   void *dk, *dv;    // [B, G, S, D], [B, G, S, E]
   float* d_centre;  // [B, H, T], zeros before, or null
   double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], or null
+  float* d_gate;                        // [B, G, S], where there is a gate
 };
 
 // Rows are taken by blocks in the first step of backward.

@@ -12,7 +12,6 @@ namespace horner::attn::kernels::cuda {
 template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
-  static constexpr bool kDecay = true, kCentre = true, kIntervals = false;
   static constexpr int kTilesAtOnce = 2;                    // of eight queries, in `grade`
   static constexpr int kAtoms = !kWide && C == 64 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
@@ -62,7 +61,6 @@ struct KeySums {
     Tile<T, C> q, g;
     const Query* of;      // [kQueries]
     const double* gates;  // [kQueries]
-    const int2* seen;     // [kQueries], the intervals of keys, where Shape::kIntervals
     Tile<T, Shape::kQueries> dx;
   };
 
@@ -117,36 +115,29 @@ struct KeySums {
         s.seen = 0;
 #pragma unroll
         for (int c = 0; c < 2 * kTilesAtOnce; ++c) {
-          const int2 interval = seen(tile, column_of(c / 2 * 4 + c % 2));
+          const int t = min(tile.t0 + column_of(c / 2 * 4 + c % 2), f.T - 1);
+          const int lo = f.seen.lo(t), hi = f.seen.hi(t);
 #pragma unroll
           for (int i = 0; i < n; ++i)
             if (tile_of(i) == c / 2 && i % 2 == c % 2)
-              s.seen |= uint32_t(key(row_of(i)) >= interval.x && key(row_of(i)) < interval.y) << i;
+              s.seen |= uint32_t(key(row_of(i)) >= lo && key(row_of(i)) < hi) << i;
         }
         if (f.seen.keep) s.seen &= kept<n>(tile.head.b, row_of);
       }
-      if constexpr (care == Care::any && Shape::kDecay)
-        if (f.decay) {
-          const auto faded = lanes<n>([&](int i) {
-            return fade(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
-          });
-          s.a = s.a * faded, s.dW = s.dW * faded;
-        }
+      if (care == Care::any && f.decay) {
+        const auto faded = lanes<n>([&](int i) {
+          return fade(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
+        });
+        s.a = s.a * faded, s.dW = s.dW * faded;
+      }
       const Graded<n> y = graded<care, n>(weight, f, s, [&](int i) {
         return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1));
       });
 #pragma unroll
       for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
-      if constexpr (care == Care::any && Shape::kDecay)
-        if (f.decay) add_decay(s, y);
-      if constexpr (Shape::kCentre)
-        if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
+      if (care == Care::any && f.decay) add_decay(s, y);
+      if (f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
     }
-  }
-  __device__ int2 seen(const Queries& tile, int column) const {
-    if constexpr (Shape::kIntervals) return tile.seen[column];
-    const int t = min(tile.t0 + column, f.T - 1);
-    return {f.seen.lo(t), f.seen.hi(t)};
   }
   // A bit for each number of a batch: whether its key is kept.
   template <int n, class RowOf>
@@ -241,13 +232,13 @@ struct KeySums {
     for (int i = 0; i < 2 * kAtoms; ++i) {
       const int s = key(i);
       double d = d_decay[i / 2][i % 2];
-      if (Shape::kDecay && f.decay) {
+      if (f.decay) {
         d += __shfl_xor_sync(~0u, d, 1);
         d += __shfl_xor_sync(~0u, d, 2);
       }
       if (s >= f.S) continue;
       const int64_t at = head.key(f, s);
-      if (Shape::kDecay && f.d_decay_key && column == 0 && lane() % 4 == 0) f.d_decay_key[at] = -d;
+      if (f.d_decay_key && column == 0 && lane() % 4 == 0) f.d_decay_key[at] = -d;
 #pragma unroll
       for (int j = 0; j < Shape::kOwn / 8; ++j) {
         const int c = column + 8 * j + lane() % 4 * 2;
@@ -291,7 +282,6 @@ __global__ __launch_bounds__(
             {q.at + Shape::kTileBytes},
             of + stage * kQueries,
             gates + stage * kQueries,
-            nullptr,
             {dx.at + stage * Shape::kDxBytes}};
   };
   const auto copy = [&](int stage, int h, int t0) {

@@ -16,6 +16,7 @@ struct ForwardShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kAtoms = 1;  // of 16 rows, in a warp
   static constexpr bool kDecay = true;
+  static constexpr bool kRaw = false;  // whether polynomials are of scores before the scale
   static constexpr int kQueries = 16 * kAtoms * kWarps;
   static constexpr int kBlocks = kWide || C == 256 ? 1
                                  : C == 128        ? 2
@@ -97,12 +98,21 @@ struct RunningSums {
 
   // From products to weights, in place; adds those to the sum.
   __device__ __forceinline__ void weigh(Care care, Products& x, int s0, const double* gates) {
-    if (care == Care::none) weigh<Care::none>(x, s0, gates);
-    if (care == Care::clamp) weigh<Care::clamp>(x, s0, gates);
-    if (care == Care::any) weigh<Care::any>(x, s0, gates);
+    with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+      weigh(weight, care, x, s0, gates);
+    });
   }
-  template <Care care>
-  __device__ __forceinline__ void weigh(Products& x, int s0, const double* gates) {
+  // The same with a weight of known degree, if it has one.
+  template <class Weight>
+  __device__ __forceinline__ void weigh(const Weight& weight, Care care, Products& x, int s0,
+                                        const double* gates) {
+    if (care == Care::none) weigh<Care::none>(weight, x, s0, gates);
+    if (care == Care::clamp) weigh<Care::clamp>(weight, x, s0, gates);
+    if (care == Care::any) weigh<Care::any>(weight, x, s0, gates);
+  }
+  template <Care care, class Weight>
+  __device__ __forceinline__ void weigh(const Weight& weight, Products& x, int s0,
+                                        const double* gates) {
     const int first = s0 + lane() % 4 * 2;
     if constexpr (care == Care::any && kIsExp) {
 #pragma unroll
@@ -117,21 +127,19 @@ struct RunningSums {
         const float top = by_fours(of_row(x, i), [](float a, float b) { return fmaxf(a, b); });
         return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
       });
-    with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
 #pragma unroll
-      for (int i = 0; i < 2 * kAtoms; ++i) {
-        auto y = value<care>(weight, of_row(x, i), i, first);
-        if constexpr (care == Care::any && Shape::kDecay)
-          if (f.decay) {
-            const double here = gates_at_query(f, head, query(i));
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      auto y = value<care>(weight, of_row(x, i), i, first);
+      if constexpr (care == Care::any && Shape::kDecay)
+        if (f.decay) {
+          const double here = gates_at_query(f, head, query(i));
 #pragma unroll
-            for (int j = 0; j < 2 * kTiles; ++j)
-              y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
-          }
-        if constexpr (!kScaled) add(y, i);
-        set_row(x, i, y);
-      }
-    });
+          for (int j = 0; j < 2 * kTiles; ++j)
+            y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
+        }
+      if constexpr (!kScaled) add(y, i);
+      set_row(x, i, y);
+    }
     if constexpr (kScaled) by_largest(x);
   }
   // Four results side by side, so that none waits long for the one before.
@@ -151,8 +159,13 @@ struct RunningSums {
                                                      int first) const {
     const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
     const float sub = (centre[i / 2][i % 2] + by) * kUnit<W>, scale = f.scale * kUnit<W>;
-    auto y = lanes<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
-    if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kUnit<W>);
+    auto y = x;
+    if constexpr (Shape::kRaw && kOfDegree<Weight>) {
+      if constexpr (care != Care::none) y = at_most(y, f.clamp / f.scale);
+    } else {
+      y = lanes<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
+      if constexpr (care != Care::none) y = at_most(y, (f.clamp - by) * kUnit<W>);
+    }
     if constexpr (std::is_same_v<W, Other>) {
       const Found found = f.found ? f.found[row(i)] : Found{};
       y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });

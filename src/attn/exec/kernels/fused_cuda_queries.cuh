@@ -122,6 +122,9 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
       s.z = lanes<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
       s.limit = lanes<n>([&](int) { return query[i].limit; });
       s.dp = Block::of_row(dp, i);
+      if (f.gate)
+        s.dp = lanes<n>(
+            [&](int j) { return s.dp[j] * gate_of_key(f, block.head, Block::key(s0, j)); });
       s.a = lanes<n>([&](int) { return query[i].a; });
       s.dW = lanes<n>([&](int) { return query[i].dW; });
       s.seen = seen_keys<n>(f.seen, block.head.b, block.query(i), Block::key(s0, 0));

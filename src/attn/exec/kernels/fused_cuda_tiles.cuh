@@ -106,6 +106,10 @@ __device__ inline float fade(double query, double key) {
   return expf(high) * (1 + float(x - double(high)));
 }
 
+__device__ inline float gate_of_key(const Fused& f, const Head& head, int s) {
+  return f.gate[head.key(f, min(s, f.S - 1))];
+}
+
 template <class T>
 __device__ inline void store_pair(void* rows, int64_t at, float a, float b) {
   *reinterpret_cast<uint32_t*>(static_cast<T*>(rows) + at) = pair(T(), a, b);

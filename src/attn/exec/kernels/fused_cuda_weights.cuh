@@ -46,7 +46,13 @@ HORNER_HD Lanes<n> operator*(float a, Lanes<n> b) {
   return b * a;
 }
 HORNER_HD float at_most(float a, float b) {  // a NaN stays one
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
   return a > b ? b : a;
+#endif
 }
 template <int n>
 HORNER_HD Lanes<n> at_most(Lanes<n> a, float b) {
@@ -108,6 +114,13 @@ template <int degree>
 struct OfDegree {
   const Polynomial& p;
 };
+template <class Weight>
+inline constexpr bool kOfDegree = false;
+template <int degree>
+inline constexpr bool kOfDegree<OfDegree<degree>> = degree != 0;
+constexpr bool knows_degree(int n) {
+  return n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
+}
 // f(weight), with a polynomial of the degree given. Called around loops, not in them.
 template <class W, class F>
 HORNER_HD void with_degree(const W& w, int, const F& f) {

@@ -1,138 +1,14 @@
-// Backward on Hopper: a block of threads has 128 keys of one key head, 64 for each group of four
-// warps, and one warp more that begins the copies of the tiles of queries that see them. Scores are
-// taken transposed, as in fused_cuda_backward.cuh: w and dx stay in registers as left factors, and
-// dx goes to shared memory too, for dq = dx k, half of the channels by each group. The dq of a tile
-// is taken while the next is weighed, and added to memory atomically, in the order of registers.
+// Backward on Hopper: a block of threads has 128 keys of one key head, 64 for each of two groups of
+// four warps, and one warp more that begins the copies of the tiles of queries that see them.
+// Scores are taken transposed, as in fused_cuda_backward.cuh: w and dx stay in registers as left
+// factors, and dx goes to shared memory too, for dq = dx k. With 64 channels a third group takes
+// dq, so that none waits for another; with 128 there are no registers for one: each takes half of
+// its channels.
 #pragma once
 
-#include "attn/exec/kernels/fused_cuda_backward.cuh"
-#include "attn/exec/kernels/hopper_forward.cuh"
+#include "attn/exec/kernels/hopper_grade.cuh"
 
 namespace horner::attn::kernels::cuda {
-
-template <int C>
-struct HopperBackwardShape {
-  static constexpr bool kDecay = false, kCentre = false, kIntervals = true;
-  static constexpr int kTilesAtOnce = C == 64 ? 2 : 1;
-  static constexpr int kAtoms = 1, kGroups = 2, kKeys = 64 * kGroups;
-  static constexpr int kStages = C == 64 ? 4 : 3;  // of tiles of queries, in shared memory
-  static constexpr int kQueries = 64, kStep = kQueries, kOwn = C, kParts = 1;
-  static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kRegisters = 240, kFewRegisters = 24;
-  static constexpr bool kDqLater = C == 64;  // beside the next tile: there are registers for that
-  using Keys = Panel<kKeys, C>;
-  using Queries = Panel<kQueries, C>;
-  using Dx = Panel<kKeys, kQueries>;
-  static constexpr int kDx = 2 * Keys::kBytes + 2 * kStages * Queries::kBytes;  // where it begins
-  static constexpr int kOf = kDx + 2 * Dx::kBytes;
-  static constexpr int kSeen = kOf + kStages * kQueries * int(sizeof(Query));
-  static constexpr int kBarriers = kSeen + kStages * kQueries * int(sizeof(int2));
-  static constexpr int kBytes = kBarriers + (1 + 2 * kStages) * 8;
-};
-
-template <int C>
-struct BackwardMemory {
-  using Shape = HopperBackwardShape<C>;
-  unsigned char* bytes;
-  uint32_t at;
-
-  // The same in round i of a loop, as far as the compiler knows another: addresses are then made
-  // where they are used, not kept in registers all the while.
-  __device__ BackwardMemory in_round(int i) const { return {bytes, at + (uint32_t(i) >> 30)}; }
-  __device__ typename Shape::Keys k() const { return {at}; }
-  __device__ typename Shape::Keys v() const { return {at + Shape::Keys::kBytes}; }
-  __device__ typename Shape::Queries q(int stage) const {
-    return {at + uint32_t(2 * Shape::Keys::kBytes + 2 * stage * Shape::Queries::kBytes)};
-  }
-  __device__ typename Shape::Queries g(int stage) const {
-    return {q(stage).at + Shape::Queries::kBytes};
-  }
-  __device__ typename Shape::Dx dx(int i) const {
-    return {at + uint32_t(Shape::kDx + i * Shape::Dx::kBytes)};
-  }
-  __device__ Query* of(int stage) const {
-    return reinterpret_cast<Query*>(bytes + Shape::kOf) + stage * Shape::kQueries;
-  }
-  __device__ int2* seen(int stage) const {
-    return reinterpret_cast<int2*>(bytes + Shape::kSeen) + stage * Shape::kQueries;
-  }
-  __device__ uint32_t barrier(int i) const { return at + uint32_t(Shape::kBarriers + 8 * i); }
-  __device__ uint32_t keys_full() const { return barrier(0); }
-  __device__ uint32_t full(int stage) const { return barrier(1 + 2 * stage); }
-  __device__ uint32_t free(int stage) const { return barrier(2 + 2 * stage); }
-
-  __device__ void make_barriers() const {
-    make_barrier(keys_full(), 1);
-    for (int i = 0; i < Shape::kStages; ++i)
-      make_barrier(full(i), 2), make_barrier(free(i), 4 * Shape::kGroups);
-    barriers_are_made();
-  }
-};
-
-struct BackwardMaps {
-  CUtensorMap q, k, v, g;
-};
-
-// The tiles of queries that a block goes over: of every query head that reads its key head.
-struct QueryTiles {
-  int b, g, each, s0, begin, end;
-
-  template <class Shape>
-  __device__ QueryTiles(const Fused& f, Shape) : each(f.H / f.G) {
-    // The blocks of a head one after the other, so that its queries and their dq stay in the cache.
-    // Under a causal mask the first have most queries.
-    const int blocks = (f.S + Shape::kKeys - 1) / Shape::kKeys, head = int(blockIdx.x) / blocks;
-    b = head / f.G, g = head % f.G;
-    s0 = int(blockIdx.x) % blocks * Shape::kKeys;
-    begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
-    end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
-  }
-};
-// One of them.
-struct QueryTile {
-  int h, t0;
-
-  __device__ explicit QueryTile(const QueryTiles& tiles)
-      : h(tiles.g * tiles.each), t0(tiles.begin) {}
-  __device__ bool inside(const QueryTiles& tiles) const {
-    return tiles.begin < tiles.end && h < (tiles.g + 1) * tiles.each;
-  }
-  __device__ void advance(const QueryTiles& tiles) {
-    t0 += 64;
-    if (t0 >= tiles.end) t0 = tiles.begin, ++h;
-  }
-};
-
-// The warp that begins copies.
-template <int C>
-__device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
-                                    BackwardMemory<C> memory, const QueryTiles& tiles) {
-  using Shape = HopperBackwardShape<C>;
-  const bool leads = lane() == 0;
-  QueryTile tile(tiles);
-  if (leads && tile.inside(tiles)) {
-    arrive_and_expect(memory.keys_full(), 2 * Shape::Keys::kBytes);
-    copy_panel(memory.k(), maps.k, tiles.s0, tiles.g, tiles.b, memory.keys_full());
-    copy_panel(memory.v(), maps.v, tiles.s0, tiles.g, tiles.b, memory.keys_full());
-  }
-  for (int i = 0; tile.inside(tiles); tile.advance(tiles), ++i) {
-    const int stage = i % Shape::kStages, t0 = tile.t0;
-    const Head head(tiles.b, tile.h, tiles.g);
-    const uint32_t full = memory.full(stage);
-    wait(memory.free(stage), (i / Shape::kStages & 1) ^ 1);
-    if (leads) {
-      arrive_and_expect(full, 2 * Shape::Queries::kBytes);
-      copy_panel(memory.q(stage), maps.q, t0, head.h, head.b, full);
-      copy_panel(memory.g(stage), maps.g, t0, head.h, head.b, full);
-    }
-    for (int n = lane(); n < Shape::kQueries; n += 32) {
-      const bool real = t0 + n < f.T;
-      memory.of(stage)[n] = real ? f.queries[head.row(f, t0 + n)] : Query{};
-      memory.seen(stage)[n] = real ? int2{f.seen.lo(t0 + n), f.seen.hi(t0 + n)} : int2{0, 0};
-    }
-    arrive_by_warp(full);
-  }
-}
 
 // Keys by queries, over the channels: begun.
 template <class T, int C, int R, int S, int columns>
@@ -147,23 +23,15 @@ __device__ inline void begin_rows_by_rows(float (&x)[columns][4], Panel<R, C> a,
   end_of_batch();
 }
 
-template <int n>
-__device__ inline void clear(float (&x)[n][4]) {
-#pragma unroll
-  for (int i = 0; i < 4 * n; ++i) x[i / 4][i % 4] = 0;
-}
-
-// dq of a tile: [64, C / 2] for each group, begun; then added to memory.
-template <class T, int C>
+// dq of a tile and `columns` * 8 channels from `channel` on, begun; then added to memory.
+template <class T, int C, int columns>
 struct QuerySums {
-  static constexpr int kColumns = C / 16;
-  float dq[kColumns][4];
+  float dq[columns][4];
 
-  __device__ void begin(BackwardMemory<C> memory, int i) {
+  __device__ void begin(BackwardMemory<C> memory, int i, int channel) {
     using Shape = HopperBackwardShape<C>;
     const auto dx = memory.dx(i % 2);
     const auto k = memory.k();
-    const int channel = group_of_warp() * (C / 2);
     before_products();
     begin_product<T, false, Over::rows, Over::rows>(dq, dx.by_rows(0, 0), k.by_rows(channel, 0));
 #pragma unroll
@@ -171,17 +39,45 @@ struct QuerySums {
       begin_product<T, true, Over::rows, Over::rows>(dq, dx.by_rows(0, s), k.by_rows(channel, s));
     end_of_batch();
   }
-  // [tile][column / 8][thread][4]
-  __device__ void add(const Fused& f, const Head& head, int t0) const {
-    const int64_t tiles = (f.T + 63) / 64, tile = int64_t(head.b * f.H + head.h) * tiles + t0 / 64;
-    const int group = warp() / 4, thread = int(threadIdx.x) % 128;
-    float4* const at =
-        reinterpret_cast<float4*>(f.dq_sum) + (tile * (C / 8) + group * kColumns) * 128 + thread;
+  // To [tile][column / 8][thread][4], or the half `part` of it, through place 0 or 1 of shared
+  // memory, by the copy engine.
+  __device__ void add(const Fused& f, BackwardMemory<C> memory, int b, const QueryTile& at,
+                      int place, int barrier, int part = 0) const {
+    constexpr int kBytes = columns * 128 * 16;
+    const int64_t tiles = (f.T + 63) / 64, tile = int64_t(b * f.H + at.h) * tiles + at.t0 / 64;
+    const uint32_t from = memory.sums() + uint32_t(place * kBytes);
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j)
-      atomicAdd(at + j * 128, make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]));
+    for (int j = 0; j < columns; ++j)
+      store_float4(from + uint32_t((j * 128 + int(threadIdx.x) % 128) * 16), dq[j]);
+    stored_for_products();
+    meet<128>(barrier);
+    if (threadIdx.x % 128 == 0)
+      add_to_memory(f.dq_sum + (tile * (C / 8) + part * columns) * 512, from, kBytes);
   }
 };
+
+// The group that takes dq.
+template <class T, int C>
+__device__ __forceinline__ void sum_queries(const Fused& f, const BackwardMemory<C>& given,
+                                            const QueryTiles& tiles) {
+  QueryTile now(tiles);
+  if (!f.dq_sum || !now.inside(tiles)) return;
+  QuerySums<T, C, C / 8> sums;
+  wait(given.keys_full(), 0);
+#pragma unroll 1
+  for (int i = 0; now.inside(tiles); now.advance(tiles), ++i) {
+    const BackwardMemory<C> memory = given.in_round(i);
+    wait(memory.dx_full(i % 2), i / 2 & 1);
+    sums.begin(memory, i, 0);
+    wait_for_products<0>();
+    touch(sums.dq);
+    arrive_by_warp(memory.dx_free(i % 2));
+    if (threadIdx.x % 128 == 0) added_to_memory<1>();
+    meet<128>(2);
+    sums.add(f, memory, tiles.b, now, i % 2, 3);
+  }
+  if (threadIdx.x % 128 == 0) added_to_memory<0>();
+}
 
 // C += x y, begun: x a left factor in registers, y rows of queries.
 template <class T, int columns, int steps, int R, int C>
@@ -201,6 +97,29 @@ __device__ __forceinline__ void store_dx(Panel<R, C> dx, const uint32_t (&x)[ste
   stored_for_products();
 }
 
+// The gradients of the gates: values times what they gather without a gate.
+template <class T, int C, int columns>
+__device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory<C>& memory,
+                                            const Head& head, int s0,
+                                            const float (&dv)[columns][4]) {
+  const auto v = memory.v();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = warp() * 16 + lane() / 4 + 8 * i;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < columns; ++j) {
+      const uint32_t word = load_word(v.at + uint32_t(j / 8 * v.kColumn + row * 128 +
+                                                      ((j % 8 ^ (row & 7)) << 4) + lane() % 4 * 4));
+      const T* const y = reinterpret_cast<const T*>(&word);
+      sum += dv[j][2 * i] * float(y[0]) + dv[j][2 * i + 1] * float(y[1]);
+    }
+    sum = quad_sum(sum);
+    if (lane() % 4 == 0 && s0 + row < f.S) f.d_gate[head.key(f, s0 + row)] = sum;
+  }
+  __syncwarp();
+}
+
 // The sums of a warp's keys, through the group's own values, which no product reads any more.
 template <class T, int C, int columns>
 __device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<C>& memory,
@@ -214,79 +133,129 @@ __device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<
   store_rows<T>(memory.v(), warp() * 16, dk, f.dk, at, f.D, f.S - first);
 }
 
-template <class T, int C, class W>
-__device__ __forceinline__ void sum_over_queries(const Fused& f, const W& w,
-                                                 const BackwardMemory<C>& given,
-                                                 const QueryTiles& tiles) {
-  using Shape = HopperBackwardShape<C>;
-  using Sums = KeySums<T, C, W, Shape>;
-  constexpr int kStages = Shape::kStages, kColumns = Shape::kQueries / 8;
-  const int group = group_of_warp();
-  QueryTile now(tiles), done = now;  // done: the tile whose dq comes next
-  Sums sums(f, w, tiles.s0, 0);
-  QuerySums<T, C> of_queries;
-  float x[1][kColumns][4], dp[1][kColumns][4];
-  uint32_t weights[kColumns / 2][4], slopes[kColumns / 2][4];
-  if (now.inside(tiles)) wait(given.keys_full(), 0);
+// What a group has gathered of its keys.
+template <int C>
+struct KeyRows {
+  float dk[C / 8][4] = {}, dv[C / 8][4] = {};
+};
+
+// A group's keys over the tiles of queries, with a group apart for dq: dk and dv of a tile are
+// taken beside the scores of the next.
+template <class W, class T, int C, class Weight>
+__device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
+                                              const BackwardMemory<C>& given,
+                                              const QueryTiles& tiles, KeyRows<C>& sums) {
+  constexpr int kStages = HopperBackwardShape<C>::kStages;
+  const int group = group_of_warp(), key = tiles.s0 + warp() * 16 + lane() / 4;
+  QueryTile now(tiles);
+  float x[8][4], dp[8][4];
+  uint32_t weights[4][4], slopes[4][4];
   int i = 0;
 #pragma unroll 1
-  for (; now.inside(tiles); now.advance(tiles), ++i) {
+  do {
     const int stage = i % kStages;
     const BackwardMemory<C> memory = given.in_round(i);
+    const QueryColumns& of = memory.of(stage);
     wait(memory.full(stage), i / kStages & 1);
     before_products();
-    begin_rows_by_rows<T>(x[0], memory.k(), 64 * group, memory.q(stage));
-    begin_rows_by_rows<T>(dp[0], memory.v(), 64 * group, memory.g(stage));
-    if constexpr (Shape::kDqLater) {
-      meet<128 * Shape::kGroups>(1);    // every dx of the tile before is written
-      of_queries.begin(memory, i + 1);  // of the first, there is none: its dq is not used
-      wait_for_products<1>();
-      touch(weights), touch(slopes);
-      if (i > 0) arrive_by_warp(memory.free((i - 1) % kStages));
-    } else {
-      wait_for_products<0>();
-    }
-    touch(x[0]), touch(dp[0]);
-    const int t0 = now.t0, s0 = tiles.s0 + 64 * group;
-    const Head head(tiles.b, now.h, tiles.g);
-    const typename Sums::Queries tile{
-        head, t0, {0}, {0}, memory.of(stage), nullptr, memory.seen(stage), {0}};
-    if (C == 64 && is_hidden(f.seen, t0, t0 + Shape::kQueries, s0, s0 + 64)) {
-      clear(x[0]), clear(dp[0]);
-    } else {
-      sums.grade(care_for(f, t0, t0 + Shape::kQueries, s0, s0 + 64), tile, 0, x, dp);
-    }
-    rounded<T>(weights, x[0]);
-    rounded<T>(slopes, dp[0]);
+    begin_rows_by_rows<T>(x, memory.k(), 64 * group, memory.q(stage));
+    begin_rows_by_rows<T>(dp, memory.v(), 64 * group, memory.g(stage));
+    const uint32_t care = of.care[group];
+    wait_for_products<1>();
+    touch(x), touch(weights), touch(slopes);
+    if (i > 0) arrive_by_warp(memory.free((i - 1) % kStages));
+    const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
+    weigh<T, 2>(f, w, of, care, marks, x, weights);
     before_products();
-    begin_sums<T>(sums.dv[0], weights, memory.g(stage));
-    begin_sums<T>(sums.dk[0], slopes, memory.q(stage));
+    begin_sums<T>(sums.dv, weights, memory.g(stage));
+    end_of_batch();
+    wait_for_products<1>();
+    touch(dp);
+    if (f.gate) gate_rows(f, Head(tiles.b, 0, tiles.g), key, dp);
+    grade<T, W>(of, marks, x, dp, slopes);
+    before_products();
+    begin_sums<T>(sums.dk, slopes, memory.q(stage));
+    end_of_batch();
+    if (f.dq_sum) {
+      wait(memory.dx_free(i % 2), (i / 2 & 1) ^ 1);
+      store_dx(memory.dx(i % 2), slopes);
+      arrive_by_warp(memory.dx_full(i % 2));
+    }
+    now.advance(tiles), ++i;
+  } while (now.inside(tiles));
+  wait_for_products<0>();
+  touch(sums.dk), touch(sums.dv), touch(weights), touch(slopes);
+}
+
+// The same with half of the channels of dq for each group.
+template <class W, class T, int C, class Weight>
+__device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
+                                            const BackwardMemory<C>& given, const QueryTiles& tiles,
+                                            KeyRows<C>& sums) {
+  using Shape = HopperBackwardShape<C>;
+  constexpr int kStages = Shape::kStages;
+  const int group = group_of_warp(), key = tiles.s0 + warp() * 16 + lane() / 4;
+  QueryTile now(tiles);
+  int i = 0;
+#pragma unroll 1
+  do {
+    const int stage = i % kStages;
+    const BackwardMemory<C> memory = given.in_round(i);
+    const QueryColumns& of = memory.of(stage);
+    float x[8][4], dp[8][4];
+    uint32_t weights[4][4], slopes[4][4];
+    wait(memory.full(stage), i / kStages & 1);
+    before_products();
+    begin_rows_by_rows<T>(x, memory.k(), 64 * group, memory.q(stage));
+    begin_rows_by_rows<T>(dp, memory.v(), 64 * group, memory.g(stage));
+    const uint32_t care = of.care[group];
+    wait_for_products<1>();
+    touch(x);
+    const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
+    weigh<T, 1>(f, w, of, care, marks, x, weights);
+    before_products();
+    begin_sums<T>(sums.dv, weights, memory.g(stage));
+    end_of_batch();
+    wait_for_products<1>();
+    touch(dp);
+    if (f.gate) gate_rows(f, Head(tiles.b, 0, tiles.g), key, dp);
+    grade<T, W>(of, marks, x, dp, slopes);
+    before_products();
+    begin_sums<T>(sums.dk, slopes, memory.q(stage));
     end_of_batch();
     store_dx(memory.dx(i % 2), slopes);
-    if constexpr (Shape::kDqLater) {
-      wait_for_products<1>();
-    } else {
-      meet<128 * Shape::kGroups>(1);
-      of_queries.begin(memory, i);
-      wait_for_products<0>();
-      touch(sums.dk[0]), touch(sums.dv[0]), touch(weights), touch(slopes);
-      arrive_by_warp(memory.free(stage));
-    }
-    touch(of_queries.dq);
-    if (Shape::kDqLater && i == 0) continue;
-    if (f.dq_sum) of_queries.add(f, Head(tiles.b, done.h, tiles.g), done.t0);
-    done.advance(tiles);
-  }
-  if constexpr (Shape::kDqLater) {
-    if (i > 0) {
-      meet<128 * Shape::kGroups>(1);
-      of_queries.begin(given, i - 1);
-    }
+    if (threadIdx.x % 128 == 0) added_to_memory<0>();
+    meet<128 * Shape::kGroups>(1);
+    QuerySums<T, C, C / 16> of_queries;
+    of_queries.begin(memory, i, group * (C / 2));
     wait_for_products<0>();
-    touch(sums.dk[0]), touch(sums.dv[0]), touch(weights), touch(slopes), touch(of_queries.dq);
-    if (f.dq_sum && i > 0) of_queries.add(f, Head(tiles.b, done.h, tiles.g), done.t0);
+    touch(sums.dk), touch(sums.dv), touch(weights), touch(slopes), touch(of_queries.dq);
+    arrive_by_warp(memory.free(stage));
+    if (f.dq_sum) of_queries.add(f, memory, tiles.b, now, group, 2 + group, group);
+    now.advance(tiles), ++i;
+  } while (now.inside(tiles));
+  if (threadIdx.x % 128 == 0) added_to_memory<0>();
+}
+
+template <class W, class T, int C, class Weight>
+__device__ __forceinline__ void sum_over_queries(const Fused& f, const Weight& w,
+                                                 const BackwardMemory<C>& memory,
+                                                 const QueryTiles& tiles) {
+  KeyRows<C> sums;
+  wait(memory.keys_full(), 0);
+  if (QueryTile(tiles).inside(tiles)) {
+    if constexpr (HopperBackwardShape<C>::kDqGroup) {
+      sum_beside_dq<W, T>(f, w, memory, tiles, sums);
+    } else {
+      sum_with_dq<W, T>(f, w, memory, tiles, sums);
+    }
   }
-  store_keys<T>(f, given, tiles, sums.dk[0], sums.dv[0]);
+  if (f.gate) {
+    const Head head(tiles.b, 0, tiles.g);
+    store_gates<T>(f, memory, head, tiles.s0, sums.dv);
+    gate_rows(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
+  }
+  store_keys<T>(f, memory, tiles, sums.dk, sums.dv);
 }
 
 template <class T, int C, class W>
@@ -300,12 +269,18 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   const QueryTiles tiles(f, Shape());
   if (threadIdx.x == 0) memory.make_barriers();
   __syncthreads();
-  if (group_of_warp() == Shape::kGroups) {
+  const int group = group_of_warp();
+  if (group == Shape::kGroups + Shape::kDqGroup) {
     give_registers<Shape::kFewRegisters>();
-    if (warp() % 4 == 0) copy_queries(f, maps, memory, tiles);
-  } else {
+    if (warp() % 4 == 0) copy_queries<W>(f, maps, memory, tiles);
+  } else if (group < Shape::kGroups) {
     take_registers<Shape::kRegisters>();
-    sum_over_queries<T>(f, w, memory, tiles);
+    with_degree(w, slope_degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+      sum_over_queries<W, T>(f, weight, memory, tiles);
+    });
+  } else if constexpr (Shape::kDqGroup) {
+    give_registers<Shape::kDqRegisters>();
+    sum_queries<T>(f, memory, tiles);
   }
 }
 

@@ -10,7 +10,7 @@ namespace horner::attn::kernels::cuda {
 
 template <int C>
 struct HopperForwardShape {
-  static constexpr bool kDecay = false;
+  static constexpr bool kDecay = false, kRaw = true;
   // Blocks on a multiprocessor: two small ones hide each other's beginning and end; 128 channels
   // leave no registers for that.
   static constexpr int kBlocks = C == 64 ? 2 : 1;
@@ -121,29 +121,48 @@ __device__ inline void rounded(uint32_t (&y)[columns / 2][4], const float (&x)[c
   }
 }
 
+// Weights times the gates of their keys, from s0 on.
+template <int columns>
+__device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
+                                     float (&x)[columns][4]) {
+#pragma unroll
+  for (int j = 0; j < columns; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float y = gate_of_key(f, head, s0 + 8 * j + lane() % 4 * 2 + i);
+      x[j][i] *= y, x[j][i + 2] *= y;
+    }
+}
+
 __device__ inline void arrive_by_warp(uint32_t barrier) {
   __syncwarp();
   if (lane() == 0) arrive(barrier);
 }
 
 // A group's queries, from t0 on, over the tiles that it sees: `own` of the block's `tiles`.
-template <class T, int C, class W>
-__device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
+template <class T, int C, class W, class Weight>
+__device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const Weight& weight,
                                                const ForwardMemory<C>& given,
                                                const ForwardMaps& maps, const Head& head, int t0,
                                                int begin, int own, int tiles) {
   using Shape = HopperForwardShape<C>;
   constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
   const int group = group_of_warp();
-  RunningSums<T, C, W, Shape> sums(f, w, head, t0 + warp() % 4 * 16 + lane() / 4);
+  const int first_row = t0 + warp() % 4 * 16 + lane() / 4;
+  RunningSums<T, C, W, Shape> sums(f, w, head, first_row);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
   const auto phase = [](int i) { return i / kStages & 1; };
+  // Keys that every query of the group sees; for the first tile, code for all cases alone: less to
+  // fetch.
+  const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
+  const int last_seen = f.seen.keep ? 0 : f.seen.hi(min(t0, f.T - 1));
+  const Care plain = f.clamp < INFINITY ? Care::clamp : Care::none;
   const auto weigh = [&](int i) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
-    // For the first tile, code for all cases alone: less to fetch.
-    const Care care = i == 0 ? Care::any : care_for(f, t0, t0 + 64, s0, s0 + kKeys);
-    sums.weigh(care, x, s0, nullptr);
+    const bool whole = i > 0 && s0 >= first_seen && s0 + kKeys <= last_seen;
+    sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
+    sums.weigh(weight, whole ? plain : Care::any, x, s0, nullptr);
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
   const auto copy_next = [&](int i) {
@@ -159,6 +178,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
     touch(x[0]);
     arrive_by_warp(given.k_free(0));
     weigh(0);
+    if (f.gate) gate(f, head, begin, x[0]);
     rounded<T>(weights, x[0]);
   }
 #pragma unroll 1
@@ -178,6 +198,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w,
     touch(sums.N[0]), touch(weights);
     arrive_by_warp(memory.v_free(before));
     sums.rescale();
+    if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
@@ -230,13 +251,18 @@ __global__ __launch_bounds__(
   __syncthreads();
   const int group = group_of_warp(), tiles = tiles_of(Shape::kQueries);
   const int own = t0 + 64 * group < f.T ? tiles_of(64 * (group + 1)) : 0;
+  const auto sum = [&]() __attribute__((always_inline)) {
+    with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+      sum_over_tiles<T>(f, w, weight, memory, maps, head, t0 + 64 * group, begin, own, tiles);
+    });
+  };
   if constexpr (!Shape::kCopier) {
     if (threadIdx.x == 0) {
       copy_queries(maps, memory, head, t0);
       for (int i = 0; i < min(tiles, Shape::kStages - 1); ++i)
         copy_tile(maps, memory, head, begin, i);
     }
-    sum_over_tiles<T>(f, w, memory, maps, head, t0 + 64 * group, begin, own, tiles);
+    sum();
   } else if (group == Shape::kGroups) {
     give_registers<Shape::kFewRegisters>();
     if (threadIdx.x % 128 != 0) return;
@@ -244,7 +270,7 @@ __global__ __launch_bounds__(
     for (int i = 0; i < tiles; ++i) copy_tile(maps, memory, head, begin, i);
   } else {
     take_registers<Shape::kRegisters>();
-    sum_over_tiles<T>(f, w, memory, maps, head, t0 + 64 * group, begin, own, tiles);
+    sum();
   }
 }
 

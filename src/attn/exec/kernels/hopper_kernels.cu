@@ -42,6 +42,17 @@ static CUtensorMap map_of(const View& x, int channels, int64_t total_rows, int h
   return map;
 }
 
+// Where the kernel knows the degree, coefficients for products before the scale.
+static Exp before_scale(const Exp& w, float, int) {
+  return w;
+}
+static Polynomial before_scale(Polynomial p, float scale, int degree) {
+  double unit = 1;
+  for (int n = 0; knows_degree(degree) && n <= degree; ++n, unit *= scale)
+    p.c[n] = float(p.c[n] * unit);
+  return p;
+}
+
 // f(weight, channels): Exp or Polynomial, 64 or 128 as a constant.
 template <class F>
 static void with_kernel(const Fused& p, const Weights& weights, const F& f) {
@@ -62,7 +73,8 @@ void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights,
                            map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
                            map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
     const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, Shape::kBytes};
-    launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w, maps);
+    launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+           before_scale(w, f.scale, degree_of(w)), maps);
   });
 }
 
@@ -75,8 +87,10 @@ void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, St
                             map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
                             map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
                             map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
-    const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads, Shape::kBytes};
-    launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w, maps);
+    const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads,
+                    BackwardMemory<C>::kBytes};
+    launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+           before_scale(w, f.scale, slope_degree_of(w)), maps);
   });
 }
 

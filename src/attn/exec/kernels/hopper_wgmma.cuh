@@ -198,6 +198,24 @@ __device__ inline void copy_panel(Panel<R, C> to, const CUtensorMap& from, int r
 __device__ inline void stored_for_products() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
+__device__ inline void store_float4(uint32_t at, const float (&x)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(at), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+// Begins to add numbers in shared memory to memory. `added_to_memory` waits until all but the last
+// `left` such copies have been read.
+__device__ inline void add_to_memory(float* to, uint32_t from, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;\n" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+template <int left>
+__device__ inline void added_to_memory() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(left) : "memory");
+}
 // Four 8 x 8 matrices of a warp, as a left factor has them, to the rows whose addresses lanes give.
 __device__ inline void store_matrices(uint32_t at, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(at),

@@ -1,14 +1,15 @@
-#include "diag/rows.h"
+#include "nn/rows.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "attn/catalog.h"
 #include "attn/exec/stages.h"
 #include "core/check.h"
 
-namespace horner::diag {
+namespace horner::nn {
 
 using namespace attn;
 
@@ -77,6 +78,7 @@ void for_rows(const Spec& spec, const Inputs& given, std::span<const Query> quer
   Inputs in = given;
   in.q = exec::mapped(spec.features, given.q, given.query_projection);
   in.k = exec::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
+  in.v = at::Tensor();  // not looked at: not to be repeated, a long text's are large
   in = exec::one_key_head_each(in);
   const auto plain = [](const at::Tensor& x) {
     return x.defined() ? x.detach().to(at::kCPU, exec::wide(x.scalar_type())) : x;
@@ -105,4 +107,22 @@ at::Tensor weights_of(const Spec& spec, const Rows& rows) {
   return w / at::where(sum.abs() < 1e-30, at::full_like(sum, 1e-30), sum);
 }
 
-}  // namespace horner::diag
+// |a_i x_i - s|^2 - |s|^2 = a_i (a_i |x_i|^2 - 2 x_i.s) orders tokens as their distances do.
+at::Tensor separable_share(const Rows& rows, const at::Tensor& weights, const at::Tensor& values,
+                           int64_t N) {
+  const at::Tensor a = weights.to(at::kDouble), v = values.to(at::kDouble);  // [H, R, S], [H, S, E]
+  const at::Tensor count = at::tensor(rows.count).unsqueeze(0);              // [1, R]
+  if (a.size(-1) <= N) return at::full({a.size(0), a.size(1)}, NAN, at::kDouble);
+  const at::Tensor x = v / v.norm(2, -1, true).clamp_min(1e-30);
+  const at::Tensor top = std::get<1>(a.masked_fill(rows.hidden, -1).topk(N, -1));
+  const at::Tensor chosen = at::zeros_like(a, at::kBool).scatter_(-1, top, true);
+  const at::Tensor s = at::matmul(a * chosen, x);  // [H, R, E]
+  const at::Tensor near =
+      a * (a * x.square().sum(-1).unsqueeze(1) - 2 * at::matmul(s, x.transpose(-1, -2)));
+  const at::Tensor nearest =
+      near.masked_fill(chosen.logical_or(rows.hidden), INFINITY).amin(-1, true);
+  const at::Tensor inside = near.lt(nearest).logical_and(chosen).sum(-1);
+  return (inside.to(at::kDouble) / double(N)).masked_fill_(count.le(N), NAN);
+}
+
+}  // namespace horner::nn

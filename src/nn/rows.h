@@ -8,7 +8,7 @@
 
 #include "attn/attend.h"
 
-namespace horner::diag {
+namespace horner::nn {
 
 // A query that is measured, and for how many it stands.
 struct Query {
@@ -40,4 +40,11 @@ void for_rows(const attn::Spec&, const attn::Inputs&, std::span<const Query>,
 // learned scales of a row's length are set so that their mean over the rows is 1.
 at::Tensor weights_of(const attn::Spec&, const Rows&);
 
-}  // namespace horner::diag
+// How many of a row's N largest weights a can be told apart among points x, here the values at
+// length 1: the share of them with |a_i x_i - s| < min over the others of |a_j x_j - s|, where s is
+// the sum of a_i x_i over the N (N_s / N of arXiv 2508.17821). values [H, S, E] -> [H, R], double;
+// NaN where a row sees no more than N tokens.
+at::Tensor separable_share(const Rows&, const at::Tensor& weights, const at::Tensor& values,
+                           int64_t N);
+
+}  // namespace horner::nn

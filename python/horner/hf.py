@@ -1,0 +1,385 @@
+"""transformers with the operators of horner: importing this module registers attn_implementation="horner".
+
+>>> import horner.hf
+>>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="horner:l2")
+
+"horner:NAME" is a variant of `horner.variants()`. "horner" alone is `config.horner_variant`, or what the command horner
+has written into config.json: any text that `horner.attend` takes, or a list of them, one for each layer; softmax where
+it is not set. A model's own scale replaces 1/sqrt(D), its sliding window narrows the variant's mask. What cannot be
+honoured is an error that names it.
+
+`RecurrentCache` makes `model.generate` decode in constant memory where the rows have a finite state.
+"""
+
+import functools
+import inspect
+import re
+from typing import NamedTuple, Optional
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import __version__ as _version
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import sdpa_mask
+
+import horner
+
+__all__ = ["RecurrentCache", "register"]
+
+if "q_offset" not in inspect.signature(sdpa_mask).parameters:
+    raise ImportError(f"horner.hf needs transformers 5, not {_version}: its masks do not say where the queries stand")
+
+
+class Seen(NamedTuple):
+    """What stands in for a mask [B, 1, T, S]: the keys that a query sees are always an interval."""
+
+    causal: bool
+    window: Optional[int] = None
+    keep: Optional[torch.Tensor] = None  # [B, S] bool: False hides a key
+    cu_seqlens: Optional[torch.Tensor] = None  # where packed sequences begin in the B*T tokens, and their end
+    length: Optional[int] = None  # of the keys, so many hold tokens (static caches)
+
+    # transformers takes masks for tensors, and asks them for this
+
+    @property
+    def ndim(self):
+        return 4
+
+    def contiguous(self):
+        return self
+
+
+# The mask interface.
+
+
+def _may_look():
+    """Whether the values of a tensor can be asked for: not while a graph is made of what is done to it."""
+    return not (torch.compiler.is_compiling() or torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+_KNOWN_MASKS = {
+    "causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay.<locals>.inner_mask",
+    "packed_sequence_mask_function.<locals>.inner_mask",
+}  # fmt: skip
+
+
+def _check_mask(function):
+    """An error unless the mask is made of parts that are known here. Under torch.compile closures cannot be read."""
+    if function.__qualname__ == "and_masks.<locals>.and_mask":
+        for part in inspect.getclosurevars(function).nonlocals["mask_functions"]:
+            _check_mask(part)
+    elif function.__qualname__ not in _KNOWN_MASKS:
+        raise NotImplementedError(f"attn_implementation='horner' has no mask of the kind {function.__qualname__}; "
+                                  "it has causal and full masks, sliding windows, padding and packed sequences")  # fmt: skip
+
+
+def _refuse_custom_mask(mask_function, use_vmap, chunked):
+    if torch.compiler.is_compiling():
+        kind = "a custom mask function" if use_vmap else "chunked attention" if chunked else None
+        kind = "or_mask" if mask_function.__name__ == "or_mask" else kind
+        if kind is not None:
+            raise NotImplementedError(f"attn_implementation='horner' has no mask of the kind {kind}")
+    else:
+        _check_mask(mask_function)
+
+
+def _cu_seqlens(mask_function, batch, length, device):
+    """Where packed sequences begin among the B*T tokens: those that do not see the token before them. Sequences of
+    no tokens stand in between, so that the number of sequences is known without a look at them."""
+    b = torch.arange(batch, device=device)[:, None]
+    t = torch.arange(length, device=device)[None, :]
+    sees = mask_function(b, torch.zeros_like(b), t, (t - 1).clamp(min=0)).expand(batch, length) & (t > 0)
+    if _may_look() and sees[:, 1:].all():
+        return None
+    place = torch.arange(batch * length, device=device)
+    starts = torch.where(sees.reshape(-1), 0, place).cummax(0).values
+    return torch.cat([starts, starts.new_full((1,), batch * length)])
+
+
+def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
+         local_size=None, use_vmap=False, config=None, device="cpu", **kwargs):  # fmt: skip
+    """What transformers calls, once for each kind of layer, in place of building a mask [B, 1, T, S]."""
+    if isinstance(attention_mask, Seen):
+        return attention_mask
+    chunk = getattr(config, "attention_chunk_size", None)
+    causal = "allow_is_bidirectional_skip" not in kwargs  # which the bidirectional callers alone pass
+    _refuse_custom_mask(mask_function, use_vmap, chunk is not None and local_size == chunk)
+    if not causal and local_size is not None:
+        raise NotImplementedError("attn_implementation='horner' has no bidirectional sliding window")
+    keep = None
+    if attention_mask is not None:
+        keep = attention_mask[:, kv_offset : kv_offset + kv_length]
+        if keep.shape[1] == kv_length and _may_look() and keep.all():
+            keep = None
+    if isinstance(q_offset, torch.Tensor) and q_length == 1:
+        return _one_query(batch_size, kv_length, q_offset, kv_offset, local_size, keep, device)
+    cu_seqlens = None
+    if causal and attention_mask is None and q_length == kv_length and kv_offset == 0 and mask_function.__name__ == "and_mask":
+        cu_seqlens = _cu_seqlens(mask_function, batch_size, q_length, device)
+    length = None
+    if causal and (end := int(q_offset) + q_length - kv_offset) < kv_length:
+        length, keep = end, None if keep is None or keep[:, :end].all() else keep[:, :end]
+    elif keep is not None and keep.shape[1] < kv_length:
+        keep = torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
+    return Seen(causal, local_size, keep, cu_seqlens, length)
+
+
+def _one_query(batch, kv_length, q_offset, kv_offset, window, keep, device):
+    """A token of a static cache, whose place is a tensor, not to be read: what it sees among the cache's places."""
+    s = torch.arange(kv_length, device=device) + kv_offset
+    sees = s <= q_offset if window is None else (s <= q_offset) & (s > q_offset - window)
+    sees = sees[None, :].expand(batch, kv_length)
+    if keep is not None:
+        sees = sees & torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
+    return Seen(False, None, sees)
+
+
+# The attention interface.
+
+
+class _Variant(NamedTuple):
+    text: str
+    own_scale: bool
+    window: Optional[int]
+    no_state: str
+
+
+_variants: dict[str, _Variant] = {}
+
+
+@torch.compiler.assume_constant_result
+def _variant(text):
+    if text in _variants:
+        return _variants[text]
+    about = horner.describe(text)
+    if about["inputs"]:
+        raise ValueError(f"horner variant {text!r} takes {about['inputs']}, which models of transformers do not have")
+    own_mask = re.search(r"(?:^|,)mask=(\w+)(?:\(size=(\d+)\))?", about["spec"])
+    if own_mask and own_mask[1] == "full":
+        raise ValueError(f"horner variant {text!r} has a full mask: here the model says what its queries see")
+    window = int(own_mask[2] or 128) if own_mask else None
+    own_scale = bool(re.search(r"(?:^|,)scale=", about["spec"]))
+    return _variants.setdefault(text, _Variant(text, own_scale, window, about["no_state"]))
+
+
+def _of_layer(config, name, layer):
+    """The variant of a layer: from the name of the implementation, or from the config."""
+    field = getattr(config, "horner_variant", None)
+    if field is None:
+        field = (getattr(config, "horner", None) or {}).get("attention")  # config.json of the command horner
+    if isinstance(field, (list, tuple)):
+        if layer is None or layer >= len(field):
+            raise ValueError(f"the config names {len(field)} variants: there is none for layer {layer}")
+        field = field[layer]
+    if name is not None and field is not None and field != name:
+        raise ValueError(f"attn_implementation='horner:{name}', but the config says {field!r}: remove one")
+    return _variant(name or field or "softmax")
+
+
+# Of what transformers passes to an attention function, this has no part in it.
+_WITHOUT_EFFECT = {
+    "position_ids", "use_cache", "cache_position", "num_items_in_batch", "output_hidden_states", "output_router_logits",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "position_embeddings", "return_dict",
+    "logits_to_keep", "deterministic",
+}  # fmt: skip
+
+
+_NAMES = {
+    "softcap": "soft-capping of the scores", "s_aux": "attention sinks", "head_mask": "masks of heads",
+    "position_bias": "a bias of positions", "output_attentions": "weights to give back", "cache": "paged caches",
+}  # fmt: skip
+
+
+def _refuse(dropout, kwargs):
+    if dropout:
+        raise NotImplementedError(f"attn_implementation='horner' has no attention dropout, and this model trains with {dropout}: "
+                                  "set attention_dropout (GPT-2: attn_pdrop) of its config to 0")  # fmt: skip
+    for name, value in kwargs.items():
+        if name not in _WITHOUT_EFFECT and value is not None and value is not False:
+            raise NotImplementedError(f"attn_implementation='horner' has no {_NAMES.get(name, 'such argument')} ({name})")
+
+
+def _mask_text(variant, seen, keys):
+    windows = [w for w in (seen.window, variant.window) if w is not None]
+    if not seen.causal:
+        if windows:
+            raise NotImplementedError(f"horner variant {variant.text!r} has a window, and these queries see keys on both sides")
+        return "full"
+    return f"window({min(windows)})" if windows and (keys is None or min(windows) < keys) else "causal"
+
+
+def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs):
+    """The mask, or where the model made none what it says in other words."""
+    seen = attention_mask
+    if seen is None:
+        seen = Seen(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if sliding_window is not None and (sliding_window < key.shape[2] or hasattr(key, "_horner_layer")):
+            raise NotImplementedError("a sliding window without a mask: attn_implementation='horner' takes windows from the mask")
+    if not isinstance(seen, Seen):
+        raise NotImplementedError(f"attn_implementation='horner' takes no ready-made mask, here {tuple(seen.shape)}: "
+                                  "give padding as [batch, tokens], packed sequences as position_ids")  # fmt: skip
+    if is_causal is not None and is_causal != seen.causal and query.shape[2] > 1:
+        raise NotImplementedError(f"is_causal={is_causal} with a mask that is {'' if seen.causal else 'not '}causal")
+    if seen.cu_seqlens is None and kwargs.get("cu_seq_lens_q") is not None:
+        seen = seen._replace(cu_seqlens=kwargs["cu_seq_lens_q"])
+    return seen
+
+
+def attention(module, query, key, value, attention_mask, name=None, dropout=0.0, scaling=None, is_causal=None,
+              sliding_window=None, **kwargs):  # fmt: skip
+    """What transformers calls in each layer: query [B, H, T, D], key and value [B, G, S, D]. Gives [B, T, H, E]."""
+    _refuse(dropout, kwargs)
+    variant = _of_layer(module.config, name, getattr(module, "layer_idx", None))
+    scale = None if variant.own_scale else scaling
+    seen = _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
+    layer = getattr(key, "_horner_layer", None)
+    if layer is not None:
+        return layer.attend(query, key, value, variant, seen, scale).transpose(1, 2), None
+    if seen.length is not None:
+        key, value = key[:, :, : seen.length], value[:, :, : seen.length]
+    B, H, T, _ = query.shape
+    stages = {}
+    if seen.keep is not None:
+        stages["keep"] = seen.keep.to(key.device)
+    if seen.cu_seqlens is not None:
+        stages["cu_seqlens"] = seen.cu_seqlens.to(key.device)
+        query, key, value = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query, key, value))  # [1, H, B*T, D]
+    out = horner.attend(query, key, value, variant=variant.text, scale=scale, mask=_mask_text(variant, seen, key.shape[2]), **stages)
+    if seen.cu_seqlens is not None:
+        out = out[0].unflatten(1, (B, T)).transpose(0, 1)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register(variant: str) -> str:
+    """Registers attn_implementation="horner:VARIANT" for any text that `horner.attend` takes, and gives that name."""
+    _variant(variant)  # its errors now
+    return _register(variant)
+
+
+def _register(variant):
+    name = "horner" if variant is None else f"horner:{variant}"
+    AttentionInterface.register(name, functools.partial(attention, name=variant))
+    AttentionMaskInterface.register(name, mask)
+    return name
+
+
+# The recurrent cache.
+
+
+class RecurrentLayer(CacheLayerMixin):
+    """One layer's stream. `update` hands on the new keys alone, marked with the layer; `attention` finds it there."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = None
+        self.tokens = 0
+        self.waiting = False
+
+    def lazy_initialization(self, key_states, value_states):
+        self.batch_size = key_states.shape[0]
+        self.is_initialized = True
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._check()
+        self.waiting = True
+        self.tokens += key_states.shape[2]
+        key_states = key_states.view_as(key_states)  # a tensor of ours to mark
+        key_states._horner_layer = self
+        return key_states, value_states
+
+    def _check(self):
+        if self.waiting:
+            raise RuntimeError("a RecurrentCache was given to a model whose attention did not use it: "
+                               "that takes attn_implementation='horner', and keys that go from the cache to it unchanged")  # fmt: skip
+
+    def attend(self, q, k, v, variant, seen, scale):
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            raise NotImplementedError("a RecurrentCache has no gradients: decode under torch.no_grad(), train without a cache")
+        if seen.cu_seqlens is not None:
+            raise NotImplementedError("a RecurrentCache is of one sequence a row: it takes no packed sequences")
+        if self.state is None:
+            mask = _mask_text(variant, seen, None)
+            _check_state(variant, mask)
+            self.state = horner.State(variant.text, batch=k.shape[0], heads=k.shape[1], dim=k.shape[3], value_dim=v.shape[3],
+                                      dtype=k.dtype, mask=mask, scale=scale)  # fmt: skip
+        self.waiting = False
+        return self.state.step(q, k, v, keep=seen.keep)
+
+    def get_mask_sizes(self, query_length):
+        self._check()
+        return query_length, self.tokens  # of the new tokens alone
+
+    def get_seq_length(self):
+        return self.tokens
+
+    def get_max_length(self):
+        return -1
+
+    def reset(self):
+        self.__init__()
+
+    def reorder_cache(self, beam_idx):
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices):
+        if self.state is not None:
+            rows = torch.arange(self.batch_size)[indices.cpu()]
+            self.state, self.batch_size = self.state.select(rows), len(rows)
+
+    def batch_repeat_interleave(self, repeats):
+        if self.state is not None:
+            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove):
+        if tokens_to_remove != 0:
+            raise NotImplementedError("a RecurrentCache cannot forget its last tokens: they are in its sums")
+
+    def offload(self):
+        raise NotImplementedError("a RecurrentCache is not offloaded: it is on the CPU")
+
+    def __deepcopy__(self, memo):
+        copy = RecurrentLayer()
+        copy.__dict__.update(self.__dict__)
+        if self.state is not None:
+            copy.state = self.state.select(torch.arange(self.batch_size))
+        return copy
+
+
+def _check_state(variant, mask):
+    if mask == "causal" and variant.no_state:
+        raise ValueError(f"a RecurrentCache needs rows with a finite state or a window, and {variant.text!r} has none: "
+                         f"{variant.no_state}. 'taylor2' has one, for example; without this cache all keys are kept")  # fmt: skip
+
+
+class RecurrentCache(Cache):
+    """`model.generate(..., past_key_values=RecurrentCache(model.config))` decodes with a `horner.State` in each layer.
+
+    Memory and time of a token do not grow with the tokens before it: a layer holds F(E + 1) sums for each key head, or
+    where it has a sliding window the keys and values of that. On the CPU.
+    """
+
+    def __init__(self, config):
+        config = config.get_text_config(decoder=True)
+        implementation, _, name = (config._attn_implementation or "").partition(":")
+        if implementation != "horner":
+            raise ValueError(f"a RecurrentCache takes attn_implementation='horner', not {config._attn_implementation!r}")
+        kinds = getattr(config, "layer_types", None)
+        for i in range(config.num_hidden_layers):
+            window = getattr(config, "sliding_window", None)
+            kind = kinds[i] if kinds else "sliding_attention" if window else "full_attention"
+            if kind not in ("full_attention", "sliding_attention"):
+                raise NotImplementedError(f"a RecurrentCache has no layers of the kind {kind}")
+            variant = _of_layer(config, name or None, i)
+            _check_state(variant, _mask_text(variant, Seen(True, window if kind == "sliding_attention" else None), None))
+        super().__init__(layers=[RecurrentLayer() for _ in range(config.num_hidden_layers)])
+
+    @property
+    def bytes(self) -> int:
+        """That all layers hold now."""
+        return sum(layer.state.bytes for layer in self.layers if layer.state is not None)
+
+
+for _name in [None, *horner.variants()]:
+    _register(_name)

@@ -1,0 +1,140 @@
+// From scores to weights and gradients in the backward on Hopper, in the order of registers: number
+// i of column j belongs to key `key` + 8 (i / 2) and to query 8 j + 2 (lane % 4) + i % 2 of a tile.
+//   w a -> weights,   dx = w' (a dp + dW) -> slopes,   both rounded, as left factors
+#pragma once
+
+#include "attn/exec/kernels/hopper_tiles.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+struct Marks {
+  bool some;            // of the scores of this warp are hidden or clamped
+  uint32_t seen, live;  // a bit for each; live: a gradient comes through
+};
+
+template <class W>
+__device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, uint32_t care, int b,
+                                      int key, float (&x)[8][4]) {
+  Marks m{false, ~0u, ~0u};
+  if (care & QueryColumns::kMasked) {
+    m.some = true, m.seen = 0;
+    const int row = warp() * 16 + lane() / 4;  // of the block
+    const bool kept[2] = {!f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key, f.S - 1)],
+                          !f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key + 8, f.S - 1)]};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const short4 seen = *reinterpret_cast<const short4*>(of.seen + 8 * j + lane() % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int s = row + i / 2 * 8, lo = i % 2 ? seen.z : seen.x, hi = i % 2 ? seen.w : seen.y;
+        const bool sees = s >= lo && s < hi && kept[i / 2];
+        m.seen |= uint32_t(sees) << (4 * j + i);
+      }
+    }
+    m.live = m.seen;
+  }
+  if (care & QueryColumns::kClamped) {
+    const float most = f.clamp / f.scale;
+    bool above = true;
+    if constexpr (std::is_same_v<W, Exp>) {
+      float top[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
+#pragma unroll
+      for (int j = 4; j < 32; ++j) top[j % 4] = fmaxf(top[j % 4], x[j / 4][j % 4]);
+      above = __any_sync(~0u, fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])) >= most);
+    }
+    if (above) {  // rarely
+      m.some = true;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        float& y = x[j / 4][j % 4];
+        if (y >= most) m.live &= ~(1u << j);
+        y = at_most(y, most);
+      }
+    }
+  }
+  return m;
+}
+
+// From products to weights times a, rounded, and slopes (of Exp: weights times a), in place of x.
+template <class T, int>
+__device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
+  const float scale = f.scale * kLog2e;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[j][i] = exp2_fast(x[j][i] * scale - (i % 2 ? sub.y : sub.x));
+  }
+  if (care & QueryColumns::kMasked) {
+#pragma unroll
+    for (int j = 0; j < 32; ++j)
+      if (!(marks.seen >> j & 1)) x[j / 4][j % 4] = 0;
+  }
+  if (care & QueryColumns::kNegative) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = 8 * j % 32 + lane() % 4 * 2 + i % 2;
+        if (of.negative[j / 4] >> n & 1) x[j][i] = -x[j][i];
+      }
+  }
+  rounded<T>(weights, x);
+}
+template <class T, int batch, int degree>
+__device__ __forceinline__ void weigh(const Fused& f, const OfDegree<degree>& w,
+                                      const QueryColumns& of, uint32_t care, const Marks& marks,
+                                      float (&x)[8][4], uint32_t (&weights)[4][4]) {
+  constexpr int n = 4 * batch;
+#pragma unroll
+  for (int j = 0; j < 8; j += batch) {
+    const auto z = lanes<n>(
+        [&](int i) { return degree == 0 ? x[j + i / 4][i % 4] * f.scale : x[j + i / 4][i % 4]; });
+    Slope<Lanes<n>> y = slopes_of(w, z);
+    if (care & QueryColumns::kMasked)
+      y.w = lanes<n>([&](int i) { return marks.seen >> (4 * j + i) & 1 ? y.w[i] : 0; });
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
+      uint32_t* const to = weights[j / 2] + (j + i) % 2 * 2;
+      to[0] = pair(T(), y.w[4 * i] * a.x, y.w[4 * i + 1] * a.y);
+      to[1] = pair(T(), y.w[4 * i + 2] * a.x, y.w[4 * i + 3] * a.y);
+    }
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[j + i / 4][i % 4] = y.dw[i];
+  }
+}
+// From slopes and the products of gradients and values to the gradients of scores, rounded.
+template <class T, class W>
+__device__ __forceinline__ void grade(const QueryColumns& of, const Marks& marks,
+                                      const float (&x)[8][4], float (&dp)[8][4],
+                                      uint32_t (&slopes)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 d = *reinterpret_cast<const float2*>(of.second + 8 * j + lane() % 4 * 2);
+    float2 a{1, 1};
+    if (!std::is_same_v<W, Exp>)
+      a = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      dp[j][i] = x[j][i] * ((i % 2 ? a.y : a.x) * dp[j][i] + (i % 2 ? d.y : d.x));
+  }
+  if (marks.some) {
+#pragma unroll
+    for (int j = 0; j < 32; ++j)
+      if (!(marks.live >> j & 1)) dp[j / 4][j % 4] = 0;
+  }
+  rounded<T>(slopes, dp);
+}
+
+// The rows of a thread, `key` and 8 further, times their gates.
+template <int columns>
+__device__ __forceinline__ void gate_rows(const Fused& f, const Head& head, int key,
+                                          float (&x)[columns][4]) {
+  const float y[2] = {gate_of_key(f, head, key), gate_of_key(f, head, key + 8)};
+#pragma unroll
+  for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= y[j % 4 / 2];
+}
+}  // namespace horner::attn::kernels::cuda
