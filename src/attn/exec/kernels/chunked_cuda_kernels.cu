@@ -11,12 +11,20 @@ namespace horner::attn::kernels::cuda {
 using T = HORNER_DTYPE;
 static constexpr bool kWide = sizeof(T) == 4;
 template <bool decay>
-using ForwardOf = ChunkShape<T, 1, 4, kWide ? 1 : 4, decay>;
+using ForwardOf = ChunkShape<T, 1, kWide || !decay ? 4 : 8,
+                             kWide   ? 1
+                             : decay ? 2
+                                     : 4,
+                             decay>;
 template <bool decay>
 using QueriesOf = ChunkShape<T, 1, kWide ? 4 : 8, kWide ? 1 : 2, decay>;
 template <bool decay>
-using KeysOf = ChunkKeysShape<T, 1, 4, kWide ? 1 : 3, decay>;
-using Sums1 = SumsShape<T, 1, 5, kWide ? 1 : 3>;  // of order 1: up to four tiles and the constant
+using KeysOf = ChunkKeysShape<T, kWide || !decay ? 1 : 2, 4,
+                              kWide   ? 1
+                              : decay ? 2
+                                      : 3,
+                              decay>;
+using Sums1 = SumsShape<T, 1, 5, 1>;  // of order 1: up to four tiles and the constant
 using Sums2 = SumsShape<T, 2, 4, 1>;
 
 template <class Shape, bool of_queries>

@@ -13,7 +13,7 @@ namespace horner::attn::kernels::cuda {
 // there is a decay: without, in fewer registers.
 template <class T, int atoms, int warps, int blocks, bool decay>
 struct ChunkShape {
-  static constexpr bool kDecay = decay;
+  static constexpr bool kDecay = decay, kRaw = false;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kQueries = 16 * atoms * warps;
   static constexpr int kKeys = sizeof(T) == 4 ? 32 : 64;
@@ -99,8 +99,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
   const int own = warp() * 16 * Shape::kAtoms, t0 = block.t0 + own;
   block.copy_queries(q, f.q, f.D);
   RunningSums<T, 64, Quadratic, Shape> sums(f, p.w, block.head, t0 + lane() / 4);
-  const auto ask_state = [&] {
-    if (block.chunk == 0) return;
+  if (block.chunk > 0) {
     float W[Shape::kAtoms][4] = {};
     block.over_state([&](const Monomials& m, const StateTile<T>& state) {
       ask<true>(sums.N, W, q, own, m, state);
@@ -109,15 +108,14 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
 #pragma unroll
     for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
       const float left = block.left(sums.query(i)), W_0 = lane() % 4 == 0 ? constant[64] : 0;
-      sums.sum[i / 2][i % 2] += (W[i / 2][i % 2 * 2] + W[i / 2][i % 2 * 2 + 1] + W_0) * left;
+      sums.sum[i / 2][i % 2] = (W[i / 2][i % 2 * 2] + W[i / 2][i % 2 * 2 + 1] + W_0) * left;
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         float& y = sums.N[i / 2][j / 2][i % 2 * 2 + j % 2];
         y = (y + constant[j / 2 * 8 + lane() % 4 * 2 + j % 2]) * left;
       }
     }
-  };
-  if (Shape::kDecay) ask_state();  // what it gives fades, before anything is added to it
+  }
   block.over_keys([&](int s0, Tile<T, 64> k, Tile<T, 64> v, const double* gates) {
     if (s0 >= t0 + 16 * Shape::kAtoms) return;
     float x[Shape::kAtoms][Shape::kKeys / 8][4];
@@ -126,7 +124,6 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
     sums.weigh(care, x, s0, gates);
     add_sums_by_columns<T>(sums.N, x, v, 0);
   });
-  if (!Shape::kDecay) ask_state();
   sums.finish();
 }
 
@@ -209,7 +206,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
 
 template <class T, int atoms, int warps, int blocks, bool decay>
 struct ChunkKeysShape {
-  static constexpr bool kDecay = decay, kCentre = false, kIntervals = false;
+  static constexpr bool kDecay = decay;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kKeys = 16 * atoms * warps, kQueries = sizeof(T) == 4 ? 32 : 64;
   static constexpr int kTilesAtOnce = 2, kStep = 16, kOwn = 64;  // of KeySums
@@ -264,7 +261,7 @@ __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Til
   }
 }
 
-// dk, which `to` has, dv, and the gradient of the gates; 0 of hidden keys.
+// dk, to which `to` has what the state gives, dv, and the gradient of the gates; 0 of hidden keys.
 template <class T, class Shape, class Sums>
 __device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums,
                                   const Gradients<Shape::kAtoms>& to) {
@@ -272,6 +269,7 @@ __device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums
   const int64_t at = int64_t(key_head) * f.S + first;
   const uint8_t* const keep = f.seen.keep ? f.seen.keep + int64_t(key_head / f.G) * f.S : nullptr;
   const auto kept = [&](int r) { return !keep || keep[first + r]; };
+  to.template set<true>(sums.dk, f.scale);
   to.template store<T>(f.dk, at, f.D, rows, kept);
   to.set(sums.dv, 1);
   to.template store<T>(f.dv, at, f.E, rows, kept);
@@ -305,7 +303,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     const Tile<T, 64> q{k.at + Shape::kStagesAt + uint32_t(stage * 2 * Shape::kTileBytes)};
     const Tile<T, 64> d_o{q.at + Shape::kTileBytes};
     const int at = stage * kQueries;
-    return {Head(b, g * each + h, g), t0, q, d_o, of + at, gates + at, nullptr, {0}};
+    return {Head(b, g * each + h, g), t0, q, d_o, of + at, gates + at, {0}};
   };
   const auto copy = [&](int stage, int h, int t0) {
     const auto to = queries(stage, h, t0);
@@ -322,13 +320,10 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
   Sums sums(f, p.w, s0, 0);
   const Gradients<Shape::kAtoms> to{reinterpret_cast<float*>(memory + Shape::kGradientsAt) +
                                     sums.own * kGradientStride};
-  const bool last = chunk + 1 == p.chunks();
-  if (Shape::kDecay && !last) {  // what the state gives fades, before anything is added to it
-    to.set(sums.dk, 0);
-    wait_for_copies();
-    __syncthreads();
-    ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
-  }
+  to.set(sums.dk, 0);
+  wait_for_copies();
+  __syncthreads();
+  if (chunk + 1 < p.chunks()) ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
   copy(0, 0, begin);
   int stage = 0;
   for (int h = 0, t0 = begin; h < each; stage ^= 1) {
@@ -338,12 +333,6 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     if ((t0 += kQueries) >= end) t0 = begin, ++h;
     if (h < each) copy(stage ^ 1, h, t0);
     if (tile.t0 + kQueries > s0 + sums.own) sums.add(tile, k, v);
-  }
-  if constexpr (Shape::kDecay) {
-    last ? to.set(sums.dk, f.scale) : to.template set<true>(sums.dk, f.scale);
-  } else {
-    to.set(sums.dk, f.scale);
-    if (!last) ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
   }
   store_keys<T, Shape>(f, key_head, sums, to);
 }

@@ -20,28 +20,26 @@ __device__ inline double gates_to(const Fused& f, int key_head, int t) {
   return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
 }
 
-// What multiplies the values of token t, and its share in z: 0 outside of the chunk.
+// What multiplies the values of token t, and its share in z. A chunk's keys have faded at its end,
+// its queries see what was before it faded.
 struct Share {
   float value, sum;
 };
 template <bool of_queries>
-__device__ inline Share share(const Fused& f, int key_head, int head, int t, int end) {
-  const int b = key_head / f.G;
+__device__ inline Share share(const Fused& f, int key_head, int head, int t, int begin, int end) {
   if (t >= end) return {0, 0};
+  const int b = key_head / f.G;
+  float left = 1;
+  if (f.decay)
+    left = of_queries ? fade(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
+                      : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
   if constexpr (of_queries) {
-    const Query& query = f.queries[int64_t(b * f.H + head) * f.T + t];
-    return {query.a, query.dW};
+    const Query query = f.queries[int64_t(b * f.H + head) * f.T + t];
+    return {query.a * left, query.dW * left};
   } else {
-    const float kept = !f.seen.keep || f.seen.keep[int64_t(b) * f.S + t] ? 1 : 0;
-    return {kept, kept};
+    const bool kept = !f.seen.keep || f.seen.keep[int64_t(b) * f.S + t];
+    return {kept ? left : 0, kept ? left : 0};
   }
-}
-// What is left of a key of a chunk at its end, or for a query of what was before the chunk.
-template <bool of_queries>
-__device__ inline float left_of(const Fused& f, int key_head, int t, int begin, int end) {
-  if (!f.decay || t >= end) return 1;
-  return of_queries ? fade(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
-                    : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
 }
 
 template <class T>
@@ -77,8 +75,7 @@ __global__ __launch_bounds__(Shape::kThreads,
   const auto tile = [&](int i) { return Rows{shared_address(memory + i * Shape::kTileBytes)}; };
   const bool shares = of_queries || f.seen.keep || f.decay;
   const int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
-  // Of what is being copied: asked for early, used when it is there.
-  float by[kRows], left[kRows], own = 0, own_left = 1;
+  float by[kRows], own = 0;  // of what is being copied
   const auto copy = [&](int stage, int r, int t0) {
     const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
     const int head = g * each + r, real = end - t0;
@@ -86,16 +83,10 @@ __global__ __launch_bounds__(Shape::kThreads,
     copy_rows<kTokens, kThreads>(tile(2 * stage + 1), row_of<T>(y, b, head, t0), y.row, real, f.E);
     if (shares)
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int t = t0 + row + i * kStep;
-        by[i] = share<of_queries>(f, key_head, head, t, end).value;
-        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
-      }
-    if (threadIdx.x < kTokens) {
-      const int t = t0 + int(threadIdx.x);
-      own = share<of_queries>(f, key_head, head, t, end).sum;
-      own_left = left_of<of_queries>(f, key_head, t, begin, end);
-    }
+      for (int i = 0; i < kRows; ++i)
+        by[i] = share<of_queries>(f, key_head, head, t0 + row + i * kStep, begin, end).value;
+    if (threadIdx.x < kTokens)
+      own = share<of_queries>(f, key_head, head, t0 + int(threadIdx.x), begin, end).sum;
   };
   copy(0, 0, begin);
   float S[kOwn][8][4] = {}, z[kOwn][4] = {};
@@ -106,9 +97,8 @@ __global__ __launch_bounds__(Shape::kThreads,
     if (shares)
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        if (row + i * kStep < kTokens)
-          scale_chunk<T>(y.chunk(row + i * kStep, chunk), by[i] * left[i]);
-    if (threadIdx.x < kTokens) column[stage * kTokens + threadIdx.x] = own * own_left;
+        if (row + i * kStep < kTokens) scale_chunk<T>(y.chunk(row + i * kStep, chunk), by[i]);
+    if (threadIdx.x < kTokens) column[stage * kTokens + threadIdx.x] = own;
     __syncthreads();  // these tokens are there, and all are done with those before
     if ((t0 += kTokens) >= end) t0 = begin, ++r;
     if (r < each) copy(stage ^ 1, r, t0);
