@@ -4,10 +4,10 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 from pathlib import Path
 
@@ -100,8 +100,7 @@ def test_a_wheel_is_compiled_as_the_build_is(tmp_path):
     script = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
     run([sys.executable, "-c", script, tmp_path], cwd=ROOT)
     (archive,) = tmp_path.glob("horner-*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(archive, tmp_path)
     source = next(p for p in tmp_path.iterdir() if p.is_dir())
     settings = tomllib.loads((source / "pyproject.toml").read_text())["tool"]["scikit-build"]["cmake"]
     defines = {"CMAKE_BUILD_TYPE": settings["build-type"], **settings["define"], "Python_EXECUTABLE": sys.executable}
