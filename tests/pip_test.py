@@ -85,11 +85,11 @@ def test_every_example_of_the_page(installed, tmp_path):
 
 
 def compile_commands(build, source):
-    """What each object is compiled with and from, told apart from where."""
+    """What each object is compiled with and from, told apart from where (torch may lie inside the source folder)."""
     commands = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
         together = Path(entry["file"]).read_text() if "/Unity/" in entry["file"] else ""
-        command, together = (text.replace(str(build), "BUILD").replace(str(source), "SOURCE") for text in (entry["command"], together))
+        command, together = (text.replace(str(build), "BUILD").replace(f"{source}/src", "SOURCE") for text in (entry["command"], together))
         words = command[command.index(" -") :].split()
         commands[words[words.index("-o") + 1]] = [w for w in words if w not in ("-g1", "-Werror")], together
     return commands
