@@ -2,7 +2,7 @@
 
     python examples/finetune.py book.txt --variant taylor4 --steps 30 --out finetuned
 
-Prints the loss on the end of the text: of the model as it came, right after the swap, and at the end. The folder
+Prints the loss on rows that it does not train on: of the model as it came, right after the swap, and at the end. The folder
 that it saves opens in transformers (attn_implementation="horner") and in `horner generate --model finetuned`.
 """
 
@@ -21,7 +21,7 @@ parser.add_argument("--variant", default="l2", help="any text that horner.attend
 parser.add_argument("--layers", type=int, nargs="*", help="the layers to swap (all)")
 parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--length", type=int, default=64, help="tokens of a sequence")
-parser.add_argument("--batch", type=int, default=4)
+parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--rate", type=float, default=5e-5)
 parser.add_argument("--out", default="finetuned")
 args = parser.parse_args()
@@ -30,13 +30,15 @@ set_seed(0)
 model = AutoModelForCausalLM.from_pretrained(args.model, attn_implementation="sdpa", dtype=torch.float32)
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 
-# Rows of `length` tokens, each with the token that begins a text; the last 8 rows are kept for the loss.
+# Rows of `length` tokens, each with the token that begins a text; 8 from all over the text are kept for the loss.
 ids = tokenizer(args.text.read_text(), add_special_tokens=False)["input_ids"]
 first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
 step = args.length - len(first)
 rows = [first + ids[i : i + step] for i in range(0, len(ids) - step + 1, step)]
 rows = [{"input_ids": row, "labels": row} for row in rows]
-train, test = rows[:-8], rows[-8:]
+every = max(1, len(rows) // 8)
+test = rows[::every][:8]
+train = [row for i, row in enumerate(rows) if i % every or i >= 8 * every]
 
 # Two thirds of Gemma 270M are its embedding; what has to adapt to another attention are the layers.
 model.get_input_embeddings().requires_grad_(False)

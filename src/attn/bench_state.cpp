@@ -8,6 +8,7 @@
 
 #include "attn/inputs.h"
 #include "attn/verify.h"
+#include "core/median.h"
 #include "core/stopwatch.h"
 
 namespace horner::attn {
@@ -40,11 +41,6 @@ std::string why_wrong(const Spec& spec, const Stream& s) {
   std::ostringstream out;
   out << "off by " << error << ", where " << allowed << " is allowed";
   return out.str();
-}
-
-static double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + int64_t(x.size() / 2), x.end());
-  return x[x.size() / 2];
 }
 
 std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,

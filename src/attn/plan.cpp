@@ -24,7 +24,7 @@ Orders orders(const Weight& w) {
   return std::visit(OrdersOf{}, w);
 }
 
-static int64_t channels(const Spec& spec, int64_t D) {
+int64_t mapped_channels(const Spec& spec, int64_t D) {
   const auto* projected = std::get_if<Project>(&spec.features);
   return projected ? projected->dim : D;
 }
@@ -42,7 +42,7 @@ struct FeatureCount {
 
 double feature_count(const Spec& spec, int64_t D) {
   if (!why_no_state(spec).empty()) return INFINITY;
-  return std::visit(FeatureCount{double(channels(spec, D))}, spec.weight);
+  return std::visit(FeatureCount{double(mapped_channels(spec, D))}, spec.weight);
 }
 
 bool sums_in_double(const Spec& spec) {
@@ -97,12 +97,13 @@ double work_in_tiles(const Spec& spec, int64_t T, int64_t S, int64_t D, int64_t 
   double keys = double(S);  // that a query sees, on average
   if (is<Causal>(spec.mask)) keys = double(S) - double(T - 1) / 2;
   if (const auto* w = std::get_if<Window>(&spec.mask)) keys = std::min<double>(keys, w->size);
-  return double(T) * std::max(keys, 1.0) * double(channels(spec, D) + E);
+  return double(T) * std::max(keys, 1.0) * double(mapped_channels(spec, D) + E);
 }
 
 double work_in_chunks(const Spec& spec, int64_t S, int64_t D, int64_t E) {
   const int C = chunk_length(spec, D, E);
-  const double inside = (std::min<double>(C, double(S)) + 16) / 2 * double(channels(spec, D) + E);
+  const double inside =
+      (std::min<double>(C, double(S)) + 16) / 2 * double(mapped_channels(spec, D) + E);
   const double state = S <= C ? 0 : 2 * feature_count(spec, D) * double(E + 1);
   return double(S) * (inside + state) * (sums_in_double(spec) ? 2 : 1);
 }
@@ -112,7 +113,7 @@ double work_by_token(const Spec& spec, int64_t S, int64_t D, int64_t E) {
 }
 
 double decode_crossover(const Spec& spec, int64_t D, int64_t E) {
-  return state_bytes(spec, D, E) / double(sizeof(float) * size_t(channels(spec, D) + E));
+  return state_bytes(spec, D, E) / double(sizeof(float) * size_t(mapped_channels(spec, D) + E));
 }
 
 }  // namespace horner::attn

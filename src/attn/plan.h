@@ -13,6 +13,9 @@ namespace horner::attn {
 // weight has no finite state.
 double feature_count(const Spec&, int64_t D);
 
+// Channels of a key behind the features, of D before.
+int64_t mapped_channels(const Spec&, int64_t D);
+
 // The lowest and the highest order of a polynomial weight; 0 and 0 of any other.
 struct Orders {
   int first, last;

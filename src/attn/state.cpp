@@ -31,9 +31,8 @@ static at::ScalarType sums_dtype(const State& s) {
   return s.finite ? exec::sums_dtype(s.spec, s.dtype) : exec::wide(s.dtype);
 }
 
-static int64_t mapped_channels(const State& s) {
-  const auto* p = std::get_if<Project>(&s.spec.features);
-  return p && s.finite ? p->dim : s.shape.D;
+static int64_t key_channels(const State& s) {
+  return s.finite ? mapped_channels(s.spec, s.shape.D) : s.shape.D;
 }
 
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
@@ -50,7 +49,7 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   if (!s.finite) return s;
   const std::string reason = why_too_large(spec, shape);
   check(reason.empty(), reason);
-  const auto F = int64_t(feature_count(spec, shape.D)), D = mapped_channels(s);
+  const auto F = int64_t(feature_count(spec, shape.D)), D = key_channels(s);
   const auto options = exact.dtype(sums_dtype(s));
   s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
   s.carry.z = at::zeros({shape.B, shape.G, F}, options);
@@ -124,7 +123,7 @@ static const kernels::DecodeKernels<R>& kernels_for() {
 template <class R>
 static Decode<R> problem(const State& s) {
   Decode<R> c{};
-  c.B = s.shape.B, c.G = s.shape.G, c.D = mapped_channels(s);
+  c.B = s.shape.B, c.G = s.shape.G, c.D = key_channels(s);
   c.width = s.recent.k.size(3), c.E = s.recent.v.size(3);
   c.weight = std::visit(DecodeWeight<R>{}, s.spec.weight);
   c.clamp = R(s.spec.clamp);

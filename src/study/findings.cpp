@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "core/median.h"
 #include "study/taylor.h"
 
 namespace horner::study {
@@ -176,10 +177,6 @@ static void say_spread(const TaskData& t, Sentences& out) {
     if (t.softmax && &g != t.softmax) paired.push_back(paired_deviation(t, g));
   }
   if (own.empty()) return out.push_back("One seed each: small differences may be chance.");
-  const auto median = [](std::vector<double>& x) {
-    std::nth_element(x.begin(), x.begin() + x.size() / 2, x.end());
-    return x[x.size() / 2];
-  };
   std::erase_if(paired, [](double x) { return std::isnan(x); });
   std::string s = "Seeds of one variant differ by " + percent(median(own));
   if (!paired.empty())

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/median.h"
 #include "core/pages.h"
 #include "core/stopwatch.h"
 #include "train/events.h"
@@ -169,17 +170,11 @@ bool stops(const Trainer& r) {
   return asked.item<double>() > 0;
 }
 
-double median(std::vector<double> x) {
-  if (x.empty()) return 0;
-  std::nth_element(x.begin(), x.begin() + int64_t(x.size() / 2), x.end());
-  return x[x.size() / 2];
-}
-
 Json result(const Trainer& r) {
   const Session& t = r.t;
   double last = 0;
   for (const double x : t.at.losses.values) last += x / double(t.at.losses.values.size());
-  const double speed = median(r.rates);
+  const double speed = r.rates.empty() ? 0 : median(r.rates);
   return {{"finished", true},
           {"steps", t.at.step},
           {"train_loss", number(last)},

@@ -63,14 +63,8 @@ struct ChunksResult {
   StatesMemory before;
 };
 
-static cuda::View view(const at::Tensor& x) {
-  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
-}
 static cuda::Stream stream() {
   return c10::cuda::getCurrentCUDAStream().stream();
-}
-static void* memory(const at::Tensor& x) {
-  return x.defined() ? x.data_ptr() : nullptr;
 }
 
 // Tokens of a chunk: scores inside it grow with them, passes over a state become fewer.
@@ -82,20 +76,10 @@ static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
 static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   Chunks p{};
   Fused& f = p.f;
-  f.B = int(x.q.size(0)), f.H = int(x.q.size(1)), f.G = int(x.k.size(1));
-  f.T = int(x.q.size(2)), f.S = int(x.k.size(2)), f.D = int(x.q.size(3)), f.E = int(x.v.size(3));
-  f.dtype = x.q.scalar_type() == at::kFloat ? cuda::Dtype::float32 : cuda::Dtype::bfloat16;
-  f.channels = job.channels, f.scale = job.scale, f.clamp = kNoClamp;
-  f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
-  f.decay = pointer<double>(x.decay);
+  f = problem_of(x, job.epilogue, job.channels);
+  f.scale = job.scale, f.clamp = kNoClamp;
   f.seen.T = f.T, f.seen.S = f.S, f.seen.causal = true;
-  f.seen.keep = static_cast<const uint8_t*>(memory(job.keep));
-  f.epilogue = job.epilogue;
-  f.epilogue.divisor = pointer<float>(x.divisor);
-  f.epilogue.out_gate = pointer<float>(x.out_gate);
-  f.epilogue.post_gate = pointer<float>(x.post_gate);
-  f.epilogue.norm_weight = pointer<float>(x.norm_weight);
-  f.epilogue.norm_bias = pointer<float>(x.norm_bias);
+  f.seen.keep = memory<uint8_t>(job.keep);
   p.w = job.w, p.length = chunk_tokens(job.w, f.D);
   return p;
 }
@@ -122,8 +106,8 @@ static ChunksResult forward(const ChunksJob& job, const ChunksTensors& x, bool f
     r.W = at::empty({f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
     r.shift = at::empty_like(r.W), r.r = at::empty_like(r.W);
   }
-  f.o = r.o.data_ptr(), f.u = memory(r.u);
-  f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift), f.r = pointer<float>(r.r);
+  f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
+  f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
   r.before = states(p, x.q, false);
   cuda::chunk_forward(p, stream());
   return r;
@@ -134,15 +118,10 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   Chunks p = problem(job, x);
   Fused& f = p.f;
   const at::Tensor grad = laid_out(given);
-  const auto like = [](const at::Tensor& y) { return y.defined() ? at::empty_like(y) : y; };
-  ChunksTensors d;
+  ChunksTensors d = epilogue_gradients(x, f);
   d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
-  d.divisor = like(x.divisor), d.out_gate = like(x.out_gate), d.post_gate = like(x.post_gate);
-  if (x.norm_weight.defined())
-    d.norm_weight = at::empty({cuda::row_blocks(f), f.E}, x.norm_weight.options());
-  if (x.norm_bias.defined()) d.norm_bias = at::empty_like(d.norm_weight);
   const at::Tensor g =
       job.epilogue.norm != cuda::Epilogue::none ? at::empty_like(r.o) : at::Tensor();
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, r.W.options());
@@ -151,15 +130,11 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
     d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
     d.decay = at::empty_like(x.decay);
   }
-  f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d.decay);
-  f.o = r.o.data_ptr(), f.u = memory(r.u), f.d_o = view(grad), f.g = memory(g);
-  f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift), f.r = pointer<float>(r.r);
-  f.queries = reinterpret_cast<cuda::Query*>(queries.data_ptr<float>());
+  f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
+  f.o = r.o.data_ptr(), f.u = memory<void>(r.u), f.d_o = view(grad), f.g = memory<void>(g);
+  f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
+  f.queries = memory<cuda::Query>(queries);
   f.dq = d.q.data_ptr(), f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
-  cuda::Epilogue& e = f.epilogue;
-  e.d_divisor = pointer<float>(d.divisor);
-  e.d_out_gate = pointer<float>(d.out_gate), e.d_post_gate = pointer<float>(d.post_gate);
-  e.d_norm_weight = pointer<float>(d.norm_weight), e.d_norm_bias = pointer<float>(d.norm_bias);
   cuda::rows(f, polynomial(Taylor{1}), stream());
 
   if (r.before.S.defined()) p.before = r.before.pointers();
@@ -217,10 +192,6 @@ static cuda::Quadratic quadratic(const Weight& w) {
   return {{c(0) ? 1.f : 0.f, c(1) ? 1.f : 0.f, c(2) ? 0.5f : 0.f}};
 }
 
-static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
-  return x.defined() ? x.to(at::kFloat).contiguous() : x;
-}
-
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   if (in.q.scalar_type() == at::kHalf) {  // sums over tokens soon leave the range of float16
     Inputs wide = in;
@@ -251,11 +222,6 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
 }
 
-static int64_t mapped_channels(const Spec& spec, const Inputs& in) {
-  const auto* projected = std::get_if<Project>(&spec.features);
-  return projected ? projected->dim : in.q.size(-1);
-}
-
 static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
   const int device = in.q.device().index();
@@ -267,7 +233,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (spec.centred) return "no centred scores";
   if (in.cu_seqlens.defined()) return "no packed sequences";
   if (in.q.size(2) != in.k.size(2)) return "as many queries as keys only";
-  if (std::max(mapped_channels(spec, in), in.v.size(-1)) > cuda::kMostChunkedChannels)
+  if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMostChunkedChannels)
     return "head dimensions up to 64 only";
   if (cuda::shared_memory(device) < cuda::chunk_shared_memory())
     return "it wants " + std::to_string(cuda::chunk_shared_memory() / 1024) +
@@ -277,13 +243,13 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
 }
 
 // As many multiplications as the kernels do: heads and values of 64 channels, whole tiles of
-// monomials. Each takes about 1.7 times as long as one of Hopper's tiles of scores.
+// monomials. Each takes about 2.6 times as long as one of Hopper's tiles of scores.
 static double work(const Spec& spec, const Inputs& in) {
   Chunks p{};
-  p.w = quadratic(spec.weight), p.f.D = int(mapped_channels(spec, in));
+  p.w = quadratic(spec.weight), p.f.D = int(mapped_channels(spec, in.q.size(-1)));
   const double T = double(in.q.size(2)), C = std::min<double>(T, chunk_tokens(p.w, p.f.D));
   const double state = T <= C ? 0 : 2 * 16 * 64 * double(p.tiles() + 1);
-  return 1.7 * double(in.q.size(0) * in.q.size(1)) * T * ((C + 128) / 2 * 128 + state);
+  return 2.6 * double(in.q.size(0) * in.q.size(1)) * T * ((C + 128) / 2 * 128 + state);
 }
 
 const Execution chunked_cuda{

@@ -73,6 +73,18 @@ at::Tensor laid_out(const at::Tensor& x) {
   return fits ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
+cuda::View view(const at::Tensor& x) {
+  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+cuda::Dtype dtype_of(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 ? cuda::Dtype::bfloat16
+         : x.scalar_type() == at::kHalf   ? cuda::Dtype::float16
+                                          : cuda::Dtype::float32;
+}
+at::Tensor plain(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kFloat).contiguous() : x;
+}
+
 void CountedKeys::find_intervals() const {
   if (lo.defined()) return;
   const int64_t T = in.q.size(2), S = in.k.size(2);

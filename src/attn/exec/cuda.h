@@ -1,7 +1,7 @@
 // The tensor code before the CUDA kernels: stages as they take them, tensors as they lie in memory.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
 #include <utility>
 
@@ -21,6 +21,49 @@ std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 // With channels side by side, zeros up to a multiple of kPad, and rows that begin at multiples of
 // kAlignment bytes.
 at::Tensor laid_out(const at::Tensor&);
+kernels::cuda::View view(const at::Tensor&);  // of one that is laid out
+kernels::cuda::Dtype dtype_of(const at::Tensor&);
+at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
+
+// The memory of a tensor as any type; null for none.
+template <class T>
+T* memory(const at::Tensor& x) {
+  return x.defined() ? static_cast<T*>(x.data_ptr()) : nullptr;
+}
+
+// Sizes, and the memory of q, k, v, decay and what the epilogue takes.
+template <class Tensors>
+kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue& e, int channels) {
+  kernels::cuda::Fused f{};
+  f.B = int(x.q.size(0)), f.H = int(x.q.size(1)), f.G = int(x.k.size(1));
+  f.T = int(x.q.size(2)), f.S = int(x.k.size(2)), f.D = int(x.q.size(3)), f.E = int(x.v.size(3));
+  f.channels = channels, f.dtype = dtype_of(x.q);
+  f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
+  f.decay = memory<double>(x.decay);
+  f.epilogue = e;
+  f.epilogue.divisor = memory<float>(x.divisor);
+  f.epilogue.out_gate = memory<float>(x.out_gate);
+  f.epilogue.post_gate = memory<float>(x.post_gate);
+  f.epilogue.norm_weight = memory<float>(x.norm_weight);
+  f.epilogue.norm_bias = memory<float>(x.norm_bias);
+  return f;
+}
+
+// The gradients of the epilogue's inputs: memory for them; of norms a row for each block.
+template <class Tensors>
+Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f) {
+  const auto like = [](const at::Tensor& y) { return y.defined() ? at::empty_like(y) : y; };
+  Tensors d;
+  d.divisor = like(x.divisor), d.out_gate = like(x.out_gate), d.post_gate = like(x.post_gate);
+  if (x.norm_weight.defined())
+    d.norm_weight = at::empty({kernels::cuda::row_blocks(f), f.E}, x.norm_weight.options());
+  if (x.norm_bias.defined()) d.norm_bias = at::empty_like(d.norm_weight);
+  kernels::cuda::Epilogue& e = f.epilogue;
+  e.d_divisor = memory<float>(d.divisor);
+  e.d_out_gate = memory<float>(d.out_gate), e.d_post_gate = memory<float>(d.post_gate);
+  e.d_norm_weight = memory<float>(d.norm_weight), e.d_norm_bias = memory<float>(d.norm_bias);
+  return d;
+}
 
 // The numbers and sums of the keys that each query sees. Nothing is computed before it is asked
 // for: most variants need none of it.

@@ -56,39 +56,14 @@ struct CudaResult {
   at::Tensor o, u, W, shift, r;
 };
 
-template <class T>
-static T* memory(const at::Tensor& x) {
-  return x.defined() ? static_cast<T*>(x.data_ptr()) : nullptr;
-}
-static cuda::View view(const at::Tensor& x) {
-  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
-}
-
-static cuda::Dtype dtype_of(const at::Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 ? cuda::Dtype::bfloat16
-         : x.scalar_type() == at::kHalf   ? cuda::Dtype::float16
-                                          : cuda::Dtype::float32;
-}
-
 static Fused problem(const CudaJob& job, const CudaTensors& x) {
-  Fused f{};
-  f.B = int(x.q.size(0)), f.H = int(x.q.size(1)), f.G = int(x.k.size(1));
-  f.T = int(x.q.size(2)), f.S = int(x.k.size(2)), f.D = int(x.q.size(3)), f.E = int(x.v.size(3));
-  f.channels = job.channels, f.dtype = dtype_of(x.q);
+  Fused f = problem_of(x, job.epilogue, job.channels);
   f.scale = job.scale, f.clamp = job.clamp;
-  f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
-  f.centre = memory<float>(x.centre), f.decay = memory<double>(x.decay);
-  f.gate = memory<float>(x.gate);
+  f.centre = memory<float>(x.centre), f.gate = memory<float>(x.gate);
   f.seen = job.seen;
   f.seen.begin = memory<int32_t>(job.begin), f.seen.end = memory<int32_t>(job.end);
   f.seen.keep = memory<uint8_t>(job.keep);
   f.found = memory<cuda::Found>(job.found);
-  f.epilogue = job.epilogue;
-  f.epilogue.divisor = memory<float>(x.divisor);
-  f.epilogue.out_gate = memory<float>(x.out_gate);
-  f.epilogue.post_gate = memory<float>(x.post_gate);
-  f.epilogue.norm_weight = memory<float>(x.norm_weight);
-  f.epilogue.norm_bias = memory<float>(x.norm_bias);
   return f;
 }
 
@@ -122,22 +97,6 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
   (job.hopper ? cuda::hopper_forward : cuda::forward)(f, job.weights, stream());
   if (f.statistics) cuda::statistics(f, job.weights, stream());
   return r;
-}
-
-// The gradients of the epilogue's inputs: memory for them, and their sums.
-static CudaTensors epilogue_gradients(const CudaTensors& x, Fused& f) {
-  const auto empty_like = [](const at::Tensor& y) { return y.defined() ? at::empty_like(y) : y; };
-  CudaTensors d;
-  d.divisor = empty_like(x.divisor);
-  d.out_gate = empty_like(x.out_gate), d.post_gate = empty_like(x.post_gate);
-  if (x.norm_weight.defined())
-    d.norm_weight = at::empty({cuda::row_blocks(f), f.E}, x.norm_weight.options());
-  if (x.norm_bias.defined()) d.norm_bias = at::empty_like(d.norm_weight);
-  cuda::Epilogue& p = f.epilogue;
-  p.d_divisor = memory<float>(d.divisor);
-  p.d_out_gate = memory<float>(d.out_gate), p.d_post_gate = memory<float>(d.post_gate);
-  p.d_norm_weight = memory<float>(d.norm_weight), p.d_norm_bias = memory<float>(d.norm_bias);
-  return d;
 }
 
 // dk, dv and dq.
@@ -270,10 +229,6 @@ static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
     job->statistics = all;
   }
   return job;
-}
-
-static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
-  return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
 
 // float16 keeps too few bits for queries times a scale of their own, and for the gradient of a norm
