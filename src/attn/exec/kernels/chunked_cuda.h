@@ -51,7 +51,7 @@ struct Chunks {
   HORNER_HD int chunks() const { return (f.T + length - 1) / length; }
   HORNER_HD int segments() const { return (chunks() + segment - 1) / segment; }
   HORNER_HD bool walks() const {
-    return w.c[2] == 0 && !f.decay && f.dtype == Dtype::bfloat16 && length == kChunkUnit;
+    return w.c[2] == 0 && f.dtype == Dtype::bfloat16 && length == kChunkUnit;
   }
   int64_t records() const { return int64_t(f.B) * f.G * chunks(); }
 };

@@ -15,11 +15,6 @@ struct SumsShape {
   static constexpr int kBytes = 4 * kTileBytes + 2 * kTokens * 4;
 };
 
-// The running sum of the log gates up to token t, that before the first being 0.
-__device__ inline double gates_to(const Fused& f, int key_head, int t) {
-  return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
-}
-
 // What multiplies the values of token t, and its share in z: 0 outside of the chunk.
 struct Share {
   float value, sum;
