@@ -42,7 +42,7 @@ struct Chunks {
   int segment;         // chunks of a segment, of a walk
   ChunkStates before;  // of the keys before each chunk
   ChunkStates behind;  // of the queries after each chunk
-  float* sums;         // [B, G, chunks, tiles + 1, kTileSums], for the time of `states`
+  float* sums;         // [B, G, chunks, tiles, 16], of z, for the time of `states`
 
   HORNER_HD int blocks() const { return (f.D + 15) / 16; }
   HORNER_HD int tiles() const {

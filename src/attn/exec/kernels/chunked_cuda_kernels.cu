@@ -45,8 +45,7 @@ static void states(const Chunks& p, Stream stream) {
             PairSumsShape::kBytes},
            stream, p);
   }
-  const int64_t pairs = int64_t(p.tiles() + 1) * kTileSums / 2;
-  const Grid grid{blocks(pairs, kScanThreads), int64_t(p.f.B) * p.f.G, kScanThreads, 0};
+  const Grid grid{blocks(scan_parts(p), kScanThreads), int64_t(p.f.B) * p.f.G, kScanThreads, 0};
   launch(scan_kernel<T, of_queries>, grid, stream, p);
 }
 
