@@ -284,7 +284,7 @@ __global__ __launch_bounds__(PairSumsShape::kThreads, PairSumsShape::kBlocks) vo
 template <int n, bool backwards, class Load, class Store>
 __device__ inline void over_chunks(const Chunks& p, int key_head, const Load& load,
                                    const Store& store) {
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = 16;
   const int chunks = p.chunks();
   const auto record = [&](int c) {
     return int64_t(key_head) * chunks + (backwards ? chunks - 1 - c : c);
