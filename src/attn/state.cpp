@@ -344,6 +344,8 @@ at::Tensor step(State& s, const Inputs& in) {
   check(!in.cu_seqlens.defined(), "a state is of one stream: it takes no packed sequences");
   check(in.q.scalar_type() == s.dtype, "this state is of ", dtype_name(s.dtype), " inputs, not ",
         dtype_name(in.q.scalar_type()));
+  check(in.q.device() == s.carry.count.device(), "this state is on ", s.carry.count.device().str(),
+        ", q on ", in.q.device().str());
   if (!s.finite) return step_keys(s, in);
   constexpr int64_t kPrompt = 16;  // from here on, chunks are faster than one token after the other
   const bool prompt = in.q.size(2) >= kPrompt;
