@@ -10,8 +10,8 @@ namespace horner::nn {
 
 namespace fs = std::filesystem;
 
-static Json read_json(const fs::path& file) {
-  check(fs::is_regular_file(file), "there is no ", file.string());
+Json read_json(const fs::path& file) {
+  check(fs::is_regular_file(file), "there is no file '", file.string(), "'");
   const MappedFile mapped(file);
   try {
     return Json::parse(mapped.text());

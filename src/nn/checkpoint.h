@@ -7,6 +7,9 @@
 
 namespace horner::nn {
 
+// The file as JSON; an error names it.
+Json read_json(const std::filesystem::path&);
+
 // Views of the mapped files wherever they are kept as we use them. An error names the file and the
 // tensor; nothing is half-loaded.
 Model load_model(const std::filesystem::path& folder);

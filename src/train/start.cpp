@@ -3,22 +3,11 @@
 #include "core/check.h"
 #include "core/files.h"
 #include "core/names.h"
-#include "nn/checkpoint.h"
 #include "train/checkpoint.h"
 
 namespace horner::train {
 
 namespace fs = std::filesystem;
-
-Json read_json(const fs::path& path) {
-  check(fs::is_regular_file(path), "there is no file '", path.string(), "'");
-  const MappedFile file(path);
-  try {
-    return Json::parse(file.text());
-  } catch (const Json::exception& e) {
-    fail(path.string(), " is no JSON: ", e.what());
-  }
-}
 
 void write_json(const fs::path& path, const Json& j) {
   NewFile out(path);
