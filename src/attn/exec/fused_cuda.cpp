@@ -89,7 +89,7 @@ static cuda::Stream stream() {
 }
 
 static bool no_tokens(const Fused& f) {
-  return f.B == 0 || f.T == 0 || f.S == 0;
+  return f.B == 0 || f.T == 0;
 }
 
 static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_backward) {

@@ -67,11 +67,17 @@ __device__ inline float normed(const Epilogue& p, int channels, int64_t row, Lan
   return r;
 }
 
-// What follows u.
-__device__ inline float scaled(const Epilogue& p, int channels, int channel, float u) {
-  if (channel >= channels) return 0;
-  if (p.norm_weight) u *= p.norm_weight[channel];
-  return p.norm_bias ? u + p.norm_bias[channel] : u;
+// What follows u, in place. No branch for each number: all are on their way at once.
+template <int n, class Channel>
+__device__ inline void learned_scale(const Epilogue& p, int channels, Lanes<n>& x,
+                                     const Channel& channel) {
+  const auto load = [&](const float* from) {
+    return lanes<n>([&](int i) { return from[min(channel(i), channels - 1)]; });
+  };
+  if (p.norm_weight) x = x * load(p.norm_weight);
+  if (!p.norm_bias) return;
+  const Lanes<n> y = load(p.norm_bias);
+  x = lanes<n>([&](int i) { return channel(i) < channels ? x[i] + y[i] : 0; });
 }
 
 // The gradient of N is a g, that of W dW; `pull` is N dN + W dW, the gradient of the row's weights

@@ -103,10 +103,12 @@ __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant
       bias = lanes<n>([&](int i) { return first + i < f.channels ? p.norm_bias[first + i] : 0; });
   }
   if (f.dq_sum) clear_sums(f, head, t0);
+  const bool asks = kind != RowKind::plain || (p.by_sum && !p.detach) || p.d_out_gate ||
+                    p.d_post_gate || p.d_divisor || f.d_decay_query;
   float own_dot = 0, own_post = 0;
   Eight<T> u_words[kAhead] = {}, du_words[kAhead] = {};
 #pragma unroll 1
-  for (int k = 0; k < 32 && first_row + k < f.T; k += kAhead * kRows) {
+  for (int k = 0; asks && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const int64_t t = min(first_row + k + j * kRows + sub, f.T - 1);

@@ -125,11 +125,13 @@ __device__ inline void rounded(uint32_t (&y)[columns / 2][4], const float (&x)[c
 template <int columns>
 __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
                                      float (&x)[columns][4]) {
+  const int first = s0 + lane() % 4 * 2;
+  const float* const gates = f.gate + head.key(f, first);  // one address for all
 #pragma unroll
   for (int j = 0; j < columns; ++j)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float y = gate_of_key(f, head, s0 + 8 * j + lane() % 4 * 2 + i);
+      const float y = 8 * j + i < f.S - first ? gates[8 * j + i] : 0;
       x[j][i] *= y, x[j][i + 2] *= y;
     }
 }
