@@ -53,7 +53,9 @@ kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue&
 // `sum_norms` takes to their sums.
 template <class Tensors>
 Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f) {
-  const auto like = [](const at::Tensor& y) { return y.defined() ? at::empty_like(y) : y; };
+  const auto like = [](const at::Tensor& y) {
+    return y.defined() && y.requires_grad() ? at::empty_like(y) : at::Tensor();
+  };
   Tensors d;
   d.divisor = like(x.divisor), d.out_gate = like(x.out_gate), d.post_gate = like(x.post_gate);
   if (x.norm_weight.defined())

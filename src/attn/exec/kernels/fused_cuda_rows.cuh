@@ -50,6 +50,17 @@ __device__ inline void clear_sums(const Fused& f, int64_t head, int t0) {
 // gradients are gathered too.
 enum class RowKind { plain, normed, learned };
 
+// Without a norm: whether anything needs the product of a row and its gradient.
+__device__ inline bool wants_product(const Fused& f) {
+  const Epilogue& p = f.epilogue;
+  return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor || f.d_decay_query;
+}
+
+// The sums over a row's channels that its lane needs.
+struct RowSums {
+  float dot, d_post;
+};
+
 // What a lane has of its own row, one of the warp's 32.
 struct OwnRow {
   bool inside;
@@ -63,11 +74,11 @@ struct OwnRow {
     on = r == 0 || !inside ? 0 : post;
   }
   // From the sums over its channels to what the keys need.
-  __device__ void finish(const Fused& f, bool is_exp, float dot, float d_post) const {
+  __device__ void finish(const Fused& f, bool is_exp, const RowSums& sums) const {
     if (!inside) return;
     const Epilogue& p = f.epilogue;
-    if (p.d_post_gate) p.d_post_gate[row] = r == 0 ? 0 : d_post;
-    const RowGradient d = row_gradient(p, f.channels, row, dot, W, shift, r);
+    if (p.d_post_gate) p.d_post_gate[row] = r == 0 ? 0 : sums.d_post;
+    const RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
     // Without g the gradient of the result stands for it, without the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
@@ -76,36 +87,86 @@ struct OwnRow {
   }
 };
 
+// Of a lane's eight channels: the learned norm, and what has been gathered of its gradient.
+struct NormOfLane {
+  Lanes<8> weight, bias, d_weight{}, d_bias{};
+
+  __device__ NormOfLane(const Fused& f, int first) {
+    const auto load = [&](const float* x) {
+      return lanes<8>([&](int i) { return x && first + i < f.channels ? x[first + i] : 0; });
+    };
+    weight = load(f.epilogue.norm_weight), bias = load(f.epilogue.norm_bias);
+  }
+  // Those of a block, whose `lanes_of_row` lanes have the channels of a row.
+  template <int lanes_of_row>
+  __device__ void store(const Fused& f) const {
+    constexpr int kSums = kRowThreads / lanes_of_row;
+    __shared__ float sums[2][kSums][8 * lanes_of_row];
+    const int at = int(threadIdx.x) / lanes_of_row, first = lane() % lanes_of_row * 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      sums[0][at][first + i] = d_weight[i], sums[1][at][first + i] = d_bias[i];
+    __syncthreads();
+    for (int c = int(threadIdx.x); c < 2 * f.E; c += kRowThreads) {
+      float sum = 0;
+      for (int k = 0; k < kSums; ++k) sum += sums[c / f.E][k][c % f.E];
+      f.epilogue.d_norm[2 * int64_t(blockIdx.x) * f.E + c] = sum;
+    }
+  }
+};
+
+template <int lanes_of_row>
+__device__ inline RowSums plain_sums(const Lanes<8>& u, const Lanes<8>& du, float on) {
+  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+  const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  return {dot * on, dot};
+}
+// From the gradient of the result to that of y over r, in place.
+template <int lanes_of_row, bool learned>
+__device__ inline RowSums normed_sums(const Fused& f, float on, float r, const Lanes<8>& u,
+                                      Lanes<8>& du, NormOfLane& norm) {
+  const Epilogue& p = f.epilogue;
+  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+  RowSums sums{};
+  if (p.post_gate)
+    sums.d_post = sum_over<8>(total, [&](int i) {
+      return du[i] * (learned ? u[i] * norm.weight[i] + norm.bias[i] : u[i]);
+    });
+  du = du * on;
+  if constexpr (learned) {
+    norm.d_weight = norm.d_weight + du * u, norm.d_bias = norm.d_bias + du;
+    du = du * norm.weight;
+  }
+  sums.dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  const float by_u = by_normed(p, f.channels, sums.dot, r);
+  float less = 0;
+  if (p.norm == Epilogue::layer)
+    less = sum_over<8>(total, [&](int i) { return du[i]; }) / float(f.channels);
+  du = lanes<8>([&](int i) { return du[i] - less - u[i] * by_u; });
+  return sums;
+}
+
 template <class T, int C, RowKind kind>
 __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant__ Fused f,
                                                            bool is_exp) {
-  constexpr bool kLearned = kind == RowKind::learned;
-  constexpr int n = 8, kLanes = C / n, kRows = 32 / kLanes;  // rows at once, of a warp
+  constexpr int kLanes = C / 8, kRows = 32 / kLanes;  // rows at once, of a warp
   constexpr int kAhead = 32 / kRows < 4 ? 32 / kRows : sizeof(T) == 2 ? 4 : 2;
-  const Epilogue& p = f.epilogue;
   const int blocks = (f.T + kRowsOfBlock - 1) / kRowsOfBlock;
-  const int64_t head = blockIdx.x / unsigned(blocks);
-  const int t0 = int(blockIdx.x % unsigned(blocks)) * kRowsOfBlock, first_row = t0 + warp() * 32;
-  const int first = lane() % kLanes * n, sub = lane() / kLanes;  // channel; row among those at once
+  // From the last head on: it has been written last, and the keys begin with the first.
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const int64_t head = block / unsigned(blocks);
+  const int t0 = int(block % unsigned(blocks)) * kRowsOfBlock, first_row = t0 + warp() * 32;
+  const int first = lane() % kLanes * 8, sub = lane() / kLanes;  // channel; row among those at once
   const bool real = first < f.E;
-  const T* const us = static_cast<const T*>(f.u ? f.u : f.o) + head * f.T * f.E + first;
+  const int64_t at_head = head * f.T * f.E + first;
+  const T* const us = static_cast<const T*>(f.u ? f.u : f.o) + at_head;
   const T* const dus = row_of<T>(f.d_o, int(head / f.H), int(head % f.H), 0) + first;
+  T* const gs = static_cast<T*>(f.g) + at_head;
   const OwnRow own(f, head, first_row + lane());
-  const auto mask = [&](Lanes<n>& x) {
-    if (f.channels == f.E) return;
-#pragma unroll
-    for (int i = 0; i < n; ++i) x[i] = first + i < f.channels ? x[i] : 0;
-  };
-  Lanes<n> weight, bias{}, d_weight{}, d_bias{};
-  if constexpr (kLearned) {
-    weight = lanes<n>([&](int i) { return first + i < f.channels ? p.norm_weight[first + i] : 0; });
-    if (p.norm_bias)
-      bias = lanes<n>([&](int i) { return first + i < f.channels ? p.norm_bias[first + i] : 0; });
-  }
+  NormOfLane norm(f, first);
   if (f.dq_sum) clear_sums(f, head, t0);
-  const bool asks = kind != RowKind::plain || (p.by_sum && !p.detach) || p.d_out_gate ||
-                    p.d_post_gate || p.d_divisor || f.d_decay_query;
-  float own_dot = 0, own_post = 0;
+  const bool asks = kind != RowKind::plain || wants_product(f);
+  RowSums own_sums{};
   Eight<T> u_words[kAhead] = {}, du_words[kAhead] = {};
 #pragma unroll 1
   for (int k = 0; asks && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
@@ -116,59 +177,25 @@ __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      const int at = k + j * kRows;  // whose rows are the warp's, from first_row on
-      const Lanes<n> u = u_words[j].numbers();
-      Lanes<n> du = du_words[j].numbers();
-      mask(du);
-      const auto total = [](float x) { return row_sum<kLanes>(x); };
-      float dot, d_post = 0;
+      const int row = k + j * kRows + sub, t = first_row + row;  // row: of the warp
+      const float on = __shfl_sync(~0u, own.on, row), r = __shfl_sync(~0u, own.r, row);
+      const Lanes<8> u = u_words[j].numbers();
+      Lanes<8> du = du_words[j].numbers();
+      RowSums sums;
       if constexpr (kind == RowKind::plain) {
-        dot = sum_over<n>(total, [&](int i) { return du[i] * u[i]; });
-        d_post = dot, dot *= __shfl_sync(~0u, own.on, at + sub);
+        sums = plain_sums<kLanes>(u, du, on);
       } else {
-        const float on = __shfl_sync(~0u, own.on, at + sub), r = __shfl_sync(~0u, own.r, at + sub);
-        if (p.post_gate)
-          d_post = sum_over<n>(
-              total, [&](int i) { return du[i] * (kLearned ? u[i] * weight[i] + bias[i] : u[i]); });
-        du = du * on;
-        if constexpr (kLearned) {
-          d_weight = d_weight + du * u, d_bias = d_bias + du;
-          du = du * weight;
-        }
-        dot = sum_over<n>(total, [&](int i) { return du[i] * u[i]; });
-        const float by_u = by_normed(p, f.channels, dot, r);
-        const float less =
-            p.norm == Epilogue::layer
-                ? sum_over<n>(total, [&](int i) { return du[i]; }) / float(f.channels)
-                : 0;
-        du = lanes<n>([&](int i) { return du[i] - less - u[i] * by_u; });
-        mask(du);
-        const int t = first_row + at + sub;
-        if (f.g && real && t < f.T)
-          du_words[j].store(static_cast<T*>(f.g) + (head * f.T + t) * f.E + first, du);
+        sums = normed_sums < kLanes, kind == RowKind::learned > (f, on, r, u, du, norm);
+        if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
       }
       // To the lane whose row it is.
-      const float dot_here = __shfl_sync(~0u, dot, lane() % kRows * kLanes);
-      const float post_here = __shfl_sync(~0u, d_post, lane() % kRows * kLanes);
-      if (lane() / kRows * kRows == at) own_dot = dot_here, own_post = post_here;
+      const float dot = __shfl_sync(~0u, sums.dot, lane() % kRows * kLanes);
+      const float d_post = __shfl_sync(~0u, sums.d_post, lane() % kRows * kLanes);
+      if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post};
     }
   }
-  own.finish(f, is_exp, own_dot, own_post);
-  if constexpr (kLearned) {
-    constexpr int kSums = kRowThreads / kLanes;
-    __shared__ float sums[2][kSums][C];
-    const int at = int(threadIdx.x) / kLanes;
-#pragma unroll
-    for (int i = 0; i < n; ++i)
-      sums[0][at][first + i] = d_weight[i], sums[1][at][first + i] = d_bias[i];
-    __syncthreads();
-    for (int c = int(threadIdx.x); c < f.E; c += kRowThreads) {
-      float sum[2] = {};
-      for (int k = 0; k < kSums; ++k) sum[0] += sums[0][k][c], sum[1] += sums[1][k][c];
-      p.d_norm[2 * int64_t(blockIdx.x) * f.E + c] = sum[0];
-      p.d_norm[(2 * int64_t(blockIdx.x) + 1) * f.E + c] = sum[1];
-    }
-  }
+  own.finish(f, is_exp, own_sums);
+  if constexpr (kind == RowKind::learned) norm.store<kLanes>(f);
 }
 
 }  // namespace horner::attn::kernels::cuda
