@@ -216,7 +216,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   ChunksTensors x{laid_out(q.to(dtype)), laid_out(k), laid_out(v.to(dtype))};
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
   x.divisor = plain(counted.divisor(spec, in));
-  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(job, x);
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));

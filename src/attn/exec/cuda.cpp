@@ -86,6 +86,13 @@ at::Tensor plain(const at::Tensor& x) {
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
 
+at::Tensor gates(const at::Tensor& x) {
+  return x.defined() && x.scalar_type() != at::kDouble ? x.contiguous() : plain(x);
+}
+cuda::Numbers numbers(const at::Tensor& x) {
+  return x.defined() ? cuda::Numbers{x.data_ptr(), dtype_of(x)} : cuda::Numbers{};
+}
+
 void CountedKeys::find_intervals() const {
   if (lo.defined()) return;
   const int64_t T = in.q.size(2), S = in.k.size(2);

@@ -24,6 +24,8 @@ at::Tensor laid_out(const at::Tensor&);
 kernels::cuda::View view(const at::Tensor&);  // of one that is laid out
 kernels::cuda::Dtype dtype_of(const at::Tensor&);
 at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
+at::Tensor gates(const at::Tensor&);  // likewise, but 16 bits stay as they are
+kernels::cuda::Numbers numbers(const at::Tensor&);
 
 // The memory of a tensor as any type; null for none.
 template <class T>
@@ -42,8 +44,7 @@ kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue&
   f.decay = memory<double>(x.decay);
   f.epilogue = e;
   f.epilogue.divisor = memory<float>(x.divisor);
-  f.epilogue.out_gate = memory<float>(x.out_gate);
-  f.epilogue.post_gate = memory<float>(x.post_gate);
+  f.epilogue.out_gate = numbers(x.out_gate), f.epilogue.post_gate = numbers(x.post_gate);
   f.epilogue.norm_weight = memory<float>(x.norm_weight);
   f.epilogue.norm_bias = memory<float>(x.norm_bias);
   return f;
@@ -62,7 +63,7 @@ Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f) {
     d.norm_weight = at::empty({kernels::cuda::row_blocks(f), 2, f.E}, x.norm_weight.options());
   kernels::cuda::Epilogue& e = f.epilogue;
   e.d_divisor = memory<float>(d.divisor);
-  e.d_out_gate = memory<float>(d.out_gate), e.d_post_gate = memory<float>(d.post_gate);
+  e.d_out_gate = numbers(d.out_gate), e.d_post_gate = numbers(d.post_gate);
   e.d_norm = memory<float>(d.norm_weight);
   return d;
 }

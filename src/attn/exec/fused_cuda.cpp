@@ -185,7 +185,8 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
 }
 
 struct CudaAttend : torch::autograd::Function<CudaAttend> {
-  // q, k, v of one dtype, laid out for the kernels; decay in double, the rest in float32.
+  // q, k, v of one dtype, laid out for the kernels; decay in double, gates of rows as they are, the
+  // rest in float32.
   template <class... Optional>
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<CudaJob> job,
                             const Optional&... given) {
@@ -298,7 +299,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   }
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
   x.divisor = plain(counted.divisor(spec, in));
-  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(job, x);
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));

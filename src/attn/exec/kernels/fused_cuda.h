@@ -78,6 +78,18 @@ struct Seen {
   }
 };
 
+// Numbers of any dtype; at null there are none.
+struct Numbers {
+  void* at;
+  Dtype dtype;
+
+  HORNER_HD explicit operator bool() const { return at != nullptr; }
+#ifdef __CUDACC__
+  __device__ float operator[](int64_t i) const;  // in fused_cuda_epilogue.cuh
+  __device__ void set(int64_t i, float) const;
+#endif
+};
+
 // Denominator, gates and norm. Pointers may be null: then there is no such stage.
 struct Epilogue {
   bool by_sum;  // Z = max(W + plus, least); otherwise the divisor
@@ -85,13 +97,15 @@ struct Epilogue {
   bool by_count;  // the divisor is the number of keys that a query sees, of `counted`
   Seen counted;
   bool detach;
-  const float *divisor, *out_gate, *post_gate;  // [B, H, T]
+  const float* divisor;         // [B, H, T]
+  Numbers out_gate, post_gate;  // likewise
   enum Norm { none, l2, rms, layer } norm;
   bool times_dim;
   float eps;
-  const float *norm_weight, *norm_bias;         // [E]
-  float *d_divisor, *d_out_gate, *d_post_gate;  // [B, H, T]
-  float* d_norm;                                // [row_blocks(), 2, E]: of weight and bias
+  const float *norm_weight, *norm_bias;  // [E]
+  float* d_divisor;                      // [B, H, T]
+  Numbers d_out_gate, d_post_gate;       // likewise
+  float* d_norm;                         // [row_blocks(), 2, E]: of weight and bias
 };
 
 // What the backward kernels need of a query: z = scale q.k - sub, w(min(z, limit)), dN = a g. For

@@ -9,6 +9,17 @@
 
 namespace horner::attn::kernels::cuda {
 
+__device__ inline float Numbers::operator[](int64_t i) const {
+  if (dtype == Dtype::float32) return static_cast<const float*>(at)[i];
+  if (dtype == Dtype::bfloat16) return float(static_cast<const bf16*>(at)[i]);
+  return float(static_cast<const fp16*>(at)[i]);
+}
+__device__ inline void Numbers::set(int64_t i, float x) const {
+  if (dtype == Dtype::float32) static_cast<float*>(at)[i] = x;
+  if (dtype == Dtype::bfloat16) static_cast<bf16*>(at)[i] = bf16(x);
+  if (dtype == Dtype::float16) static_cast<fp16*>(at)[i] = fp16(x);
+}
+
 inline constexpr float kTinySum = 1e-6f, kTinyLength = 1e-12f;
 
 struct Divisor {
@@ -109,7 +120,7 @@ __device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int6
     dy_y = dot * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
   const Divisor d = divisor(p, row, W, shift);
   const float out = p.out_gate ? p.out_gate[row] : 1, dZ = -dy_y / d.Z;
-  if (p.d_out_gate) p.d_out_gate[row] = r == 0 ? 0 : dy_y / out;
+  if (p.d_out_gate) p.d_out_gate.set(row, r == 0 ? 0 : dy_y / out);
   if (p.d_divisor) p.d_divisor[row] = r == 0 ? 0 : dZ;
   if (r == 0) return {};
   const float dW = d.follows_w ? dZ : 0;

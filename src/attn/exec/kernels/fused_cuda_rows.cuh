@@ -77,7 +77,7 @@ struct OwnRow {
   __device__ void finish(const Fused& f, bool is_exp, const RowSums& sums) const {
     if (!inside) return;
     const Epilogue& p = f.epilogue;
-    if (p.d_post_gate) p.d_post_gate[row] = r == 0 ? 0 : sums.d_post;
+    if (p.d_post_gate) p.d_post_gate.set(row, r == 0 ? 0 : sums.d_post);
     const RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
     // Without g the gradient of the result stands for it, without the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
@@ -164,7 +164,6 @@ __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant
   T* const gs = static_cast<T*>(f.g) + at_head;
   const OwnRow own(f, head, first_row + lane());
   NormOfLane norm(f, first);
-  if (f.dq_sum) clear_sums(f, head, t0);
   const bool asks = kind != RowKind::plain || wants_product(f);
   RowSums own_sums{};
   Eight<T> u_words[kAhead] = {}, du_words[kAhead] = {};
@@ -194,6 +193,7 @@ __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant
       if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post};
     }
   }
+  if (f.dq_sum) clear_sums(f, head, t0);  // here: before, loads would wait behind it
   own.finish(f, is_exp, own_sums);
   if constexpr (kind == RowKind::learned) norm.store<kLanes>(f);
 }

@@ -196,11 +196,11 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     touch(x[0]);
     arrive_by_warp(memory.k_free(stage));
     weigh(i);
+    if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
     wait_for_products<0>();
     touch(sums.N[0]), touch(weights);
     arrive_by_warp(memory.v_free(before));
     sums.rescale();
-    if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
