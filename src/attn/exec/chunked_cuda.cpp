@@ -80,6 +80,7 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   f.scale = job.scale, f.clamp = kNoClamp;
   f.seen.T = f.T, f.seen.S = f.S, f.seen.causal = true;
   f.seen.keep = memory<uint8_t>(job.keep);
+  f.epilogue.counted = f.seen;
   p.w = job.w, p.length = chunk_tokens(job.w, f.D);
   return p;
 }
@@ -142,8 +143,7 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   cuda::chunk_keys(p, stream());
   cuda::chunk_queries(p, stream());
   if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
-  for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
-    if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
+  sum_norms(x, d, job.channels);
   return d;
 }
 
@@ -204,7 +204,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   auto job = c10::make_intrusive<ChunksJob>();
   job->w = quadratic(spec.weight);
   job->channels = int(in.v.size(-1));
-  job->epilogue = cuda_epilogue(spec);
+  job->epilogue = cuda_epilogue(spec, in);
   if (in.keep.defined()) job->keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   at::Tensor q = mapped(spec.features, in.q, in.query_projection);
@@ -216,7 +216,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   ChunksTensors x{laid_out(q.to(dtype)), laid_out(k), laid_out(v.to(dtype))};
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
   x.divisor = plain(counted.divisor(spec, in));
-  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(job, x);
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));

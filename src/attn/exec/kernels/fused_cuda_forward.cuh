@@ -212,13 +212,11 @@ struct RunningSums {
   __device__ void scale(int i, float r) {
     const Epilogue& p = f.epilogue;
     const float on = r == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
-    const bool learned = p.norm_weight || p.norm_bias;
-    if (!learned && on == 1) return;
+    if (!p.norm_weight && !p.norm_bias && on == 1) return;
+    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    learned_scale(p, f.channels, x, channel);
 #pragma unroll
-    for (int j = 0; j < C / 4; ++j) {
-      float& y = N[i / 2][j / 2][i % 2 * 2 + j % 2];
-      y = on * (learned ? scaled(p, f.channels, channel(j), y) : y);
-    }
+    for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = on * x[j];
   }
   __device__ void finish() {
 #pragma unroll

@@ -125,11 +125,13 @@ __device__ inline void rounded(uint32_t (&y)[columns / 2][4], const float (&x)[c
 template <int columns>
 __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
                                      float (&x)[columns][4]) {
+  const int first = s0 + lane() % 4 * 2;
+  const float* const gates = f.gate + head.key(f, first);  // one address for all
 #pragma unroll
   for (int j = 0; j < columns; ++j)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float y = gate_of_key(f, head, s0 + 8 * j + lane() % 4 * 2 + i);
+      const float y = 8 * j + i < f.S - first ? gates[8 * j + i] : 0;
       x[j][i] *= y, x[j][i + 2] *= y;
     }
 }
@@ -194,11 +196,11 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     touch(x[0]);
     arrive_by_warp(memory.k_free(stage));
     weigh(i);
+    if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
     wait_for_products<0>();
     touch(sums.N[0]), touch(weights);
     arrive_by_warp(memory.v_free(before));
     sums.rescale();
-    if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
