@@ -43,16 +43,21 @@ struct ChunksTensors {
 
 // The memory of one kind of states.
 struct StatesMemory {
-  at::Tensor S, z, constant;
+  at::Tensor S, z, constant, segments;
 
   static StatesMemory of(const Chunks& p, const at::TensorOptions& options) {
-    const int64_t n = p.records(), tiles = p.tiles();
-    return {at::empty({n, tiles, 16, 64}, options),
-            at::empty({n, tiles, cuda::kTileColumn}, options.dtype(at::kInt)),
-            at::empty({n, cuda::kConstantSums}, options.dtype(at::kFloat))};
+    const int64_t n = p.records(), tiles = p.tiles(), heads = int64_t(p.f.B) * p.f.G;
+    const auto floats = options.dtype(at::kFloat);
+    StatesMemory m{at::empty({n, tiles, 16, 64}, options),
+                   at::empty({n, tiles, cuda::kTileColumn}, options.dtype(at::kInt)),
+                   at::empty({n, cuda::kConstantSums}, floats)};
+    if (p.walks())
+      m.segments = at::empty({heads, p.segments(), tiles + 1, cuda::kTileSums}, floats);
+    return m;
   }
   cuda::ChunkStates pointers() const {
-    return {S.data_ptr(), static_cast<uint32_t*>(z.data_ptr()), constant.data_ptr<float>()};
+    return {S.data_ptr(), static_cast<uint32_t*>(z.data_ptr()), constant.data_ptr<float>(),
+            memory<float>(segments)};
   }
 };
 
@@ -73,6 +78,11 @@ static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
   return D <= 16 ? 256 : D <= 32 ? 512 : 1024;
 }
 
+// Chunks of a segment: so many that every block of threads of a large GPU has one.
+static int segment_chunks(const Chunks& p) {
+  return int(std::clamp<int64_t>(p.records() / 512, 1, 16));
+}
+
 static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   Chunks p{};
   Fused& f = p.f;
@@ -82,6 +92,7 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   f.seen.keep = memory<uint8_t>(job.keep);
   f.epilogue.counted = f.seen;
   p.w = job.w, p.length = chunk_tokens(job.w, f.D);
+  p.segment = segment_chunks(p);
   return p;
 }
 
@@ -89,9 +100,10 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
 static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries) {
   if (p.chunks() <= 1) return {};
   const StatesMemory m = StatesMemory::of(p, q.options());
-  const at::Tensor sums =
-      at::empty({p.records(), p.tiles() + 1, cuda::kTileSums}, q.options().dtype(at::kFloat));
-  p.sums = sums.data_ptr<float>();
+  at::Tensor sums;
+  if (!p.walks())
+    sums = at::empty({p.records(), p.tiles() + 1, cuda::kTileSums}, q.options().dtype(at::kFloat));
+  p.sums = memory<float>(sums);
   (of_queries ? p.behind : p.before) = m.pointers();
   cuda::chunk_states(p, of_queries, stream());
   return m;
@@ -140,8 +152,7 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
 
   if (r.before.S.defined()) p.before = r.before.pointers();
   const StatesMemory behind = states(p, x.q, true);
-  cuda::chunk_keys(p, stream());
-  cuda::chunk_queries(p, stream());
+  cuda::chunk_backward(p, stream());
   if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
   sum_norms(x, d, job.channels);
   return d;
@@ -155,8 +166,8 @@ struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
     const ChunksTensors x = ChunksTensors::from({given.value_or(at::Tensor())...});
     const ChunksResult r = exec::forward(*job, x, true);
     std::vector<at::Tensor> saved = x.list();
-    for (const at::Tensor& y :
-         {r.o, r.u, r.W, r.shift, r.r, r.before.S, r.before.z, r.before.constant})
+    for (const at::Tensor& y : {r.o, r.u, r.W, r.shift, r.r, r.before.S, r.before.z,
+                                r.before.constant, r.before.segments})
       saved.push_back(y);
     ctx->save_for_backward(saved);
     ctx->saved_data["job"] = c10::IValue::make_capsule(job);
@@ -169,7 +180,7 @@ struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
     const c10::cuda::CUDAGuard guard(s[0].device());
     const auto job =
         c10::static_intrusive_pointer_cast<ChunksJob>(ctx->saved_data["job"].toCapsule());
-    const ChunksResult r{s[9], s[10], s[11], s[12], s[13], {s[14], s[15], s[16]}};
+    const ChunksResult r{s[9], s[10], s[11], s[12], s[13], {s[14], s[15], s[16], s[17]}};
     auto out = exec::backward(*job, ChunksTensors::from(s), r, grads[0]).list();
     out.insert(out.begin(), at::Tensor());  // the job
     return out;

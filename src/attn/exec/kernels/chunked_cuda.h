@@ -25,17 +25,21 @@ inline constexpr int kConstantSums = 72;         // of order 0: [64] of S, one o
 inline constexpr int kTileColumn = 16;           // words of z of a tile: float32, or bfloat16
                                                  // numbers and what they have lost
 
-// One record for each key head and chunk, with the coefficients of the weight in it.
+// One record for each key head and chunk, with the coefficients of the weight in it. Of a walk
+// (walk.cuh): without coefficients, z in float32, counted from the beginning of a segment; what was
+// before that is in `segments`.
 struct ChunkStates {
   void* S;          // [tiles, 16, 64], in the inputs' dtype
   uint32_t* z;      // [tiles, kTileColumn]
   float* constant;  // [kConstantSums]
+  float* segments;  // [B, G, segments, tiles + 1, kTileSums], or null
 };
 
 struct Chunks {
   Fused f;  // T = S, a causal mask; no clamp or centre
   Quadratic w;
   int length;          // tokens of a chunk
+  int segment;         // chunks of a segment, of a walk
   ChunkStates before;  // of the keys before each chunk
   ChunkStates behind;  // of the queries after each chunk
   float* sums;         // [B, G, chunks, tiles + 1, kTileSums], for the time of `states`
@@ -45,6 +49,10 @@ struct Chunks {
     return blocks() + (w.c[2] != 0 ? 8 * blocks() * (blocks() + 1) : 0);
   }
   HORNER_HD int chunks() const { return (f.T + length - 1) / length; }
+  HORNER_HD int segments() const { return (chunks() + segment - 1) / segment; }
+  HORNER_HD bool walks() const {
+    return w.c[2] == 0 && !f.decay && f.dtype == Dtype::bfloat16 && length == kChunkUnit;
+  }
   int64_t records() const { return int64_t(f.B) * f.G * chunks(); }
 };
 
@@ -54,7 +62,6 @@ int chunk_shared_memory();  // the most that a block of threads wants, in bytes
 // fused_cuda.h takes the gradient of the result to that of the sums.
 void chunk_states(const Chunks&, bool of_queries, Stream);  // `before`, or `behind`
 void chunk_forward(const Chunks&, Stream);
-void chunk_keys(const Chunks&, Stream);     // dk and dv
-void chunk_queries(const Chunks&, Stream);  // dq
+void chunk_backward(const Chunks&, Stream);  // dq, dk and dv
 
 }  // namespace horner::attn::kernels::cuda

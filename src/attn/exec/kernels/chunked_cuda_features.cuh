@@ -1,5 +1,4 @@
-// Monomials as left factors, and what a warp does with a tile of sixteen of them: sums over tokens,
-// asking a state, and the gradient of what asks.
+// Monomials as left factors of a warp, sixteen at a time, and the column z of a state.
 #pragma once
 
 #include "attn/exec/kernels/chunked_cuda.h"
@@ -20,10 +19,11 @@ HORNER_HD Slope<Lanes<n>> slopes_of(const Quadratic& w, const Lanes<n>& x) {
 struct Monomials {
   int i, block;
 };
-HORNER_HD Monomials monomials(int tile, int blocks) {
-  if (tile < blocks) return {-1, tile};
-  int rest = tile - blocks, first = 0;
-  for (; rest >= 16 * (blocks - first); ++first) rest -= 16 * (blocks - first);
+// Products of blocks come first, sixteen tiles a pair; then the channels themselves.
+HORNER_HD Monomials monomials(int tile, int tiles, int blocks) {
+  int rest = tile - (tiles - blocks), first = 0;
+  if (rest >= 0) return {-1, rest};
+  for (rest = tile; rest >= 16 * (blocks - first); ++first) rest -= 16 * (blocks - first);
   return {16 * first + rest % 16, first + rest / 16};
 }
 // A product of two blocks stands for both orders of them.
@@ -107,9 +107,9 @@ struct Factors<bf16> {
     };
     return {{word(at[0], at[1]), word(at[8], at[9]), 0, 0}};
   }
+  // Of the sums with it, those of the first two columns count: of lanes divisible by four.
   static __device__ M::B stored_column(uint32_t z, int) {
-    if (lane() >= 8) return {};
-    const uint32_t at = z + uint32_t(lane() / 4 * 32 + lane() % 4 * 4);
+    const uint32_t at = z + uint32_t(lane() / 4 % 2 * 32 + lane() % 4 * 4);
     return {{load_word(at), load_word(at + 16), 0, 0}};
   }
   static __device__ void add_column(float (&c)[4], const M::A& a, const M::B& b) {
@@ -130,7 +130,7 @@ template <>
 struct Factors<float> {
   using M = Mma<float>;
   static __device__ float number(Tile<float, 64> x, int row, int column) {
-    return __uint_as_float(load_word(x.number(row, column)));
+    return load_number(0.f, x.number(row, column));
   }
   static __device__ M::A split(float a, float b, float c, float d) {
     const uint32_t x[4] = {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c),
@@ -155,9 +155,8 @@ struct Factors<float> {
     return split(one, 0, one, 0);
   }
   static __device__ M::B of_column(float even, float odd) {
-    const bool there = lane() < 4;
-    const uint32_t x[4] = {__float_as_uint(there ? even : 0), __float_as_uint(there ? odd : 0), 0,
-                           0};
+    uint32_t x[4] = {};
+    if (lane() < 4) x[0] = __float_as_uint(even), x[1] = __float_as_uint(odd);
     return M::split<M::B>(x);
   }
   static __device__ M::B column(const float* of) {
@@ -177,222 +176,5 @@ struct Factors<float> {
     z[feature] = __float_as_uint(a), z[feature + 1] = __float_as_uint(b);
   }
 };
-
-// A tile of a state in shared memory: rows of S from `row` on, and its z.
-template <class T>
-struct StateTile {
-  Tile<T, 64> S;
-  int row;
-  uint32_t z;
-};
-
-// N += phi(x) S and, with a sum, W += phi(x) z; rows of x from `row` on.
-template <bool with_sum, class T, int atoms>
-__device__ inline void ask(float (&N)[atoms][8][4], float (&W)[atoms][4], Tile<T, 64> x, int row,
-                           const Monomials& m, const StateTile<T>& state) {
-  using M = Mma<T>;
-  const typename M::template RightColumns<64> rights(state.S, state.row, 0);
-#pragma unroll
-  for (int step = 0; step < 16 / M::kDepth; ++step) {
-    typename M::A left[atoms];
-#pragma unroll
-    for (int i = 0; i < atoms; ++i) left[i] = Factors<T>::rows(x, row + 16 * i, m, step);
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const auto right = rights.at(step * M::kDepth, 8 * j);
-#pragma unroll
-      for (int i = 0; i < atoms; ++i)
-        M::template multiply<true>(N[i][j], N[i][j + 1], left[i], right);
-    }
-    if constexpr (with_sum) {
-      const auto z = Factors<T>::stored_column(state.z, step);
-#pragma unroll
-      for (int i = 0; i < atoms; ++i) Factors<T>::add_column(W[i], left[i], z);
-    }
-  }
-}
-
-// Rows of a tile as left factors: in registers where they fit.
-template <class T, int atoms>
-struct LeftRows {
-  Tile<T, 64> y;
-  int row;
-
-  __device__ LeftRows(Tile<T, 64> y, int row) : y(y), row(row) {}
-  __device__ void products(float (&c)[atoms][2][4], const StateTile<T>& state) const {
-    rows_by_rows<T>(c, y, row, state.S, state.row);
-  }
-};
-template <int atoms>
-struct LeftRows<bf16, atoms> {
-  Mma<bf16>::A left[atoms][4];
-
-  __device__ LeftRows(Tile<bf16, 64> y, int row) {
-    const Mma<bf16>::LeftRows<64> lefts(y, row);
-#pragma unroll
-    for (int i = 0; i < atoms; ++i)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) left[i][k] = lefts.at(16 * i, 16 * k);
-  }
-  __device__ void products(float (&c)[atoms][2][4], const StateTile<bf16>& state) const {
-    const Mma<bf16>::RightRows<64> rights(state.S, state.row);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const auto right = rights.at(0, 16 * k);
-#pragma unroll
-      for (int i = 0; i < atoms; ++i)
-        k == 0 ? Mma<bf16>::multiply<false>(c[i][0], c[i][1], left[i][k], right)
-               : Mma<bf16>::multiply<true>(c[i][0], c[i][1], left[i][k], right);
-    }
-  }
-};
-
-// Gradients of the rows of a warp, in shared memory.
-inline constexpr int kGradientStride = 64 + 4;
-template <int atoms>
-struct Gradients {
-  float* of;  // [16 atoms, kGradientStride], of this warp alone
-
-  __device__ float* at(int i, int row, int column) const {
-    return of + (16 * i + 8 * row + lane() / 4) * kGradientStride + column + lane() % 4 * 2;
-  }
-  template <bool add = false>
-  __device__ void set(const float (&c)[atoms][8][4], float scale) const {
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < atoms; ++i)
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          float2& to = *reinterpret_cast<float2*>(at(i, r, 8 * j));
-          to.x = c[i][j][2 * r] * scale + (add ? to.x : 0);
-          to.y = c[i][j][2 * r + 1] * scale + (add ? to.y : 0);
-        }
-    __syncwarp();
-  }
-  // To rows of `channels` numbers, the first of them at `to`; `kept(row)` says which are not 0.
-  template <class T, class Kept>
-  __device__ void store(void* to, int64_t first, int channels, int rows, const Kept& kept) const {
-    __syncwarp();
-    for (int r = 0; r < min(16 * atoms, rows); ++r) {
-      const float2 y = *reinterpret_cast<const float2*>(of + r * kGradientStride + 2 * lane());
-      const bool there = kept(r);
-      if (2 * lane() < channels)
-        store_pair<T>(to, (first + r) * channels + 2 * lane(), there ? y.x : 0, there ? y.y : 0);
-    }
-    __syncwarp();
-  }
-};
-
-// What the monomials of x get, whose sums with S and z have the gradients a y and b:
-//   g_f = a S_f.y + b z_f,  of x_j: g,  of x_i x_j: x_j gets x_i g and x_i gets x_j g.
-template <class T, int atoms>
-struct AskBackward {
-  Tile<T, 64> x;
-  int row;
-  LeftRows<T, atoms> y;
-  float a[atoms][2], b[atoms][2];
-  Gradients<atoms> to;
-  int block;
-  float xj[atoms][2][4], sums[atoms][2][4];  // of the block at hand
-
-  __device__ AskBackward(Tile<T, 64> x, Tile<T, 64> y, int row, const Gradients<atoms>& to)
-      : x(x), row(row), y(y, row), to(to), block(-1) {}
-
-  __device__ void begin(int next) {
-    if (block >= 0) flush();
-    block = next;
-#pragma unroll
-    for (int i = 0; i < atoms; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int r = row + 16 * i + j % 2 * 8 + lane() / 4;
-        const float2 two = load_pair(T(), x.number(r, 16 * block + j / 2 * 8 + lane() % 4 * 2));
-        xj[i][j / 2][j % 2 * 2] = two.x, xj[i][j / 2][j % 2 * 2 + 1] = two.y;
-        sums[i][j / 2][j % 2 * 2] = 0, sums[i][j / 2][j % 2 * 2 + 1] = 0;
-      }
-  }
-  __device__ void flush() const {
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < atoms; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float2& at = *reinterpret_cast<float2*>(to.at(i, j % 2, 16 * block + j / 2 * 8));
-        at.x += sums[i][j / 2][j % 2 * 2], at.y += sums[i][j / 2][j % 2 * 2 + 1];
-      }
-    __syncwarp();
-  }
-  __device__ void add(const Monomials& m, const StateTile<T>& state) {
-    if (m.block != block) begin(m.block);
-    float g[atoms][2][4];
-    y.products(g, state);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float2 z = Factors<T>::stored_pair(state.z, 8 * j + lane() % 4 * 2);
-#pragma unroll
-      for (int i = 0; i < atoms; ++i)
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-          g[i][j][n] = a[i][n / 2] * g[i][j][n] + b[i][n / 2] * (n % 2 ? z.y : z.x);
-    }
-#pragma unroll
-    for (int i = 0; i < atoms; ++i)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int t = row + 16 * i + 8 * r + lane() / 4;
-        const float xi = m.i < 0 ? 1 : load_number(T(), x.number(t, m.i));
-        float own = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float y = g[i][j / 2][2 * r + j % 2];
-          own += y * xj[i][j / 2][2 * r + j % 2];
-          sums[i][j / 2][2 * r + j % 2] += y * xi;
-        }
-        if (m.i < 0) continue;
-        own = quad_sum(own);
-        if (lane() % 4 == 0) to.of[(16 * i + 8 * r + lane() / 4) * kGradientStride + m.i] += own;
-      }
-  }
-};
-
-// each(monomials, tile) for all tiles of a record, through 2 kStateStage bytes of shared memory at
-// `memory` and the z behind them.
-inline constexpr int kStateStage = 16384;
-template <class T>
-inline constexpr int kStateTiles = kStateStage / (1024 * int(sizeof(T)));
-template <class T>
-inline constexpr int kColumnBytes = 2 * kStateTiles<T> * 4 * kTileColumn;
-template <class T, int threads, class F>
-__device__ inline void over_state(const ChunkStates& states, int64_t record, int tiles, int blocks,
-                                  uint32_t memory, uint32_t columns, const F& each) {
-  constexpr int n = kStateTiles<T>, kBytes = 4 * kTileColumn;
-  const T* const S = static_cast<const T*>(states.S) + record * tiles * 1024;
-  const uint32_t* const z = states.z + record * tiles * kTileColumn;
-  const auto tile = [&](int stage) { return Tile<T, 64>{memory + uint32_t(stage * kStateStage)}; };
-  const auto copy = [&](int stage, int first) {
-    copy_rows<16 * n, threads>(tile(stage), S + int64_t(first) * 1024, 64, 16 * (tiles - first),
-                               64);
-    const int at = int(threadIdx.x);  // 16 bytes of z
-    if (at < n * kBytes / 16) {
-      const bool real = first * kBytes + at * 16 < tiles * kBytes;
-      copy_16_bytes(columns + uint32_t(stage * n * kBytes + at * 16),
-                    z + (real ? first * kTileColumn + at * 4 : 0), real);
-    }
-  };
-  __syncthreads();  // all are done with what was there
-  copy(0, 0);
-  for (int first = 0, stage = 0; first < tiles; first += n, stage ^= 1) {
-    wait_for_copies();
-    __syncthreads();
-    if (first + n < tiles) copy(stage ^ 1, first + n);
-#pragma unroll 1
-    for (int u = first; u < min(tiles, first + n); ++u)
-      each(monomials(u, blocks),
-           StateTile<T>{tile(stage), 16 * (u - first),
-                        columns + uint32_t((stage * n + u - first) * kBytes)});
-  }
-}
 
 }  // namespace horner::attn::kernels::cuda

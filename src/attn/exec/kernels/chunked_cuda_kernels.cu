@@ -4,6 +4,8 @@
 #include "attn/exec/kernels/chunked_cuda_kernels.cuh"
 #include "attn/exec/kernels/chunked_cuda_launch.h"
 #include "attn/exec/kernels/chunked_cuda_states.cuh"
+#include "attn/exec/kernels/chunked_cuda_step.cuh"
+#include "attn/exec/kernels/chunked_cuda_walk.cuh"
 #include "attn/exec/kernels/fused_cuda_launch.cuh"
 
 namespace horner::attn::kernels::cuda {
@@ -11,20 +13,12 @@ namespace horner::attn::kernels::cuda {
 using T = HORNER_DTYPE;
 static constexpr bool kWide = sizeof(T) == 4;
 template <bool decay>
-using ForwardOf = ChunkShape<T, 1, kWide || !decay ? 4 : 8,
-                             kWide   ? 1
-                             : decay ? 2
-                                     : 4,
-                             decay>;
+using ForwardOf = ChunkShape<T, 1, 4, kWide ? 1 : 4, decay>;
 template <bool decay>
 using QueriesOf = ChunkShape<T, 1, kWide ? 4 : 8, kWide ? 1 : 2, decay>;
 template <bool decay>
-using KeysOf = ChunkKeysShape<T, kWide || !decay ? 1 : 2, 4,
-                              kWide   ? 1
-                              : decay ? 2
-                                      : 3,
-                              decay>;
-using Sums1 = SumsShape<T, 1, 5, 1>;  // of order 1: up to four tiles and the constant
+using KeysOf = ChunkKeysShape<T, 1, 4, kWide ? 1 : 3, decay>;
+using Sums1 = SumsShape<T, 1, 5, kWide ? 1 : 3>;  // of order 1: up to four tiles and the constant
 using Sums2 = SumsShape<T, 2, 4, 1>;
 
 template <class Shape, bool of_queries>
@@ -35,7 +29,24 @@ static void sums(const Chunks& p, Stream stream) {
 }
 template <bool of_queries>
 static void states(const Chunks& p, Stream stream) {
-  p.w.c[2] != 0 ? sums<Sums2, of_queries>(p, stream) : sums<Sums1, of_queries>(p, stream);
+  if constexpr (!kWide)
+    if (p.walks()) {
+      const int64_t heads = int64_t(p.f.B) * p.f.G, record = int64_t(p.tiles() + 1) * kTileSums;
+      launch(walk_kernel<of_queries>, {heads, p.segments(), WalkShape::kThreads, WalkShape::kBytes},
+             stream, p);
+      return launch(segments_kernel<of_queries>, {blocks(record, 128), heads, 128, 0}, stream, p);
+    }
+  if constexpr (kWide) {
+    p.w.c[2] != 0 ? sums<Sums2, of_queries>(p, stream) : sums<Sums1, of_queries>(p, stream);
+  } else if (p.w.c[2] != 0) {
+    const int64_t parts = (p.tiles() - p.blocks()) / 16 + 1;
+    launch(pair_sums_kernel<of_queries>,
+           {int64_t(p.f.B) * p.f.G * parts, p.chunks(), PairSumsShape::kThreads,
+            PairSumsShape::kBytes},
+           stream, p);
+  } else {
+    sums<Sums1, of_queries>(p, stream);
+  }
   const int64_t pairs = int64_t(p.tiles() + 1) * kTileSums / 2;
   const Grid grid{blocks(pairs, kScanThreads), int64_t(p.f.B) * p.f.G, kScanThreads, 0};
   launch(scan_kernel<T, of_queries>, grid, stream, p);
@@ -44,7 +55,8 @@ static void states(const Chunks& p, Stream stream) {
 template <>
 int ChunkedLaunch<T>::shared_memory() {
   return std::max({ForwardOf<true>::kForwardBytes, QueriesOf<true>::kQueriesBytes,
-                   KeysOf<true>::kBytes, Sums1::kBytes, Sums2::kBytes});
+                   KeysOf<true>::kBytes, Sums1::kBytes, Sums2::kBytes,
+                   kWide ? 0 : BackwardStep::kBytes});
 }
 template <>
 void ChunkedLaunch<T>::states(const Chunks& p, bool of_queries, Stream stream) {
@@ -74,14 +86,22 @@ static void queries_of(const Chunks& p, Stream stream) {
 
 template <>
 void ChunkedLaunch<T>::forward(const Chunks& p, Stream stream) {
+  if constexpr (!kWide)
+    if (p.walks())
+      return launch(chunk_forward_step,
+                    {heads(p.f), p.chunks(), ForwardStep::kThreads, ForwardStep::kBytes}, stream,
+                    p);
   p.f.decay ? forward_of<true>(p, stream) : forward_of<false>(p, stream);
 }
 template <>
-void ChunkedLaunch<T>::keys(const Chunks& p, Stream stream) {
+void ChunkedLaunch<T>::backward(const Chunks& p, Stream stream) {
+  if constexpr (!kWide)
+    if (p.walks())
+      return launch(
+          chunk_backward_step,
+          {int64_t(p.f.B) * p.f.G, p.chunks(), BackwardStep::kThreads, BackwardStep::kBytes},
+          stream, p);
   p.f.decay ? keys_of<true>(p, stream) : keys_of<false>(p, stream);
-}
-template <>
-void ChunkedLaunch<T>::queries(const Chunks& p, Stream stream) {
   p.f.decay ? queries_of<true>(p, stream) : queries_of<false>(p, stream);
 }
 

@@ -2,7 +2,7 @@
 // of keys, which it takes through the state and through the scores inside the chunk.
 #pragma once
 
-#include "attn/exec/kernels/chunked_cuda_features.cuh"
+#include "attn/exec/kernels/chunked_cuda_ask.cuh"
 #include "attn/exec/kernels/chunked_cuda_states.cuh"
 #include "attn/exec/kernels/fused_cuda_backward.cuh"
 #include "attn/exec/kernels/fused_cuda_forward.cuh"
@@ -99,23 +99,23 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
   const int own = warp() * 16 * Shape::kAtoms, t0 = block.t0 + own;
   block.copy_queries(q, f.q, f.D);
   RunningSums<T, 64, Quadratic, Shape> sums(f, p.w, block.head, t0 + lane() / 4);
-  if (block.chunk > 0) {
-    float W[Shape::kAtoms][4] = {};
-    block.over_state([&](const Monomials& m, const StateTile<T>& state) {
-      ask<true>(sums.N, W, q, own, m, state);
-    });
+  const auto ask_state = [&] {
+    if (block.chunk == 0) return;
+    float W[4] = {};
+    block.over_state([&](const Stage<T>& stage) { ask<true>(sums.N[0], W, q, own, stage); });
     const float* const constant = p.before.constant + block.record() * kConstantSums;
 #pragma unroll
     for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
-      const float left = block.left(sums.query(i)), W_0 = lane() % 4 == 0 ? constant[64] : 0;
-      sums.sum[i / 2][i % 2] = (W[i / 2][i % 2 * 2] + W[i / 2][i % 2 * 2 + 1] + W_0) * left;
+      const float left = block.left(sums.query(i));
+      if (lane() % 4 == 0) sums.sum[0][i] += (W[2 * i] + W[2 * i + 1] + constant[64]) * left;
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         float& y = sums.N[i / 2][j / 2][i % 2 * 2 + j % 2];
         y = (y + constant[j / 2 * 8 + lane() % 4 * 2 + j % 2]) * left;
       }
     }
-  }
+  };
+  if (Shape::kDecay) ask_state();  // what it gives fades, before anything is added to it
   block.over_keys([&](int s0, Tile<T, 64> k, Tile<T, 64> v, const double* gates) {
     if (s0 >= t0 + 16 * Shape::kAtoms) return;
     float x[Shape::kAtoms][Shape::kKeys / 8][4];
@@ -124,11 +124,12 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
     sums.weigh(care, x, s0, gates);
     add_sums_by_columns<T>(sums.N, x, v, 0);
   });
+  if (!Shape::kDecay) ask_state();
   sums.finish();
 }
 
 // The gradients of scores of a row, in place of x.
-template <class T, class Shape, int n>
+template <Care care, class T, class Shape, int n>
 __device__ inline void grade_rows(const ChunkQueries<T, Shape>& block, int t, int s0,
                                   const Query (&query)[2], const double* gates, float (&x)[n][4],
                                   const float (&dp)[n][4]) {
@@ -141,14 +142,15 @@ __device__ inline void grade_rows(const ChunkQueries<T, Shape>& block, int t, in
     s.a = lanes<2 * n>([&](int) { return query[r].a; });
     s.dW = lanes<2 * n>([&](int) { return query[r].dW; });
     s.limit = lanes<2 * n>([&](int) { return INFINITY; });
-    s.seen = seen_keys<2 * n>(f.seen, block.head.b, t + 8 * r, s0 + lane() % 4 * 2);
+    if constexpr (care == Care::any)
+      s.seen = seen_keys<2 * n>(f.seen, block.head.b, t + 8 * r, s0 + lane() % 4 * 2);
     if (Shape::kDecay) {
       const double here = gates_at_query(f, block.head, t + 8 * r);
       const auto faded = lanes<2 * n>(
           [&](int j) { return fade(here, gates[lane() % 4 * 2 + j / 2 * 8 + j % 2]); });
       s.a = s.a * faded, s.dW = s.dW * faded;
     }
-    const auto y = graded<Care::any, 2 * n>(block.p.w, f, s, [](int) { return 0; });
+    const auto y = graded<care, 2 * n>(block.p.w, f, s, [](int) { return 0; });
 #pragma unroll
     for (int j = 0; j < 2 * n; ++j) x[j / 2][2 * r + j % 2] = y.dx[j];
   }
@@ -181,25 +183,27 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
       float x[kAtoms][kHalf / 8][4], dp[kAtoms][kHalf / 8][4];
       rows_by_rows<T>(x, q, own, k, at);
       rows_by_rows<T>(dp, g, own, v, at);
-#pragma unroll
-      for (int i = 0; i < kAtoms; ++i)
-        grade_rows(block, t0 + 16 * i + lane() / 4, s0 + at, query[i], gates + at, x[i], dp[i]);
+      const int t = t0 + lane() / 4;
+      if (Shape::kDecay || is_partial(f.seen, t0, t0 + 16, s0 + at, s0 + at + kHalf))
+        grade_rows<Care::any>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
+      else
+        grade_rows<Care::none>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
       add_sums_by_columns<T>(dq, x, k, at);
     }
   });
   float* const gradients = reinterpret_cast<float*>(tiles + Shape::kTilesBytes);
-  const Gradients<kAtoms> to{gradients + own * kGradientStride};
-  to.set(dq, f.scale);
+  const Gradients to{gradients + own * kGradientStride};
+  to.set(dq[0], f.scale);
   if (block.chunk > 0) {
-    AskBackward<T, kAtoms> back(q, g, own, to);
+    AskBackward<T> back(q, g, own, to);
 #pragma unroll
-    for (int i = 0; i < 2 * kAtoms; ++i) {
-      const float left = block.left(t0 + 8 * i + lane() / 4);
-      back.a[i / 2][i % 2] = query[i / 2][i % 2].a * left;
-      back.b[i / 2][i % 2] = query[i / 2][i % 2].dW * left;
+    for (int i = 0; i < 2; ++i) {
+      const Query& row = query[0][i];  // where a is 0, so is dW
+      back.a[i] = row.a * block.left(t0 + 8 * i + lane() / 4);
+      back.b[i] = row.a == 0 ? 0 : row.dW / row.a;
     }
-    block.over_state([&](const Monomials& m, const StateTile<T>& state) { back.add(m, state); });
-    back.flush();
+    back.ready();
+    block.over_state([&](const Stage<T>& stage) { back.add(stage); });
   }
   to.template store<T>(f.dq, block.head.row(f, t0), f.D, f.T - t0, [](int) { return true; });
 }
@@ -223,33 +227,33 @@ struct ChunkKeysShape {
 // dk and dv from the queries behind the chunk: dk to `to`; and what the gates of the keys get.
 template <class T, class Shape, class Sums>
 __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Tile<T, 64> k,
-                                   Tile<T, 64> v, Sums& sums, const Gradients<Shape::kAtoms>& to) {
-  constexpr int kAtoms = Shape::kAtoms;
+                                   Tile<T, 64> v, Sums& sums, const Gradients& to) {
+  static_assert(Shape::kAtoms == 1);
   const Fused& f = p.f;
   const int64_t record = int64_t(key_head) * p.chunks() + chunk;
   const int last = min(f.S, (chunk + 1) * p.length) - 1;
-  AskBackward<T, kAtoms> back(k, v, sums.own, to);
+  AskBackward<T> back(k, v, sums.own, to);
 #pragma unroll
-  for (int i = 0; i < 2 * kAtoms; ++i) {
-    float left = 1;
+  for (int i = 0; i < 2; ++i) {
+    back.a[i] = back.b[i] = 1;
     if (Shape::kDecay)
-      left = fade(gates_to(f, key_head, last), gates_to(f, key_head, min(sums.key(i), f.S - 1)));
-    back.a[i / 2][i % 2] = back.b[i / 2][i % 2] = left;
+      back.a[i] =
+          fade(gates_to(f, key_head, last), gates_to(f, key_head, min(sums.key(i), f.S - 1)));
   }
-  float W[kAtoms][4] = {};
-  const auto each = [&](const Monomials& m, const StateTile<T>& state) {
-    ask<Shape::kDecay>(sums.dv, W, k, sums.own, m, state);
-    back.add(m, state);
+  back.ready();
+  float W[4] = {};
+  const auto each = [&](const Stage<T>& stage) {
+    ask<Shape::kDecay>(sums.dv[0], W, k, sums.own, stage);
+    back.add(stage);
   };
   over_state<T, Shape::kThreads>(p.behind, record, p.tiles(), p.blocks(), k.at + Shape::kStagesAt,
                                  k.at + Shape::kColumnsAt, each);
-  back.flush();
   __syncthreads();  // all are done with the last tiles
   const float* const constant = p.behind.constant + record * kConstantSums;
 #pragma unroll
-  for (int i = 0; i < 2 * kAtoms; ++i) {
-    const float left = back.a[i / 2][i % 2], dW = lane() % 4 == 0 ? constant[64] : 0;
-    float pull = (W[i / 2][i % 2 * 2] + W[i / 2][i % 2 * 2 + 1] + dW) * left;
+  for (int i = 0; i < 2; ++i) {
+    const float left = back.a[i];
+    float pull = lane() % 4 == 0 ? (W[2 * i] + W[2 * i + 1] + constant[64]) * left : 0;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float& y = sums.dv[i / 2][j / 2][i % 2 * 2 + j % 2];
@@ -261,17 +265,16 @@ __device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Til
   }
 }
 
-// dk, to which `to` has what the state gives, dv, and the gradient of the gates; 0 of hidden keys.
+// dk, which `to` has, dv, and the gradient of the gates; 0 of hidden keys.
 template <class T, class Shape, class Sums>
 __device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums,
-                                  const Gradients<Shape::kAtoms>& to) {
+                                  const Gradients& to) {
   const int first = sums.s0 + sums.own, rows = f.S - first;
   const int64_t at = int64_t(key_head) * f.S + first;
   const uint8_t* const keep = f.seen.keep ? f.seen.keep + int64_t(key_head / f.G) * f.S : nullptr;
   const auto kept = [&](int r) { return !keep || keep[first + r]; };
-  to.template set<true>(sums.dk, f.scale);
   to.template store<T>(f.dk, at, f.D, rows, kept);
-  to.set(sums.dv, 1);
+  to.set(sums.dv[0], 1);
   to.template store<T>(f.dv, at, f.E, rows, kept);
   if constexpr (Shape::kDecay) {
 #pragma unroll
@@ -318,12 +321,15 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
   copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, b, g, s0), f.k.row, f.S - s0, f.D);
   copy_rows<kKeys, kThreads>(v, row_of<T>(f.v, b, g, s0), f.v.row, f.S - s0, f.E);
   Sums sums(f, p.w, s0, 0);
-  const Gradients<Shape::kAtoms> to{reinterpret_cast<float*>(memory + Shape::kGradientsAt) +
-                                    sums.own * kGradientStride};
-  to.set(sums.dk, 0);
-  wait_for_copies();
-  __syncthreads();
-  if (chunk + 1 < p.chunks()) ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
+  const Gradients to{reinterpret_cast<float*>(memory + Shape::kGradientsAt) +
+                     sums.own * kGradientStride};
+  const bool last = chunk + 1 == p.chunks();
+  if (Shape::kDecay && !last) {  // what the state gives fades, before anything is added to it
+    to.set(sums.dk[0], 0);
+    wait_for_copies();
+    __syncthreads();
+    ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
+  }
   copy(0, 0, begin);
   int stage = 0;
   for (int h = 0, t0 = begin; h < each; stage ^= 1) {
@@ -333,6 +339,12 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     if ((t0 += kQueries) >= end) t0 = begin, ++h;
     if (h < each) copy(stage ^ 1, h, t0);
     if (tile.t0 + kQueries > s0 + sums.own) sums.add(tile, k, v);
+  }
+  if constexpr (Shape::kDecay) {
+    last ? to.set(sums.dk[0], f.scale) : to.template set<true>(sums.dk[0], f.scale);
+  } else {
+    to.set(sums.dk[0], f.scale);
+    if (!last) ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
   }
   store_keys<T, Shape>(f, key_head, sums, to);
 }

@@ -20,26 +20,28 @@ __device__ inline double gates_to(const Fused& f, int key_head, int t) {
   return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
 }
 
-// What multiplies the values of token t, and its share in z. A chunk's keys have faded at its end,
-// its queries see what was before it faded.
+// What multiplies the values of token t, and its share in z: 0 outside of the chunk.
 struct Share {
   float value, sum;
 };
 template <bool of_queries>
-__device__ inline Share share(const Fused& f, int key_head, int head, int t, int begin, int end) {
-  if (t >= end) return {0, 0};
+__device__ inline Share share(const Fused& f, int key_head, int head, int t, int end) {
   const int b = key_head / f.G;
-  float left = 1;
-  if (f.decay)
-    left = of_queries ? fade(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
-                      : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
+  if (t >= end) return {0, 0};
   if constexpr (of_queries) {
-    const Query query = f.queries[int64_t(b * f.H + head) * f.T + t];
-    return {query.a * left, query.dW * left};
+    const Query& query = f.queries[int64_t(b * f.H + head) * f.T + t];
+    return {query.a, query.dW};
   } else {
-    const bool kept = !f.seen.keep || f.seen.keep[int64_t(b) * f.S + t];
-    return {kept ? left : 0, kept ? left : 0};
+    const float kept = !f.seen.keep || f.seen.keep[int64_t(b) * f.S + t] ? 1 : 0;
+    return {kept, kept};
   }
+}
+// What is left of a key of a chunk at its end, or for a query of what was before the chunk.
+template <bool of_queries>
+__device__ inline float left_of(const Fused& f, int key_head, int t, int begin, int end) {
+  if (!f.decay || t >= end) return 1;
+  return of_queries ? fade(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
+                    : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
 }
 
 template <class T>
@@ -50,6 +52,19 @@ __device__ inline void scale_chunk(uint32_t at, float by) {
 #pragma unroll
   for (int i = 0; i < 16 / int(sizeof(T)); ++i) x[i] = T(float(x[i]) * by);
   *words = w;
+}
+
+// Of a tile: [16, 64] and [16].
+__device__ inline void store_sums(float* to, const float (&S)[8][4], const float (&z)[4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int feature = lane() / 4 + 8 * r;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      *reinterpret_cast<float2*>(to + feature * 64 + 8 * j + lane() % 4 * 2) =
+          make_float2(S[j][2 * r], S[j][2 * r + 1]);
+    if (lane() % 4 == 0) to[1024 + feature] = z[2 * r] + z[2 * r + 1];
+  }
 }
 
 template <class T, class Shape, bool of_queries>
@@ -70,12 +85,13 @@ __global__ __launch_bounds__(Shape::kThreads,
   const int first = (int(blockIdx.x) % parts * Shape::kWarps + warp()) * kOwn;
   Monomials m[kOwn];
 #pragma unroll
-  for (int o = 0; o < kOwn; ++o) m[o] = monomials(min(first + o, all - 2), p.blocks());
+  for (int o = 0; o < kOwn; ++o) m[o] = monomials(min(first + o, all - 2), all - 1, p.blocks());
 
   const auto tile = [&](int i) { return Rows{shared_address(memory + i * Shape::kTileBytes)}; };
   const bool shares = of_queries || f.seen.keep || f.decay;
   const int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
-  float by[kRows], own = 0;  // of what is being copied
+  // Of what is being copied: asked for early, used when it is there.
+  float by[kRows], left[kRows], own = 0, own_left = 1;
   const auto copy = [&](int stage, int r, int t0) {
     const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
     const int head = g * each + r, real = end - t0;
@@ -83,10 +99,16 @@ __global__ __launch_bounds__(Shape::kThreads,
     copy_rows<kTokens, kThreads>(tile(2 * stage + 1), row_of<T>(y, b, head, t0), y.row, real, f.E);
     if (shares)
 #pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        by[i] = share<of_queries>(f, key_head, head, t0 + row + i * kStep, begin, end).value;
-    if (threadIdx.x < kTokens)
-      own = share<of_queries>(f, key_head, head, t0 + int(threadIdx.x), begin, end).sum;
+      for (int i = 0; i < kRows; ++i) {
+        const int t = t0 + row + i * kStep;
+        by[i] = share<of_queries>(f, key_head, head, t, end).value;
+        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
+      }
+    if (threadIdx.x < kTokens) {
+      const int t = t0 + int(threadIdx.x);
+      own = share<of_queries>(f, key_head, head, t, end).sum;
+      own_left = left_of<of_queries>(f, key_head, t, begin, end);
+    }
   };
   copy(0, 0, begin);
   float S[kOwn][8][4] = {}, z[kOwn][4] = {};
@@ -97,8 +119,9 @@ __global__ __launch_bounds__(Shape::kThreads,
     if (shares)
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        if (row + i * kStep < kTokens) scale_chunk<T>(y.chunk(row + i * kStep, chunk), by[i]);
-    if (threadIdx.x < kTokens) column[stage * kTokens + threadIdx.x] = own;
+        if (row + i * kStep < kTokens)
+          scale_chunk<T>(y.chunk(row + i * kStep, chunk), by[i] * left[i]);
+    if (threadIdx.x < kTokens) column[stage * kTokens + threadIdx.x] = own * own_left;
     __syncthreads();  // these tokens are there, and all are done with those before
     if ((t0 += kTokens) >= end) t0 = begin, ++r;
     if (r < each) copy(stage ^ 1, r, t0);
@@ -126,16 +149,127 @@ __global__ __launch_bounds__(Shape::kThreads,
     if (first + o >= all) break;
     float* const to =
         p.sums + ((int64_t(key_head) * p.chunks() + blockIdx.y) * all + first + o) * kTileSums;
+    store_sums(to, S[o], z[o]);
+  }
+}
+
+// The same of products of two blocks, 16-bit: a block of threads has one pair of them, a warp two
+// first factors; one block of threads more has the channels themselves and the constant.
+struct PairSumsShape {
+  static constexpr int kTokens = 64, kWarps = 8, kThreads = 32 * kWarps, kOwn = 2, kBlocks = 2;
+  static constexpr int kTileBytes = kTokens * 128, kBytes = 4 * kTileBytes + 2 * kTokens * 4;
+};
+template <bool of_queries>
+struct PairSums {
+  using M = Mma<bf16>;
+  using Rows = Tile<bf16, 64>;
+  static constexpr int kTokens = PairSumsShape::kTokens;
+  int first, second;  // blocks; or -1 and the one of the channels themselves
+  bool constant;
+  float S[2][8][4], z[2][4];
+
+  __device__ void add(int o, const M::A& left, const M::B (&right)[4], const M::B& ones) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int feature = lane() / 4 + 8 * r;
+    for (int j = 0; j < 4; ++j) M::multiply<true>(S[o][2 * j], S[o][2 * j + 1], left, right[j]);
+    Factors<bf16>::add_column(z[o], left, ones);
+  }
+  __device__ void add(Rows x, Rows y, const float* column) {
+    const M::LeftColumns<64> seconds(x, 0, 16 * second), firsts(x, 0, 16 * max(first, 0));
+    const M::RightColumns<64> rights(y, 0, 0);
+    const bool low = warp() < 4;
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
-        *reinterpret_cast<float2*>(to + feature * 64 + 8 * j + lane() % 4 * 2) =
-            make_float2(S[o][j][2 * r], S[o][j][2 * r + 1]);
-      if (lane() % 4 == 0) to[1024 + feature] = z[o][2 * r] + z[o][2 * r + 1];
+    for (int t = 0; t < kTokens; t += 16) {
+      M::B right[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) right[j] = rights.at(t, 16 * j);
+      const M::B ones = Factors<bf16>::column(column + t);
+      const M::A of_second = constant ? Factors<bf16>::constant() : seconds.at(t, 0);
+      if (first < 0) {
+        add(0, of_second, right, ones);
+        continue;
+      }
+      const M::A of_first = firsts.at(t, 0);
+#pragma unroll
+      for (int o = 0; o < 2; ++o) {
+        const int from = (2 * warp() + o) % 8 * 4 + lane() % 4;
+        const uint32_t x0 = __shfl_sync(~0u, low ? of_first.x[0] : of_first.x[1], from);
+        const uint32_t x1 = __shfl_sync(~0u, low ? of_first.x[2] : of_first.x[3], from);
+        M::A left;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) left.x[j] = times(bf16(), of_second.x[j], j < 2 ? x0 : x1);
+        add(o, left, right, ones);
+      }
     }
   }
+};
+
+template <bool of_queries>
+__global__ __launch_bounds__(PairSumsShape::kThreads, PairSumsShape::kBlocks) void pair_sums_kernel(
+    const __grid_constant__ Chunks p) {
+  using Shape = PairSumsShape;
+  using Rows = Tile<bf16, 64>;
+  constexpr int kTokens = Shape::kTokens, kThreads = Shape::kThreads;
+  constexpr int kStep = kThreads / Rows::kChunks, kRows = kTokens / kStep;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Fused& f = p.f;
+  float* const column = reinterpret_cast<float*>(memory + 4 * Shape::kTileBytes);
+  const int tiles = p.tiles(), pairs = (tiles - p.blocks()) / 16, parts = pairs + 1;
+  const int key_head = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
+  const int b = key_head / f.G, g = key_head % f.G, each = of_queries ? f.H / f.G : 1;
+  const int begin = int(blockIdx.y) * p.length, end = min(f.T, begin + p.length);
+  const Monomials m = monomials(16 * part, tiles, p.blocks());
+  PairSums<of_queries> sums{};
+  const bool is_pair = part < pairs;
+  sums.first = is_pair ? m.i / 16 : -1, sums.second = is_pair ? m.block : min(warp(), 3);
+  sums.constant = !is_pair && warp() == p.blocks();
+  const bool works = is_pair || warp() <= p.blocks();
+
+  const auto tile = [&](int i) { return Rows{shared_address(memory + i * Shape::kTileBytes)}; };
+  const bool shares = of_queries || f.seen.keep || f.decay;
+  const int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
+  // Of what is being copied: asked for early, used when it is there.
+  float by[kRows], left[kRows], own = 0, own_left = 1;
+  const auto copy = [&](int stage, int r, int t0) {
+    const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
+    const int head = g * each + r, real = end - t0;
+    copy_rows<kTokens, kThreads>(tile(2 * stage), row_of<bf16>(x, b, head, t0), x.row, real, f.D);
+    copy_rows<kTokens, kThreads>(tile(2 * stage + 1), row_of<bf16>(y, b, head, t0), y.row, real,
+                                 f.E);
+    if (shares)
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int t = t0 + row + i * kStep;
+        by[i] = share<of_queries>(f, key_head, head, t, end).value;
+        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
+      }
+    if (threadIdx.x < kTokens) {
+      const int t = t0 + int(threadIdx.x);
+      own = share<of_queries>(f, key_head, head, t, end).sum;
+      own_left = left_of<of_queries>(f, key_head, t, begin, end);
+    }
+  };
+  copy(0, 0, begin);
+  int stage = 0;
+  for (int r = 0, t0 = begin; r < each; stage ^= 1) {
+    wait_for_copies();
+    const Rows x = tile(2 * stage), y = tile(2 * stage + 1);
+    if (shares)
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        scale_chunk<bf16>(y.chunk(row + i * kStep, chunk), by[i] * left[i]);
+    if (threadIdx.x < kTokens) column[stage * kTokens + threadIdx.x] = own * own_left;
+    __syncthreads();  // these tokens are there, and all are done with those before
+    if ((t0 += kTokens) >= end) t0 = begin, ++r;
+    if (r < each) copy(stage ^ 1, r, t0);
+    if (works) sums.add(x, y, column + stage * kTokens);
+  }
+  if (!works) return;
+  const int first = is_pair ? 16 * part + 2 * warp() : sums.constant ? tiles : 16 * part + warp();
+  float* const to =
+      p.sums + ((int64_t(key_head) * p.chunks() + blockIdx.y) * (tiles + 1) + first) * kTileSums;
+#pragma unroll
+  for (int o = 0; o < 2; ++o)
+    if (o == 0 || is_pair) store_sums(to + o * kTileSums, sums.S[o], sums.z[o]);
 }
 
 // A thread has two neighbours of the sums, and goes from chunk to chunk.
@@ -148,7 +282,8 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constan
   const int at = int(blockIdx.x) * kScanThreads + int(threadIdx.x);
   if (at >= all * kPairs) return;
   const int u = at / kPairs, pair_at = at % kPairs * 2;
-  const float by = u == tiles ? p.w.c[0] : coefficient(p.w, p.f.scale, monomials(u, p.blocks()));
+  const float by =
+      u == tiles ? p.w.c[0] : coefficient(p.w, p.f.scale, monomials(u, tiles, p.blocks()));
   const int64_t head = int64_t(blockIdx.y) * chunks;
   float2 sum{};
   for (int c0 = 0; c0 < chunks; c0 += kAtOnce) {
