@@ -163,7 +163,7 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
     const uint32_t care = of.care[group];
     wait_for_products<1>();
     touch(x), touch(weights), touch(slopes);
-    if (i > 0) arrive_by_warp(memory.free((i - 1) % kStages));
+    if (i > 0) arrive(memory.free((i - 1) % kStages));
     const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
     weigh<T, 2>(f, w, of, care, marks, x, weights);
     before_products();
@@ -230,7 +230,7 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     of_queries.begin(memory, i, group * (C / 2));
     wait_for_products<0>();
     touch(sums.dk), touch(sums.dv), touch(weights), touch(slopes), touch(of_queries.dq);
-    arrive_by_warp(memory.free(stage));
+    arrive(memory.free(stage));
     if (f.dq_sum) of_queries.add(f, memory, tiles.b, now, group, 2 + group, group);
     now.advance(tiles), ++i;
   } while (now.inside(tiles));

@@ -64,12 +64,14 @@ struct BackwardMemory {
   __device__ uint32_t full(int stage) const { return barrier(5 + 2 * stage); }
   __device__ uint32_t free(int stage) const { return barrier(6 + 2 * stage); }
 
+  // What is stored and loaded by lanes (QueryColumns) is handed over by every lane's own arrival;
+  // what the copy engine writes and products read, by one lane for its warp.
   __device__ void make_barriers() const {
     constexpr int kWarps = 4 * Shape::kGroups;
     make_barrier(keys_full(), 1);
     for (int i = 0; i < 2; ++i) make_barrier(dx_full(i), kWarps), make_barrier(dx_free(i), 4);
     for (int i = 0; i < Shape::kStages; ++i)
-      make_barrier(full(i), 2), make_barrier(free(i), kWarps);
+      make_barrier(full(i), 33), make_barrier(free(i), 32 * kWarps);
     barriers_are_made();
   }
 };
@@ -172,7 +174,7 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
       copy_panel(memory.g(stage), maps.g, t0, h, tiles.b, full);
     }
     queries.write<W>(f, memory.of(stage), tiles, t0);
-    arrive_by_warp(full);
+    arrive(full);
     tile.advance(tiles);  // the next one's are on their way while this waits
     if (tile.inside(tiles)) queries = LaneQueries(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
   }
