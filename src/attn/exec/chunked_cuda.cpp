@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "attn/exec/counted_cuda.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
@@ -222,13 +223,13 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const bool by_row = !is<Flat>(spec.sharpness);
   job->scale = by_row ? 1 : float(scale_factor(spec, in));
   at::Tensor of_row;
-  if (by_row) of_row = scale(spec, in, counted.count());
+  if (by_row) of_row = scale_on_gpu(spec, in, counted);
   const at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
   const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   ChunksTensors x{laid_out(q), laid_out(k), laid_out(v.to(dtype))};
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
-  x.divisor = plain(counted.divisor(spec, in));
+  x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(job, x);

@@ -131,13 +131,7 @@ at::Tensor CountedKeys::divisor(const Spec& spec, const Inputs& given) const {
   if (is<Count>(spec.denominator)) return count().squeeze(-1).expand(shape);
   if (is<CountPower>(spec.denominator))
     return count().squeeze(-1).pow(given.count_exponent.sigmoid().view({-1, 1})).expand(shape);
-  const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
-  if (!z) return {};
-  const at::Tensor share = given.denominator_gate.to(at::kDouble).exp().unsqueeze(-1);
-  const at::Tensor gates =
-      sums(share).to(at::kFloat).repeat_interleave(in.q.size(1) / in.k.size(1), 1);
-  const at::Tensor Z = gates.squeeze(-1).clamp_min(z->least == 0 ? 1e-6 : z->least);
-  return (z->times_count ? Z * count().squeeze(-1) : Z).expand(shape);
+  return {};
 }
 
 }  // namespace horner::attn::exec

@@ -82,7 +82,7 @@ struct CountedKeys {
 
   at::Tensor count() const;                    // [1 or B, 1, T, 1], at least 1
   at::Tensor sums(const at::Tensor& x) const;  // of x [B, G, S, C]: [B, G, T, C], in double
-  // What divides a row where that is not its sum: [B, H, T], or undefined for 1.
+  // What divides a row where that is not its sum, nor one of gates: [B, H, T], or undefined for 1.
   at::Tensor divisor(const Spec&, const Inputs&) const;
 
  private:

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "attn/catalog.h"
+#include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
@@ -282,7 +283,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   const bool by_row = is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness);
   job->scale = by_row || factor <= 0 ? 1 : float(factor);
   at::Tensor of_row;
-  if (by_row) of_row = scale(spec, in, counted.count());
+  if (by_row) of_row = scale_on_gpu(spec, in, counted);
   at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
   const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
   if (!by_row && factor <= 0) q = q * factor;
@@ -300,7 +301,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     x.centre = plain((q * per_head).sum(-1) * job->scale);
   }
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
-  x.divisor = plain(counted.divisor(spec, in));
+  x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(job, x);
