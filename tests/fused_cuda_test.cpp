@@ -28,7 +28,15 @@ const char* const kVariants[] = {"softmax",
                                  "sa_softmax",
                                  "adaptive_temperature",
                                  "linear_elu",
-                                 "taylor2"};
+                                 "taylor2",
+                                 "cosine_softmax",
+                                 "linear_cosine",
+                                 "linear_cosine@code",
+                                 "relu_l2",
+                                 "ssmax",
+                                 "asentmax",
+                                 "cumulative_gate",
+                                 "cumulative_gate_count"};
 const at::ScalarType kDtypes[] = {at::kBFloat16, at::kHalf, at::kFloat};
 
 class Cuda : public testing::Test {
@@ -293,7 +301,7 @@ TEST_F(Cuda, SizesMayBeZero) {
 // What backward overwrites of what forward has kept is still there where it is wanted again.
 TEST_F(Cuda, AGraphThatIsKeptRunsTwice) {
   const Deterministic guard;
-  for (const char* name : {"gated", "l2_post_gate", "rms"})
+  for (const char* name : {"gated", "l2_post_gate", "rms", "cosine_softmax", "ssmax"})
     for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
       const Spec spec = find(name).spec;
       Inputs in = random_inputs(

@@ -27,7 +27,8 @@ using cuda::Fused;
 
 // What the kernels need beside the tensors that have gradients.
 struct CudaJob : torch::CustomClassHolder {
-  bool hopper;  // by its kernels
+  bool hopper;                        // by its kernels
+  bool own_q = false, own_k = false;  // q and k are of our making, and of no other's use
   cuda::Weights weights;
   float clamp, scale;
   cuda::Seen seen{};
@@ -121,14 +122,19 @@ static at::Tensor dq_sums(const CudaJob& job, const CudaTensors& x, Fused& f) {
   return at::empty({f.B, f.H, rows, f.dq_row}, x.q.options().dtype(at::kFloat));
 }
 
-// dk, dv and dq; this last one in the memory of g, where that has its shape: when dq is written, g
-// has been read.
+// dk, dv and dq. Where the graph does not run again, dq of atomic sums lies in the memory of q,
+// which has then been read, and Hopper's dk in that of k: a block reads no keys but those whose
+// gradient it writes at its end. Otherwise dq lies in g, where that has its shape.
 static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Tensor& g,
                          const at::Tensor& dq_sum, Fused& f, CudaTensors& d) {
-  d.k = at::empty({f.B, f.G, f.S, f.D}, x.k.options());
+  const bool last = dq_sum.defined() && !torch::autograd::get_current_graph_task_keep_graph();
+  const bool over_q = last && job.own_q && x.q.is_contiguous();
+  const bool over_k = last && job.own_k && x.k.is_contiguous() && job.hopper;
+  d.k = over_k ? x.k.detach() : at::empty({f.B, f.G, f.S, f.D}, x.k.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.v.options());
   const bool is_dq = !job.hopper && dq_sum.defined() && f.dtype == cuda::Dtype::float32;
   d.q = is_dq                       ? dq_sum
+        : over_q                    ? x.q.detach()
         : g.defined() && f.D == f.E ? g.detach()
                                     : at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr(), f.dq = d.q.data_ptr();
@@ -300,6 +306,9 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(repeats, 1);
     x.centre = plain((q * per_head).sum(-1) * job->scale);
   }
+  // The centre's tensor code keeps q for its own backward.
+  job->own_q = !spec.centred && !x.q.is_alias_of(in.q);
+  job->own_k = !spec.centred && !x.k.is_alias_of(in.k);
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
