@@ -8,11 +8,10 @@ namespace horner::attn::kernels::cuda {
 inline constexpr int kMapThreads = 256;
 inline constexpr float kLeastLength = 1e-12f;
 
-// The problem, and what of it is read and written 16 bytes at once.
+// The problem, and how many lanes have a row: a power of two.
 struct MapJob {
   FeatureRows p;
-  bool whole_x, whole_dx;
-  int lanes;  // of a row, a power of two
+  int lanes;
 };
 
 template <class T>
@@ -20,37 +19,33 @@ __device__ inline T* row_at(const View& x, int64_t b, int64_t h, int64_t t) {
   return static_cast<T*>(x.at) + b * x.batch + h * x.head + t * x.row;
 }
 
-// Eight channels of a row, of which `n` are there.
+// Eight channels of a row, 16 bytes at once; or those `n` of them that are there, one by one.
 template <class T>
 struct alignas(16) Channels {
   T x[8];
 
-  __device__ void load(const T* from, int n, bool whole) {
-    if (whole && n >= 8) {
+  template <bool whole>
+  __device__ void load(const T* from, int n) {
 #pragma unroll
-      for (int i = 0; i < int(sizeof(T)) / 2; ++i)
-        reinterpret_cast<uint4*>(x)[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
-    } else {
+    for (int i = 0; whole && i < int(sizeof(T)) / 2; ++i)
+      reinterpret_cast<uint4*>(x)[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = i < n ? from[i] : T(0.f);
-    }
+    for (int i = 0; !whole && i < 8; ++i) x[i] = i < n ? from[i] : T(0.f);
   }
-  __device__ void store(T* to, int n, bool whole) const {
-    if (whole && n >= 8) {
+  template <bool whole>
+  __device__ void store(T* to, int n) const {
 #pragma unroll
-      for (int i = 0; i < int(sizeof(T)) / 2; ++i)
-        reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(x)[i];
-    } else {
+    for (int i = 0; whole && i < int(sizeof(T)) / 2; ++i)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(x)[i];
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (i < n) to[i] = x[i];
-    }
+    for (int i = 0; !whole && i < 8; ++i)
+      if (i < n) to[i] = x[i];
   }
   // f of each channel that is there; 0 for the others.
-  template <class F>
+  template <bool whole, class F>
   __device__ void set(int n, const F& f) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = T(i < n ? f(i, float(x[i])) : 0.f);
+    for (int i = 0; i < 8; ++i) x[i] = T(whole || i < n ? f(i, float(x[i])) : 0.f);
   }
   template <class F>
   __device__ float sum(const F& f) const {
@@ -61,12 +56,15 @@ struct alignas(16) Channels {
   }
 };
 
-__device__ inline float total(float x, int lanes) {
-  for (int step = 1; step < lanes; step *= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
-__device__ inline float square(int, float x) {
-  return x * x;
+// Over the lanes of each row.
+template <int rows>
+__device__ inline void total(float (&x)[rows], int lanes) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    if (step >= lanes) return;
+#pragma unroll
+    for (int j = 0; j < rows; ++j) x[j] += __shfl_xor_sync(~0u, x[j], step);
+  }
 }
 
 // f of a number and its slope, a length apart. NaN stays.
@@ -88,11 +86,10 @@ __device__ inline float slope(float x) {
 struct Unit {
   float per_length, per_square;
 
-  __device__ Unit(float squares, float repeats) {
-    const float length = sqrtf(squares * repeats);
-    const bool tiny = length < kLeastLength;
-    per_length = 1 / (tiny ? kLeastLength : length);
-    per_square = tiny ? 0 : 1 / squares;
+  __device__ Unit(float squares, float repeats = 1) {
+    const bool tiny = squares * repeats < kLeastLength * kLeastLength;
+    per_length = tiny ? 1 / kLeastLength : rsqrtf(squares * repeats);
+    per_square = tiny ? 0 : per_length * per_length * repeats;
   }
 };
 
@@ -102,82 +99,96 @@ struct MapPlace {
   int t, step, first, there;
 
   __device__ MapPlace(const MapJob& job, int rows) {
-    const unsigned at_once = kMapThreads / unsigned(job.lanes), rows_of_block = at_once * rows;
-    const unsigned blocks = (unsigned(job.p.T) + rows_of_block - 1) / rows_of_block;
-    const unsigned head = blockIdx.x / blocks;
-    b = head / unsigned(job.p.H), h = head % unsigned(job.p.H), step = int(at_once);
-    t = int(blockIdx.x % blocks * rows_of_block + threadIdx.x / unsigned(job.lanes));
-    first = int(threadIdx.x) % job.lanes * 8, there = job.p.D - first;
+    b = blockIdx.x / unsigned(job.p.H), h = blockIdx.x - b * job.p.H;
+    const int shift = __ffs(job.lanes) - 1;
+    step = kMapThreads >> shift;
+    t = int(blockIdx.y) * step * rows + (int(threadIdx.x) >> shift);
+    first = int(threadIdx.x & unsigned(job.lanes - 1)) * 8, there = job.p.D - first;
   }
 };
-__device__ inline float factor_of(const FeatureRows& p, int64_t b, int64_t h, int t) {
-  return p.factor.at ? *row_at<float>(p.factor, b, h, t) : 1;
+__device__ inline float factor_of(const FeatureRows& p, const MapPlace& at, int t) {
+  return p.factor.at ? *row_at<float>(p.factor, at.b, at.h, t) : 1;
 }
 
-template <class T, Map map, int rows>
+template <class T, Map map, bool whole, int rows>
 __global__ __launch_bounds__(kMapThreads) void map_kernel(const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
   const MapPlace at(job, rows);
-  Channels<T> x[rows];
-  float by[rows];
+  Channels<T> x[rows] = {};
+  float by[rows], squares[rows];
 #pragma unroll
   for (int j = 0; j < rows; ++j) {
     const int t = min(at.t + j * at.step, p.T - 1);
-    x[j].load(row_at<T>(p.x, at.b, at.h, t) + at.first, at.there, job.whole_x);
-    by[j] = factor_of(p, at.b, at.h, t);
+    if (at.there > 0) x[j].template load<whole>(row_at<T>(p.x, at.b, at.h, t) + at.first, at.there);
+    by[j] = factor_of(p, at, t);
+  }
+  if constexpr (map == Map::cosine) {
+#pragma unroll
+    for (int j = 0; j < rows; ++j) squares[j] = x[j].sum([](int, float y) { return y * y; });
+    total(squares, job.lanes);
+#pragma unroll
+    for (int j = 0; j < rows; ++j) by[j] *= Unit(squares[j]).per_length;
   }
 #pragma unroll
   for (int j = 0; j < rows; ++j) {
     const int t = at.t + j * at.step;
-    if constexpr (map == Map::cosine)
-      by[j] *= Unit(total(x[j].sum(square), job.lanes), 1).per_length;
-    x[j].set(at.there, [&](int, float y) { return value<map>(y) * by[j]; });
-    if (t < p.T && at.there > 0) x[j].store(row_at<T>(p.y, at.b, at.h, t) + at.first, 8, true);
+    x[j].template set<whole>(at.there, [&](int, float y) { return value<map>(y) * by[j]; });
+    if (t < p.T && at.there > 0)
+      x[j].template store<true>(row_at<T>(p.y, at.b, at.h, t) + at.first, 8);
   }
 }
 
-template <class T, Map map, int rows>
+template <class T, Map map, bool whole, int rows>
 __global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
     const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
   const MapPlace at(job, rows);
-  Channels<T> x[rows], d[rows];
-  float by[rows];
+  Channels<T> x[rows] = {}, d[rows] = {};
+  float by[rows], squares[rows], dot[rows];
 #pragma unroll
   for (int j = 0; j < rows; ++j) {
     const int t = min(at.t + j * at.step, p.T - 1);
-    x[j].load(row_at<T>(p.x, at.b, at.h, t) + at.first, at.there, job.whole_x);
-    d[j].load(row_at<T>(p.y, at.b, at.h, t) + at.first, at.there > 0 ? 8 : 0, true);
-    by[j] = factor_of(p, at.b, at.h, t);
+    if (at.there > 0) {
+      x[j].template load<whole>(row_at<T>(p.x, at.b, at.h, t) + at.first, at.there);
+      d[j].template load<true>(row_at<T>(p.y, at.b, at.h, t) + at.first, 8);
+    }
+    by[j] = factor_of(p, at, t);
+  }
+  if constexpr (map == Map::cosine) {
+#pragma unroll
+    for (int j = 0; j < rows; ++j) squares[j] = x[j].sum([](int, float y) { return y * y; });
+    total(squares, job.lanes);
+  }
+  if (map == Map::cosine || p.d_factor) {
+#pragma unroll
+    for (int j = 0; j < rows; ++j)
+      dot[j] = x[j].sum([&](int i, float y) {
+        return whole || i < at.there ? value<map>(y) * float(d[j].x[i]) : 0;
+      });
+    total(dot, job.lanes);
   }
 #pragma unroll
   for (int j = 0; j < rows; ++j) {
     const int t = at.t + j * at.step;
-    const auto fx = [&](int i) { return i < at.there ? value<map>(float(x[j].x[i])) : 0; };
-    float along = 0, per_length = 1;
+    float along = 0;
     if constexpr (map == Map::cosine) {
-      const Unit unit(total(x[j].sum(square), job.lanes), 1);
-      along = unit.per_square, per_length = unit.per_length;
+      const Unit unit(squares[j]);
+      by[j] *= unit.per_length, along = dot[j] * unit.per_square, dot[j] *= unit.per_length;
     }
-    if (map == Map::cosine || p.d_factor) {
-      const float dot = total(d[j].sum([&](int i, float dy) { return dy * fx(i); }), job.lanes);
-      along *= dot;
-      if (p.d_factor && at.first == 0 && t < p.T)
-        p.d_factor[(at.b * p.H + at.h) * p.T + t] = dot * per_length;
-    }
-    by[j] *= per_length;
-    d[j].set(at.there, [&](int i, float dy) {
+    if (p.d_factor && at.first == 0 && t < p.T) p.d_factor[(at.b * p.H + at.h) * p.T + t] = dot[j];
+    d[j].template set<whole>(at.there, [&](int i, float dy) {
       const float own = float(x[j].x[i]);
-      return (dy * slope<map>(own) - own * along) * by[j];
+      if constexpr (map == Map::cosine) dy -= own * along;
+      return dy * slope<map>(own) * by[j];
     });
-    if (t < p.T && p.dx.at)
-      d[j].store(row_at<T>(p.dx, at.b, at.h, t) + at.first, at.there, job.whole_dx);
+    if (t < p.T && at.there > 0)
+      d[j].template store<whole>(row_at<T>(p.dx, at.b, at.h, t) + at.first, at.there);
   }
 }
 
 // The length is that of a channel over the heads: a thread has eight channels of a token and reads
 // its heads twice, the second time from a cache. There is no factor.
-template <class T, bool backward>
+template <class T, bool whole, bool backward>
 __global__ __launch_bounds__(kMapThreads) void over_heads_kernel(
     const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
@@ -188,8 +199,8 @@ __global__ __launch_bounds__(kMapThreads) void over_heads_kernel(
   float per_length[8] = {}, along[8] = {};
   Channels<T> x, d;
   const auto load = [&](int h) {
-    x.load(row_at<T>(p.x, b, h, t) + first, there, job.whole_x);
-    if (backward) d.load(row_at<T>(p.y, b, h, t) + first, 8, true);
+    x.template load<whole>(row_at<T>(p.x, b, h, t) + first, there);
+    if (backward) d.template load<true>(row_at<T>(p.y, b, h, t) + first, 8);
   };
   for (int h = 0; h < p.H; ++h) {
     load(h);
@@ -207,12 +218,12 @@ __global__ __launch_bounds__(kMapThreads) void over_heads_kernel(
   for (int h = 0; h < p.H; ++h) {
     load(h);
     if constexpr (backward) {
-      d.set(there,
-            [&](int i, float dy) { return (dy - float(x.x[i]) * along[i]) * per_length[i]; });
-      d.store(row_at<T>(p.dx, b, h, t) + first, there, job.whole_dx);
+      d.template set<whole>(
+          there, [&](int i, float dy) { return (dy - float(x.x[i]) * along[i]) * per_length[i]; });
+      d.template store<whole>(row_at<T>(p.dx, b, h, t) + first, there);
     } else {
-      x.set(there, [&](int i, float y) { return y * per_length[i]; });
-      x.store(row_at<T>(p.y, b, h, t) + first, 8, true);
+      x.template set<whole>(there, [&](int i, float y) { return y * per_length[i]; });
+      x.template store<true>(row_at<T>(p.y, b, h, t) + first, 8);
     }
   }
 }
@@ -232,36 +243,39 @@ static void with_type(Dtype dtype, const F& f) {
   f(float());
 }
 
-static bool whole(const View& x, const FeatureRows& p) {
+static bool is_whole(const View& x, const FeatureRows& p) {
   const int64_t bytes = p.dtype == Dtype::float32 ? 4 : 2;
   const auto aligned = [&](int64_t n) { return n * bytes % kAlignment == 0; };
   return p.D % 8 == 0 && reinterpret_cast<uintptr_t>(x.at) % kAlignment == 0 && aligned(x.batch) &&
          aligned(x.head) && aligned(x.row);
 }
 
+template <class T, bool whole, bool backward>
+static void start(const FeatureRows& p, Stream stream) {
+  MapJob job{p, 1};
+  while (job.lanes * 8 < p.D) job.lanes *= 2;
+  const int at_once = kMapThreads / job.lanes;
+  if (p.map == Map::cosine_over_heads)
+    return launch(over_heads_kernel<T, whole, backward>,
+                  Grid{blocks(int64_t(p.B) * p.T, at_once), 1, kMapThreads, 0}, stream, job);
+  with_map(p.map, [&]<Map map>(std::integral_constant<Map, map>) {
+    constexpr int rows = !whole ? 1 : sizeof(T) == 2 ? 4 : 2;
+    const Grid grid{int64_t(p.B) * p.H, blocks(p.T, at_once * rows), kMapThreads, 0};
+    if constexpr (backward) {
+      launch(map_backward_kernel<T, map, whole, rows>, grid, stream, job);
+    } else {
+      launch(map_kernel<T, map, whole, rows>, grid, stream, job);
+    }
+  });
+}
 template <bool backward>
 static void start(const FeatureRows& p, Stream stream) {
   check(p.D <= kMostChannels, "features on a GPU take head dimensions up to ", kMostChannels,
         ", not ", p.D);
   if (int64_t(p.B) * p.H * p.T * p.D == 0) return;
-  MapJob job{p, whole(p.x, p), whole(p.dx, p), 1};
-  while (job.lanes * 8 < p.D) job.lanes *= 2;
-  const int at_once = kMapThreads / job.lanes;
+  const bool whole = is_whole(p.x, p) && is_whole(p.dx, p);
   with_type(p.dtype, [&]<class T>(T) {
-    if (p.map == Map::cosine_over_heads)
-      return launch(over_heads_kernel<T, backward>,
-                    Grid{blocks(int64_t(p.B) * p.T, at_once), 1, kMapThreads, 0}, stream, job);
-    with_map(p.map, [&]<Map map>(std::integral_constant<Map, map>) {
-      constexpr int rows = sizeof(T) == 2 ? 4 : 2;
-      const int64_t all = int64_t(p.B) * p.H * blocks(p.T, at_once * rows);
-      check(all < INT_MAX, "more blocks of tokens than a GPU takes: ", all);
-      const Grid grid{all, 1, kMapThreads, 0};
-      if constexpr (backward) {
-        launch(map_backward_kernel<T, map, rows>, grid, stream, job);
-      } else {
-        launch(map_kernel<T, map, rows>, grid, stream, job);
-      }
-    });
+    (whole ? start<T, true, backward> : start<T, false, backward>)(p, stream);
   });
 }
 
