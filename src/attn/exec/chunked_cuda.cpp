@@ -228,7 +228,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   ChunksTensors x{laid_out(q), laid_out(k), laid_out(v.to(dtype))};
-  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
+  x.decay = decay_on_gpu(in.decay);
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);

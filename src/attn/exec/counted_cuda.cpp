@@ -13,6 +13,10 @@ namespace horner::attn::exec {
 
 namespace cuda = kernels::cuda;
 
+static cuda::Stream stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+
 // One of the problems of kernels/counted_cuda.h, without its pointers, and the memory of its
 // `seen`.
 template <class Problem>
@@ -40,7 +44,6 @@ struct CountedJob : torch::CustomClassHolder {
     return dx;
   }
 
-  static cuda::Stream stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
   static void kernel(cuda::GateSums p, const at::Tensor& gates, float* y, const float* dy,
                      const at::Tensor& dx) {
     p.gates = numbers(gates), p.d_gates = numbers(dx), p.divisor = y, p.d_divisor = dy;
@@ -69,7 +72,7 @@ struct Counted : torch::autograd::Function<Counted<Problem>> {
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
-    check_first_order("fused_cuda', 'hopper_cuda' and 'chunked_cuda");
+    check_first_order("the CUDA kernels");
     const at::Tensor x = ctx->get_saved_variables()[0];
     const c10::cuda::CUDAGuard guard(x.device());
     const auto job = c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule());
@@ -81,6 +84,42 @@ static at::Tensor apply(const c10::intrusive_ptr<CountedJob<Problem>>& job, cons
   const at::Tensor given = gates(x);
   if (!given.requires_grad() || !at::GradMode::is_enabled()) return job->run(given);
   return Counted<Problem>::apply(job, given);
+}
+
+static cuda::DecaySums decay_of(const at::Tensor& gates) {
+  return {int(gates.size(0)), int(gates.size(1)), int(gates.size(2))};
+}
+static at::Tensor decay_sums(const at::Tensor& gates) {
+  const c10::cuda::CUDAGuard guard(gates.device());
+  const at::Tensor sums = at::empty(gates.sizes(), gates.options().dtype(at::kDouble));
+  cuda::DecaySums p = decay_of(gates);
+  p.gates = numbers(gates), p.sums = memory<double>(sums);
+  cuda::decay_sums(p, stream());
+  return sums;
+}
+struct DecayOnGpu : torch::autograd::Function<DecayOnGpu> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gates) {
+    ctx->saved_data["dtype"] = int64_t(gates.scalar_type());
+    return decay_sums(gates);
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
+                                          const std::vector<at::Tensor>& grads) {
+    check_first_order("the CUDA kernels");
+    const at::Tensor d = grads[0].contiguous();
+    const c10::cuda::CUDAGuard guard(d.device());
+    const auto dtype = at::ScalarType(ctx->saved_data["dtype"].toInt());
+    const at::Tensor d_gates = at::empty(d.sizes(), d.options().dtype(dtype));
+    cuda::DecaySums p = decay_of(d);
+    p.d_sums = memory<double>(d), p.d_gates = numbers(d_gates);
+    cuda::decay_sums_backward(p, stream());
+    return {d_gates};
+  }
+};
+at::Tensor decay_on_gpu(const at::Tensor& gates) {
+  if (!gates.defined()) return gates;
+  const at::Tensor given = exec::gates(gates);
+  if (!given.requires_grad() || !at::GradMode::is_enabled()) return decay_sums(given);
+  return DecayOnGpu::apply(given);
 }
 
 static at::Tensor by_count(const Spec& spec, const Inputs& in, cuda::CountedRows::Kind kind,

@@ -7,6 +7,9 @@
 
 namespace horner::attn::exec {
 
+// Running sums of log gates [B, G, S], in double; undefined for none.
+at::Tensor decay_on_gpu(const at::Tensor& gates);
+
 // What divides a row where that is not its sum: float32 [B, H, T], or undefined for 1.
 at::Tensor divisor_on_gpu(const Spec&, const Inputs&, const CountedKeys&);
 

@@ -55,7 +55,7 @@ struct MapRows : torch::autograd::Function<MapRows> {
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
-    check_first_order("fused_cuda', 'hopper_cuda' and 'chunked_cuda");
+    check_first_order("the CUDA kernels");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor x = side_by_side(saved[0]), &factor = saved[1];
     const c10::cuda::CUDAGuard guard(x.device());

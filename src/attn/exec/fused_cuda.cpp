@@ -309,7 +309,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   // The centre's tensor code keeps q for its own backward.
   job->own_q = !spec.centred && !x.q.is_alias_of(in.q);
   job->own_k = !spec.centred && !x.k.is_alias_of(in.k);
-  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
+  x.decay = decay_on_gpu(in.decay);
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);

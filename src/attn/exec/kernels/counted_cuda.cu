@@ -7,12 +7,11 @@ namespace horner::attn::kernels::cuda {
 
 inline constexpr int kScanThreads = 1024, kScanEach = 4;
 
-// to[i] = f(0) + ... + f(i - 1), for i up to n: by the whole block, which may read it afterwards.
-template <class F>
-__device__ inline void running_sums(int n, double* to, const F& f) {
+// put(i, f(0) + ... + f(i)) for i below n, by the whole block, which then may read what was put.
+template <class F, class Put>
+__device__ inline void running_sums(int n, const F& f, const Put& put) {
   __shared__ double of_warps[kScanThreads / 32];
   double carry = 0;
-  if (threadIdx.x == 0) to[0] = 0;
   for (int start = 0; start < n; start += kScanThreads * kScanEach) {
     const int first = start + int(threadIdx.x) * kScanEach;
     double x[kScanEach], own = 0;
@@ -37,10 +36,31 @@ __device__ inline void running_sums(int n, double* to, const F& f) {
     }
 #pragma unroll
     for (int i = 0; i < kScanEach; ++i)
-      if (first + i < n) to[first + i + 1] = before + x[i];
+      if (first + i < n) put(first + i, before + x[i]);
     __syncthreads();
   }
   __syncthreads();
+}
+
+// to[i] = f(0) + ... + f(i - 1), for i up to n.
+template <class F>
+__device__ inline void sums_before(int n, double* to, const F& f) {
+  if (threadIdx.x == 0) to[0] = 0;
+  running_sums(n, f, [&](int i, double sum) { to[i + 1] = sum; });
+}
+
+__global__ __launch_bounds__(kScanThreads) void decay_kernel(const __grid_constant__ DecaySums p) {
+  const int64_t at = int64_t(blockIdx.x) * p.S;
+  running_sums(
+      p.S, [&](int s) { return double(p.gates[at + s]); },
+      [&](int s, double sum) { p.sums[at + s] = sum; });
+}
+__global__ __launch_bounds__(kScanThreads) void decay_backward_kernel(
+    const __grid_constant__ DecaySums p) {
+  const int64_t last = int64_t(blockIdx.x) * p.S + p.S - 1;
+  running_sums(
+      p.S, [&](int i) { return p.d_sums[last - i]; },
+      [&](int i, double sum) { p.d_gates.set(last - i, float(sum)); });
 }
 
 // A head of keys and what has been summed of it.
@@ -52,8 +72,8 @@ struct GateHead {
   __device__ explicit GateHead(const GateSums& p) : p(p), b(blockIdx.x / p.G), head(blockIdx.x) {
     sums = p.scratch + head * gate_scratch(p);
     counts = sums + (counts_keys(p) ? p.seen.S + 1 : 0), pulls = counts + p.seen.S + 1;
-    running_sums(p.seen.S, sums, [&](int s) { return kept(s) ? share(s) : 0; });
-    if (counts_keys(p)) running_sums(p.seen.S, counts, [&](int s) { return kept(s) ? 1 : 0; });
+    sums_before(p.seen.S, sums, [&](int s) { return kept(s) ? share(s) : 0; });
+    if (counts_keys(p)) sums_before(p.seen.S, counts, [&](int s) { return kept(s) ? 1 : 0; });
   }
   __device__ bool kept(int s) const { return !p.seen.keep || p.seen.keep[b * p.seen.S + s]; }
   __device__ double share(int s) const { return exp(double(p.gates[head * p.seen.S + s])); }
@@ -89,7 +109,7 @@ __global__ __launch_bounds__(kScanThreads) void gate_kernel(const __grid_constan
 __global__ __launch_bounds__(kScanThreads) void gate_backward_kernel(
     const __grid_constant__ GateSums p) {
   const GateHead head(p);
-  running_sums(p.seen.T, head.pulls, [&](int t) -> double {
+  sums_before(p.seen.T, head.pulls, [&](int t) -> double {
     const auto [sum, count] = head.row(t);
     float pull = 0;
     head.each_row(t, [&](int64_t at) { pull += p.d_divisor[at]; });
@@ -144,6 +164,12 @@ void gate_divisor(const GateSums& p, Stream stream) {
 }
 void gate_divisor_backward(const GateSums& p, Stream stream) {
   launch(gate_backward_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+}
+void decay_sums(const DecaySums& p, Stream stream) {
+  launch(decay_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+}
+void decay_sums_backward(const DecaySums& p, Stream stream) {
+  launch(decay_backward_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
 }
 void counted_rows(const CountedRows& p, Stream stream) {
   const Grid grid{int64_t(p.B) * p.H, blocks(p.seen.T, kScanThreads), kScanThreads, 0};

@@ -1,5 +1,6 @@
 // What a row has of the keys that it sees, other than its weights, on an NVIDIA GPU.
 //   CumulativeGate: Z_t = max(sum of e^gate over the keys seen, least), times their number or not
+//   decay: c_s, the log gates of the tokens up to s
 //   LogLength: scale s_h log n_t, and CountPower: n_t^sigmoid(m_h), n_t the number of keys seen
 // Sums over intervals are differences of running sums, in double.
 #pragma once
@@ -27,6 +28,14 @@ HORNER_HD int64_t gate_scratch(const GateSums& p) {
   return int64_t(p.seen.S + 1) * (counts_keys(p) ? 2 : 1) + (p.d_divisor ? p.seen.T + 1 : 0);
 }
 
+struct DecaySums {
+  int B, G, S;
+  Numbers gates;         // [B, G, S]
+  double* sums;          // likewise
+  const double* d_sums;  // likewise, of backward
+  Numbers d_gates;
+};
+
 // A learned number of each head and the number of keys. No key is hidden by `keep`.
 struct CountedRows {
   enum Kind { log_length, count_power } kind;
@@ -42,6 +51,8 @@ struct CountedRows {
 // Each throws core/check.h's Error where the GPU refuses.
 void gate_divisor(const GateSums&, Stream);
 void gate_divisor_backward(const GateSums&, Stream);
+void decay_sums(const DecaySums&, Stream);
+void decay_sums_backward(const DecaySums&, Stream);
 void counted_rows(const CountedRows&, Stream);
 void counted_rows_backward(const CountedRows&, Stream);
 
