@@ -290,8 +290,9 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   job->scale = by_row || factor <= 0 ? 1 : float(factor);
   at::Tensor of_row;
   if (by_row) of_row = scale_on_gpu(spec, in, counted);
-  at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
   const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
+  // After k, so that its backward comes first: when dq has just been written.
+  at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
   if (!by_row && factor <= 0) q = q * factor;
   x.q = for_kernels(*job, q), x.k = for_kernels(*job, k);
   const bool gate_before = spec.input_gate && !hopper;

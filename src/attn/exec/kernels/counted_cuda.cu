@@ -111,7 +111,7 @@ __global__ __launch_bounds__(kScanThreads) void gate_backward_kernel(
   const GateHead head(p);
   sums_before(p.seen.T, head.pulls, [&](int t) -> double {
     const auto [sum, count] = head.row(t);
-    float pull = 0;
+    double pull = 0;
     head.each_row(t, [&](int64_t at) { pull += p.d_divisor[at]; });
     return sum < head.bound() ? 0 : pull * count;
   });

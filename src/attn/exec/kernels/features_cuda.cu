@@ -5,7 +5,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kMapThreads = 256;
+inline constexpr int kMapThreads = 256, kMapRows = 4;  // of a thread at once, in 16 bits
 inline constexpr float kLeastLength = 1e-12f;
 
 // The problem, and how many lanes have a row: a power of two.
@@ -24,6 +24,7 @@ template <class T>
 struct alignas(16) Channels {
   T x[8];
 
+  // An input, which is not read again soon.
   template <bool whole>
   __device__ void load(const T* from, int n) {
 #pragma unroll
@@ -31,6 +32,11 @@ struct alignas(16) Channels {
       reinterpret_cast<uint4*>(x)[i] = __ldcs(reinterpret_cast<const uint4*>(from) + i);
 #pragma unroll
     for (int i = 0; !whole && i < 8; ++i) x[i] = i < n ? from[i] : T(0.f);
+  }
+  __device__ void load_gradient(const T* from) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)) / 2; ++i)
+      reinterpret_cast<uint4*>(x)[i] = reinterpret_cast<const uint4*>(from)[i];
   }
   template <bool whole>
   __device__ void store(T* to, int n) const {
@@ -98,11 +104,14 @@ struct MapPlace {
   int64_t b, h;
   int t, step, first, there;
 
-  __device__ MapPlace(const MapJob& job, int rows) {
-    b = blockIdx.x / unsigned(job.p.H), h = blockIdx.x - b * job.p.H;
+  __device__ MapPlace(const MapJob& job, unsigned block, int rows) {
     const int shift = __ffs(job.lanes) - 1;
     step = kMapThreads >> shift;
-    t = int(blockIdx.y) * step * rows + (int(threadIdx.x) >> shift);
+    const unsigned rows_of_block = unsigned(step * rows);
+    const unsigned blocks = (unsigned(job.p.T) + rows_of_block - 1) / rows_of_block;
+    const unsigned head = block / blocks;
+    b = head / unsigned(job.p.H), h = head - b * job.p.H;
+    t = int((block - head * blocks) * rows_of_block + (threadIdx.x >> shift));
     first = int(threadIdx.x & unsigned(job.lanes - 1)) * 8, there = job.p.D - first;
   }
 };
@@ -113,7 +122,7 @@ __device__ inline float factor_of(const FeatureRows& p, const MapPlace& at, int 
 template <class T, Map map, bool whole, int rows>
 __global__ __launch_bounds__(kMapThreads) void map_kernel(const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
-  const MapPlace at(job, rows);
+  const MapPlace at(job, blockIdx.x, rows);
   Channels<T> x[rows] = {};
   float by[rows], squares[rows];
 #pragma unroll
@@ -142,7 +151,8 @@ template <class T, Map map, bool whole, int rows>
 __global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
     const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
-  const MapPlace at(job, rows);
+  // From the last head on: what has been written last is still in a cache.
+  const MapPlace at(job, gridDim.x - 1 - blockIdx.x, rows);
   Channels<T> x[rows] = {}, d[rows] = {};
   float by[rows], squares[rows], dot[rows];
 #pragma unroll
@@ -150,7 +160,7 @@ __global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
     const int t = min(at.t + j * at.step, p.T - 1);
     if (at.there > 0) {
       x[j].template load<whole>(row_at<T>(p.x, at.b, at.h, t) + at.first, at.there);
-      d[j].template load<true>(row_at<T>(p.y, at.b, at.h, t) + at.first, 8);
+      d[j].load_gradient(row_at<T>(p.y, at.b, at.h, t) + at.first);
     }
     by[j] = factor_of(p, at, t);
   }
@@ -200,7 +210,7 @@ __global__ __launch_bounds__(kMapThreads) void over_heads_kernel(
   Channels<T> x, d;
   const auto load = [&](int h) {
     x.template load<whole>(row_at<T>(p.x, b, h, t) + first, there);
-    if (backward) d.template load<true>(row_at<T>(p.y, b, h, t) + first, 8);
+    if (backward) d.load_gradient(row_at<T>(p.y, b, h, t) + first);
   };
   for (int h = 0; h < p.H; ++h) {
     load(h);
@@ -259,8 +269,10 @@ static void start(const FeatureRows& p, Stream stream) {
     return launch(over_heads_kernel<T, whole, backward>,
                   Grid{blocks(int64_t(p.B) * p.T, at_once), 1, kMapThreads, 0}, stream, job);
   with_map(p.map, [&]<Map map>(std::integral_constant<Map, map>) {
-    constexpr int rows = !whole ? 1 : sizeof(T) == 2 ? 4 : 2;
-    const Grid grid{int64_t(p.B) * p.H, blocks(p.T, at_once * rows), kMapThreads, 0};
+    constexpr int rows = !whole ? 1 : sizeof(T) == 2 ? kMapRows : kMapRows / 2;
+    const int64_t all = int64_t(p.B) * p.H * blocks(p.T, at_once * rows);
+    check(all < INT_MAX, "more blocks of tokens than a GPU takes: ", all);
+    const Grid grid{all, 1, kMapThreads, 0};
     if constexpr (backward) {
       launch(map_backward_kernel<T, map, whole, rows>, grid, stream, job);
     } else {
