@@ -80,7 +80,7 @@ static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
 
 // Chunks of a segment: so many that every block of threads of a large GPU has one.
 static int segment_chunks(const Chunks& p) {
-  return int(std::clamp<int64_t>(p.records() / 512, 1, 16));
+  return int(std::clamp<int64_t>(p.records() / 256, 1, 32));
 }
 
 static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {

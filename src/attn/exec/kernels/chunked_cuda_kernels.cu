@@ -84,23 +84,31 @@ static void queries_of(const Chunks& p, Stream stream) {
   launch(chunk_queries_kernel<T, Shape>, grid, stream, p);
 }
 
+// Whether order 1 has been taken in one step.
+template <class Type>
+static bool one_step(const Chunks& p, bool backwards, Stream stream) {
+  if constexpr (sizeof(Type) == 2) {
+    if (!p.walks()) return false;
+    const int64_t key_heads = int64_t(p.f.B) * p.f.G;
+    if (backwards)
+      launch(chunk_backward_step<Type>,
+             {key_heads, p.chunks(), BackwardStep::kThreads, BackwardStep::kBytes}, stream, p);
+    else
+      launch(chunk_forward_step<Type>,
+             {heads(p.f), p.chunks(), ForwardStep::kThreads, ForwardStep::kBytes}, stream, p);
+    return true;
+  }
+  return false;
+}
+
 template <>
 void ChunkedLaunch<T>::forward(const Chunks& p, Stream stream) {
-  if constexpr (!kWide)
-    if (p.walks())
-      return launch(chunk_forward_step,
-                    {heads(p.f), p.chunks(), ForwardStep::kThreads, ForwardStep::kBytes}, stream,
-                    p);
+  if (one_step<T>(p, false, stream)) return;
   p.f.decay ? forward_of<true>(p, stream) : forward_of<false>(p, stream);
 }
 template <>
 void ChunkedLaunch<T>::backward(const Chunks& p, Stream stream) {
-  if constexpr (!kWide)
-    if (p.walks())
-      return launch(
-          chunk_backward_step,
-          {int64_t(p.f.B) * p.f.G, p.chunks(), BackwardStep::kThreads, BackwardStep::kBytes},
-          stream, p);
+  if (one_step<T>(p, true, stream)) return;
   p.f.decay ? keys_of<true>(p, stream) : keys_of<false>(p, stream);
   p.f.decay ? queries_of<true>(p, stream) : queries_of<false>(p, stream);
 }
