@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "attn/catalog.h"
+#include "attn/exec/centre_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/kernels/hopper_cuda.h"
@@ -293,9 +294,9 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     x.q = for_kernels(*job, q.to(dtype));
   }
   if (spec.centred) {  // the query times the mean key
-    const at::Tensor mean = counted.sums(k) / counted.count();
-    const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(repeats, 1);
-    x.centre = plain((q * per_head).sum(-1) * job->scale);
+    CentreOf of{job->seen, job->begin, job->end, job->keep, {}, job->scale};
+    if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
+    x.centre = centre(of, x.q, x.k);
   }
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
   x.divisor = plain(counted.divisor(spec, in));
