@@ -101,8 +101,7 @@ static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries) {
   if (p.chunks() <= 1) return {};
   const StatesMemory m = StatesMemory::of(p, q.options());
   at::Tensor sums;
-  if (!p.walks())
-    sums = at::empty({p.records(), p.tiles() + 1, cuda::kTileSums}, q.options().dtype(at::kFloat));
+  if (!p.walks()) sums = at::empty({p.records(), p.tiles(), 16}, q.options().dtype(at::kFloat));
   p.sums = memory<float>(sums);
   (of_queries ? p.behind : p.before) = m.pointers();
   cuda::chunk_states(p, of_queries, stream());

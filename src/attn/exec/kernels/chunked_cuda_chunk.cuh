@@ -6,7 +6,7 @@
 namespace horner::attn::kernels::cuda {
 
 // Tiles of tokens, states, and what else there is in shared memory.
-template <int tiles, int states, int blocks>
+template <int tiles, int states, int blocks, bool decay>
 struct StepShape {
   static constexpr int kTokens = kChunkUnit, kWarps = kTokens / 16, kThreads = 32 * kWarps;
   static constexpr int kBlocks = blocks, kTile = kTokens * 128, kState = 64 * 128;
@@ -14,15 +14,16 @@ struct StepShape {
   static constexpr int kColumnsAt = kStatesAt + states * kState;
   static constexpr int kConstantsAt = kColumnsAt + states * kColumn;
   static constexpr int kSharesAt = kConstantsAt + states * 4 * kConstantSums;
-  static constexpr int kBytes = kSharesAt + kTokens * 16;
+  static constexpr int kGatesAt = kSharesAt + kTokens * 16;
+  static constexpr int kBytes = kGatesAt + (decay ? kTokens * 4 : 0);
   // Of RunningSums.
-  static constexpr bool kDecay = false, kRaw = false;
+  static constexpr bool kDecay = decay, kRaw = false;
   static constexpr int kAtoms = 1, kKeys = 16;
 };
 
-// A query's factors: of its scores and of g v, and what is added to each.
+// A query's factors: of its scores and of g v, and what is added to each; and of its scores for dW.
 struct StepShare {
-  float by, constant, dW, unused;
+  float by, constant, dW, constant_dW;
 };
 
 template <class Shape>
@@ -72,8 +73,9 @@ struct OneChunk {
     float4 far[kParts][2];
     float2 z[2];
     float constant[2];
+    float left;  // of the segment's, where there is a decay
   };
-  __device__ Loads ask_for(const ChunkStates& from) const {
+  __device__ Loads ask_for(const ChunkStates& from, bool behind) const {
     const int tiles = p.tiles(), n = int(threadIdx.x);
     const int64_t record = int64_t(key_head) * p.chunks() + chunk;
     const float* const segment =
@@ -99,17 +101,37 @@ struct OneChunk {
       x.constant[0] = from.constant[record * kConstantSums + n];
       x.constant[1] = segment[tiles * kTileSums + (n < 64 ? n : 1024)];
     }
+    if constexpr (Shape::kDecay) {
+      const int length = p.segment * kTokens, begin = chunk / p.segment * length;
+      const int to = behind ? min(f.S, begin + length) - 1 : first - 1;
+      x.left = fade(gates_to(f, key_head, to), gates_to(f, key_head, behind ? last() : begin - 1));
+    }
     return x;
+  }
+  __device__ int last() const { return min(f.S, first + kTokens) - 1; }  // token
+
+  // The running sums of the log gates inside the chunk, in units of ln 2.
+  __device__ float* gates() const { return reinterpret_cast<float*>(memory + Shape::kGatesAt); }
+  __device__ void load_gates() const {
+    if (const int n = int(threadIdx.x); Shape::kDecay && n < kTokens)
+      gates()[n] = float(
+          (gates_to(f, key_head, min(first + n, f.S - 1)) - gates_to(f, key_head, first - 1)) *
+          double(kLog2e));
+  }
+  // What is left at one token of what another has given.
+  static __device__ float faded(float here, float there) {
+    return exp2_fast(fminf(here - there, 0.f));
   }
   // The sum of both, with the coefficients of the weight.
   __device__ void put(int i, const Loads& x) const {
     const int n = int(threadIdx.x);
+    const float left = Shape::kDecay ? x.left : 1;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
       const int at = n + j * kThreads;
       const auto sum = [&](uint32_t near, float a, float b) {
         const float2 y = floats(near);
-        return pair(bf16(), (y.x + a) * unit(), (y.y + b) * unit());
+        return pair(bf16(), (y.x + a * left) * unit(), (y.y + b * left) * unit());
       };
       const float4 &a = x.far[j][0], &b = x.far[j][1];
       *static_cast<uint4*>(__cvta_shared_to_generic(state(i).chunk(at / 8, at % 8))) = {
@@ -119,8 +141,8 @@ struct OneChunk {
     if (n < 32)
       Factors<bf16>::store_column(
           static_cast<uint32_t*>(__cvta_shared_to_generic(column(i, n / 8))), 2 * n % 16,
-          (x.z[0].x + x.z[1].x) * unit(), (x.z[0].y + x.z[1].y) * unit());
-    if (n <= 64) constant(i)[n] = (x.constant[0] + x.constant[1]) * p.w.c[0];
+          (x.z[0].x + x.z[1].x * left) * unit(), (x.z[0].y + x.z[1].y * left) * unit());
+    if (n <= 64) constant(i)[n] = (x.constant[0] + x.constant[1] * left) * p.w.c[0];
   }
   __device__ void copy_keys() const {
     copy_rows<kTokens, kThreads>(k(), row_of<bf16>(f.k, b, g, first), f.k.row, f.S - first, f.D);
@@ -137,7 +159,7 @@ struct OneChunk {
     if (n >= kTokens) return;
     Query query = f.queries[int64_t(b * f.H + head) * f.T + first + (n < real ? n : 0)];
     if (n >= real) query.a = query.dW = 0;
-    shares()[n] = {query.a * unit(), query.a * p.w.c[0], query.dW * unit(), 0};
+    shares()[n] = {query.a * unit(), query.a * p.w.c[0], query.dW * unit(), query.dW * p.w.c[0]};
   }
   __device__ bool is_kept(int s) const {
     return !f.seen.keep || (s < f.S && f.seen.keep[int64_t(b) * f.S + s]);

@@ -177,4 +177,9 @@ struct Factors<float> {
   }
 };
 
+// The running sum of the log gates up to token t, that before the first being 0.
+__device__ inline double gates_to(const Fused& f, int key_head, int t) {
+  return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
+}
+
 }  // namespace horner::attn::kernels::cuda

@@ -17,7 +17,7 @@ struct ChunkStep : OneChunk<Shape> {
   using typename Base::Rows;
   using Sums = float[8][4];
   using Base::is_first, Base::is_last, Base::is_kept, Base::unit, Base::shares, Base::column_pair;
-  using Base::kTokens, Base::OneChunk;
+  using Base::kTokens, Base::OneChunk, Base::gates, Base::faded, Base::last;
   using Base::p, Base::f, Base::key_head, Base::b, Base::g, Base::first, Base::own;
   using Base::q, Base::k, Base::v, Base::d_o, Base::state, Base::column, Base::constant;
 
@@ -82,6 +82,35 @@ struct ChunkStep : OneChunk<Shape> {
     return 8 * j + lane() % 4 * 2 + n % 2 < lane() / 4 + n / 2 * 8;
   }
 
+  // Of the rows and columns of a thread, in a tile of scores.
+  struct Gates {
+    float row[2], column[2][2];
+  };
+  __device__ Gates gates_of(int rows, int columns) const {
+    Gates x{};
+    if constexpr (Shape::kDecay)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float* const at = gates() + columns + 8 * i + lane() % 4 * 2;
+        x.row[i] = gates()[rows + 8 * i + lane() / 4];
+        x.column[i][0] = at[0], x.column[i][1] = at[1];
+      }
+    return x;
+  }
+  // What a state has given fades, row by row.
+  template <class By>
+  static __device__ void fade_rows(Sums& c, const By& by) {
+    if constexpr (Shape::kDecay) {
+      const float left[2] = {by(lane() / 4), by(lane() / 4 + 8)};
+#pragma unroll
+      for (int i = 0; i < 32; ++i) c[i / 4][i % 4] *= left[i / 2 % 2];
+    }
+  }
+  __device__ float left_of_query(int r) const { return faded(gates()[own + r], 0); }
+  __device__ float left_of_key(int r) const {
+    return faded(gates()[last() - first], gates()[own + r]);
+  }
+
   __device__ void queries(int head) const {
     const int real = f.T - first - own;
     const int64_t row = int64_t(b * f.H + head) * f.T + first + own;
@@ -104,6 +133,7 @@ struct ChunkStep : OneChunk<Shape> {
         for (int n = 0; n < 4; ++n) dq[j][n] = (n % 2 ? z.y : z.x) * ratio[n / 2];
       }
       add_by_rows(dq, left, state(0), 0);
+      fade_rows(dq, [&](int r) { return left_of_query(r); });
     }
 #pragma unroll 1
     for (int s = 0; s <= own; s += 16) {
@@ -111,9 +141,11 @@ struct ChunkStep : OneChunk<Shape> {
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i / 4][i % 4] = ratio[i / 2 % 2];
       add_by_rows(x, left, v(), s);
+      const Gates at = gates_of(own, s);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         x[i / 4][i % 4] *= unit();
+        if (Shape::kDecay) x[i / 4][i % 4] *= faded(at.row[i / 2 % 2], at.column[i / 4][i % 2]);
         if (s == own && is_after(i / 4, i % 4)) x[i / 4][i % 4] = 0;
       }
       add_by_columns(dq, M::a_of_sums(x, 0), k(), s);
@@ -123,7 +155,7 @@ struct ChunkStep : OneChunk<Shape> {
 
   // Of sixteen keys and the queries of the chunk: dv, or dk.
   template <bool of_values>
-  __device__ void add_queries(Sums& sums) const {
+  __device__ void add_queries(Sums& sums, float (&pull)[2]) const {
     M::A left[4];
     load_left(left, of_values ? k() : v(), own);
     const Rows right = of_values ? q() : d_o(), by = of_values ? d_o() : q();
@@ -131,6 +163,7 @@ struct ChunkStep : OneChunk<Shape> {
     for (int t = own; t < kTokens; t += 16) {
       float x[2][4] = {};
       add_by_rows(x, left, right, t);
+      const Gates at = gates_of(own, t);
 #pragma unroll
       for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -138,8 +171,13 @@ struct ChunkStep : OneChunk<Shape> {
           const StepShare share = shares()[t + 8 * j + lane() % 4 * 2 + n];
 #pragma unroll
           for (int i = n; i < 4; i += 2) {
+            const bool hidden = t == own && is_before(j, i);
+            const float left = Shape::kDecay ? faded(at.column[j][n], at.row[i / 2]) : 1;
+            if (Shape::kDecay && of_values && !hidden)
+              pull[i / 2] += (x[j][i] * share.dW + share.constant_dW) * left;
             x[j][i] = x[j][i] * share.by + (of_values ? share.constant : share.dW);
-            if (t == own && is_before(j, i)) x[j][i] = 0;
+            if (Shape::kDecay) x[j][i] *= left;
+            if (hidden) x[j][i] = 0;
           }
         }
       add_by_columns(sums, M::a_of_sums(x, 0), by, t);
@@ -162,6 +200,27 @@ struct ChunkStep : OneChunk<Shape> {
     } else {
       add_by_rows(sums, left, state(1), 0);
     }
+    fade_rows(sums, [&](int r) { return left_of_key(r); });
+  }
+  // The gate of a key gets -(v.dv + its share of dW); `pull` has that of the chunk's queries.
+  __device__ void store_gates(const Sums& dv, const float (&pull)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int s = own + lane() / 4 + 8 * r;
+      float state = lane() % 4 == 0 && !is_last() ? constant(1)[64] : 0, sum = pull[r];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int c = 8 * j + lane() % 4 * 2;
+        const float2 of_v = load_pair(bf16(), v().number(s, c));
+        sum += dv[j][2 * r] * of_v.x + dv[j][2 * r + 1] * of_v.y;
+        if (is_last()) continue;
+        const float2 of_k = load_pair(bf16(), k().number(s, c)), y = column_pair(1, j);
+        state += of_k.x * y.x + of_k.y * y.y;
+      }
+      sum = quad_sum(sum + state * left_of_key(lane() / 4 + 8 * r));
+      if (lane() % 4 == 0 && first + s < f.S)
+        f.d_decay_key[int64_t(key_head) * f.S + first + s] = is_kept(first + s) ? -sum : 0;
+    }
   }
   template <class Next>
   __device__ void keys(int each, const Next& next) const {
@@ -169,11 +228,13 @@ struct ChunkStep : OneChunk<Shape> {
     const auto kept = [&](int r) { return is_kept(s0 + r) ? 1.f : 0.f; };
     const auto part = [&]<bool of_values>(std::bool_constant<of_values>, void* to, int channels) {
       Sums sums = {};
+      float pull[2] = {};
       if (!is_last()) ask_queries<of_values>(sums);
       for (int h = 0; h < each; ++h) {
         next(h, of_values);
-        add_queries<of_values>(sums);
+        add_queries<of_values>(sums, pull);
       }
+      if constexpr (Shape::kDecay && of_values) store_gates(sums, pull);
       store(to, int64_t(key_head) * f.S + s0, channels, f.S - s0, sums, kept);
     };
     part(std::true_type(), f.dv, f.E);
@@ -203,15 +264,20 @@ struct ChunkStep : OneChunk<Shape> {
       }
       if (lane() % 4 == 0)
         sum[0] = W[0] + W[1] + constant(0)[64], sum[1] = W[2] + W[3] + constant(0)[64];
+      fade_rows(N, [&](int r) { return left_of_query(r); });
+      if constexpr (Shape::kDecay)
+        sum[0] *= left_of_query(lane() / 4), sum[1] *= left_of_query(lane() / 4 + 8);
     }
 #pragma unroll 1
     for (int s = 0; s <= own; s += 16) {
       float x[2][4] = {};
       add_by_rows(x, left, k(), s);
+      const Gates at = gates_of(own, s);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float& y = x[i / 4][i % 4];
         y = y * unit() + p.w.c[0];
+        if (Shape::kDecay) y *= faded(at.row[i / 2 % 2], at.column[i / 4][i % 2]);
         if (s == own && is_after(i / 4, i % 4)) y = 0;
       }
       if (f.seen.keep)
@@ -233,28 +299,30 @@ struct ChunkStep : OneChunk<Shape> {
   }
 };
 
-using ForwardStep = StepShape<3, 1, 3>;
-template <class T>
-__global__ __launch_bounds__(ForwardStep::kThreads, ForwardStep::kBlocks) void chunk_forward_step(
+template <bool decay>
+using ForwardStep = StepShape<3, 1, 3, decay>;
+template <class Shape>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward_step(
     const __grid_constant__ Chunks p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Head head(p.f, int(blockIdx.x));
-  const ChunkStep<ForwardStep> step(p, memory, head.b * p.f.G + head.g);
+  const ChunkStep<Shape> step(p, memory, head.b * p.f.G + head.g);
   step.copy_queries(step.q(), p.f.q, head.h, p.f.D);
   step.copy_keys();
-  if (!step.is_first()) step.put(0, step.ask_for(p.before));
+  step.load_gates();
+  if (!step.is_first()) step.put(0, step.ask_for(p.before, false));
   wait_for_copies();
   __syncthreads();
   step.forward(head.h);
 }
 
-using BackwardStep = StepShape<4, 2, 2>;
-template <class T>
-__global__ __launch_bounds__(
-    BackwardStep::kThreads,
-    BackwardStep::kBlocks) void chunk_backward_step(const __grid_constant__ Chunks p) {
+template <bool decay>
+using BackwardStep = StepShape<4, 2, 2, decay>;
+template <class Shape>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backward_step(
+    const __grid_constant__ Chunks p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const ChunkStep<BackwardStep> step(p, memory, int(blockIdx.x));
+  const ChunkStep<Shape> step(p, memory, int(blockIdx.x));
   const int each = p.f.H / p.f.G, heads = step.g * each;
   int there = 0;  // which queries
   const auto copy = [&](int h) {
@@ -272,10 +340,11 @@ __global__ __launch_bounds__(
   };
   step.copy_keys();
   copy(0);
+  step.load_gates();
   {
-    typename ChunkStep<BackwardStep>::Loads before{}, behind{};  // both on their way at once
-    if (!step.is_first()) before = step.ask_for(p.before);
-    if (!step.is_last()) behind = step.ask_for(p.behind);
+    typename ChunkStep<Shape>::Loads before{}, behind{};  // both on their way at once
+    if (!step.is_first()) before = step.ask_for(p.before, false);
+    if (!step.is_last()) behind = step.ask_for(p.behind, true);
     step.put(0, before);
     step.put(1, behind);
   }
