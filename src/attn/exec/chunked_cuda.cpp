@@ -1,6 +1,6 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
-// epilogue is in the kernels; features, the input gate and divisors other than the sum are tensor
-// code before them.
+// epilogue is in the kernels; features (but for relu of order 1 in bfloat16), the input gate and
+// divisors other than the sum are tensor code before them.
 #include "attn/exec/kernels/chunked_cuda.h"
 
 #include <ATen/ATen.h>
@@ -26,6 +26,7 @@ struct ChunksJob : torch::CustomClassHolder {
   at::Tensor keep;
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
+  bool relu;                  // the kernels take max(x, 0) of queries and keys
 };
 
 // The tensors with gradients, in the order of ChunksAttend's arguments; those behind v may be
@@ -92,7 +93,7 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   f.seen.keep = memory<uint8_t>(job.keep);
   f.epilogue.counted = f.seen;
   p.w = job.w, p.length = chunk_tokens(job.w, f.D);
-  p.segment = segment_chunks(p);
+  p.segment = segment_chunks(p), p.relu = job.relu;
   return p;
 }
 
@@ -217,9 +218,10 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   job->epilogue = cuda_epilogue(spec, in);
   if (in.keep.defined()) job->keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
-  at::Tensor q = mapped(spec.features, in.q, in.query_projection);
-  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats);
   const bool by_row = !is<Flat>(spec.sharpness);
+  job->relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job->w.c[2] == 0;
+  at::Tensor q = job->relu ? in.q : mapped(spec.features, in.q, in.query_projection);
+  const at::Tensor k = job->relu ? in.k : mapped(spec.features, in.k, in.key_projection, repeats);
   job->scale = by_row ? 1 : float(scale_factor(spec, in));
   if (by_row) q = q * scale(spec, in, counted.count());
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;

@@ -40,6 +40,7 @@ struct Chunks {
   Quadratic w;
   int length;          // tokens of a chunk
   int segment;         // chunks of a segment, of a walk
+  bool relu;           // of q and k, in a walk; otherwise they come mapped
   ChunkStates before;  // of the keys before each chunk
   ChunkStates behind;  // of the queries after each chunk
   float* sums;         // [B, G, chunks, tiles, 16], of z, for the time of `states`

@@ -151,6 +151,15 @@ struct OneChunk {
   __device__ void copy_queries(Rows to, const View& x, int head, int channels) const {
     copy_rows<kTokens, kThreads>(to, row_of<bf16>(x, b, head, first), x.row, f.T - first, channels);
   }
+  // Every thread takes what it has copied.
+  __device__ void rectify(Rows x) const {
+    if (!p.relu) return;
+#pragma unroll
+    for (int at = int(threadIdx.x); at < 8 * kTokens; at += kThreads) {
+      uint4& y = *static_cast<uint4*>(__cvta_shared_to_generic(x.chunk(at / 8, at % 8)));
+      y = {relu(y.x), relu(y.y), relu(y.z), relu(y.w)};
+    }
+  }
   __device__ StepShare* shares() const {
     return reinterpret_cast<StepShare*>(memory + Shape::kSharesAt);
   }

@@ -43,10 +43,10 @@ struct ChunkStep : OneChunk<Shape> {
   }
 
   // Rows of a warp to memory, in pieces of 16 bytes: the four lanes of a row change places, word by
-  // word, until each has a piece.
+  // word, until each has a piece. With x, where that is positive.
   template <class By>
-  __device__ void store(void* to, int64_t row, int channels, int real, const Sums& c,
-                        const By& by) const {
+  __device__ void store(void* to, int64_t row, int channels, int real, const Sums& c, const By& by,
+                        const Rows* x = nullptr) const {
     const bool odd = lane() & 1, upper = lane() & 2;
     const auto change = [](uint32_t& a, uint32_t& b, bool first, int with) {
       const uint32_t y = __shfl_xor_sync(~0u, first ? a : b, with);
@@ -67,6 +67,12 @@ struct ChunkStep : OneChunk<Shape> {
         change(w[0], w[2], upper, 2);
         change(w[1], w[3], upper, 2);
         const int at = 8 * (4 * half + lane() % 4);
+        if (x && p.relu) {
+          const uint4 y =
+              *static_cast<const uint4*>(__cvta_shared_to_generic(x->chunk(own + t, at / 8)));
+          w[0] = where_positive(w[0], y.x), w[1] = where_positive(w[1], y.y);
+          w[2] = where_positive(w[2], y.z), w[3] = where_positive(w[3], y.w);
+        }
         if (t < real && at < channels)
           *reinterpret_cast<uint4*>(static_cast<bf16*>(to) + (row + t) * channels + at) = {
               w[0], w[1], w[2], w[3]};
@@ -150,7 +156,8 @@ struct ChunkStep : OneChunk<Shape> {
       }
       add_by_columns(dq, M::a_of_sums(x, 0), k(), s);
     }
-    store(f.dq, row, f.D, real, dq, [&](int r) { return r < 8 ? a[0] : a[1]; });
+    const Rows of = q();
+    store(f.dq, row, f.D, real, dq, [&](int r) { return r < 8 ? a[0] : a[1]; }, &of);
   }
 
   // Of sixteen keys and the queries of the chunk: dv, or dk.
@@ -235,7 +242,9 @@ struct ChunkStep : OneChunk<Shape> {
         add_queries<of_values>(sums, pull);
       }
       if constexpr (Shape::kDecay && of_values) store_gates(sums, pull);
-      store(to, int64_t(key_head) * f.S + s0, channels, f.S - s0, sums, kept);
+      const Rows of = k();
+      store(to, int64_t(key_head) * f.S + s0, channels, f.S - s0, sums, kept,
+            of_values ? nullptr : &of);
     };
     part(std::true_type(), f.dv, f.E);
     part(std::false_type(), f.dk, f.D);
@@ -312,6 +321,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
   step.load_gates();
   if (!step.is_first()) step.put(0, step.ask_for(p.before, false));
   wait_for_copies();
+  step.rectify(step.q());
+  step.rectify(step.k());
   __syncthreads();
   step.forward(head.h);
 }
@@ -336,6 +347,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
     __syncthreads();
     copy(h);
     wait_for_copies();
+    step.rectify(step.q());
     __syncthreads();
   };
   step.copy_keys();
@@ -349,6 +361,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
     step.put(1, behind);
   }
   wait_for_copies();
+  step.rectify(step.q());
+  step.rectify(step.k());
   __syncthreads();
   if (p.f.seen.keep) {
     step.hide_keys();

@@ -143,6 +143,9 @@ struct Walk {
       }
       const uint32_t column[2] = {split(dW[0], dW[1]), split(dW[2], dW[3])};
       M::A left = lefts.at(t, 0);
+      if (p.relu)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) left.x[j] = relu(left.x[j]);
       M::multiply(sums.z, left, column[0], column[1], sums.z);
       if (has_shares)
 #pragma unroll
