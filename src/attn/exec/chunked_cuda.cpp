@@ -11,6 +11,7 @@
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/features_cuda.h"
 #include "attn/exec/stages.h"
 #include "attn/plan.h"
 
@@ -220,12 +221,14 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   const bool by_row = !is<Flat>(spec.sharpness);
   job->relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job->w.c[2] == 0;
-  at::Tensor q = job->relu ? in.q : mapped(spec.features, in.q, in.query_projection);
-  const at::Tensor k = job->relu ? in.k : mapped(spec.features, in.k, in.key_projection, repeats);
   job->scale = by_row ? 1 : float(scale_factor(spec, in));
-  if (by_row) q = q * scale(spec, in, counted.count());
+  at::Tensor of_row;
+  if (by_row) of_row = scale(spec, in, counted.count());
+  const Features before = job->relu ? Features{Identity{}} : spec.features;
+  const at::Tensor q = mapped_on_gpu(before, in.q, in.query_projection, 1, of_row);
+  const at::Tensor k = mapped_on_gpu(before, in.k, in.key_projection, repeats);
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-  ChunksTensors x{laid_out(q.to(dtype)), laid_out(k), laid_out(v.to(dtype))};
+  ChunksTensors x{laid_out(q), laid_out(k), laid_out(v.to(dtype))};
   if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
   x.divisor = plain(counted.divisor(spec, in));
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);

@@ -14,6 +14,7 @@
 #include "attn/exec/centre_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/features_cuda.h"
 #include "attn/exec/kernels/hopper_cuda.h"
 #include "attn/exec/stages.h"
 #include "attn/plan.h"
@@ -277,21 +278,22 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   job->hopper = hopper;
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   CudaTensors x;
-  at::Tensor q = mapped(spec.features, in.q, in.query_projection);
-  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats);
   // The kernels want a scale above 0; any other goes into q.
   const double factor = scale_factor(spec, in);
   const bool by_row = is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness);
   job->scale = by_row || factor <= 0 ? 1 : float(factor);
-  if (by_row) q = q * scale(spec, in, counted.count());
+  at::Tensor of_row;
+  if (by_row) of_row = scale(spec, in, counted.count());
+  at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
+  const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
   if (!by_row && factor <= 0) q = q * factor;
-  x.q = for_kernels(*job, q.to(dtype)), x.k = for_kernels(*job, k);
+  x.q = for_kernels(*job, q), x.k = for_kernels(*job, k);
   const bool gate_before = spec.input_gate && !hopper;
   x.v = for_kernels(*job, gate_before ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
   if (spec.input_gate && hopper) x.gate = plain(in.input_gate);
   if (is<Adaptive>(spec.sharpness)) {
-    q = q * sharpness(*job, x.q.detach(), x.k.detach());
-    x.q = for_kernels(*job, q.to(dtype));
+    q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(*job, x.q.detach(), x.k.detach()));
+    x.q = for_kernels(*job, q);
   }
   if (spec.centred) {  // the query times the mean key
     CentreOf of{job->seen, job->begin, job->end, job->keep, {}, job->scale};
