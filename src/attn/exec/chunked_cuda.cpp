@@ -1,6 +1,6 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
-// epilogue is in the kernels; features, the input gate and divisors other than the sum are tensor
-// code before them.
+// epilogue is in the kernels; features (but for relu of order 1 in bfloat16), the input gate and
+// divisors other than the sum are tensor code before them.
 #include "attn/exec/kernels/chunked_cuda.h"
 
 #include <ATen/ATen.h>
@@ -28,6 +28,7 @@ struct ChunksJob : torch::CustomClassHolder {
   at::Tensor keep;
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
+  bool relu;                  // the kernels take max(x, 0) of queries and keys
 };
 
 // The tensors with gradients, in the order of ChunksAttend's arguments; those behind v may be
@@ -82,7 +83,7 @@ static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
 
 // Chunks of a segment: so many that every block of threads of a large GPU has one.
 static int segment_chunks(const Chunks& p) {
-  return int(std::clamp<int64_t>(p.records() / 512, 1, 16));
+  return int(std::clamp<int64_t>(p.records() / 256, 1, 32));
 }
 
 static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
@@ -94,7 +95,7 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   f.seen.keep = memory<uint8_t>(job.keep);
   f.epilogue.counted = f.seen;
   p.w = job.w, p.length = chunk_tokens(job.w, f.D);
-  p.segment = segment_chunks(p);
+  p.segment = segment_chunks(p), p.relu = job.relu;
   return p;
 }
 
@@ -103,8 +104,7 @@ static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries) {
   if (p.chunks() <= 1) return {};
   const StatesMemory m = StatesMemory::of(p, q.options());
   at::Tensor sums;
-  if (!p.walks())
-    sums = at::empty({p.records(), p.tiles() + 1, cuda::kTileSums}, q.options().dtype(at::kFloat));
+  if (!p.walks()) sums = at::empty({p.records(), p.tiles(), 16}, q.options().dtype(at::kFloat));
   p.sums = memory<float>(sums);
   (of_queries ? p.behind : p.before) = m.pointers();
   cuda::chunk_states(p, of_queries, stream());
@@ -221,11 +221,13 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   if (in.keep.defined()) job->keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   const bool by_row = !is<Flat>(spec.sharpness);
+  job->relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job->w.c[2] == 0;
   job->scale = by_row ? 1 : float(scale_factor(spec, in));
   at::Tensor of_row;
   if (by_row) of_row = scale_on_gpu(spec, in, counted);
-  const at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
-  const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
+  const Features before = job->relu ? Features{Identity{}} : spec.features;
+  const at::Tensor q = mapped_on_gpu(before, in.q, in.query_projection, 1, of_row);
+  const at::Tensor k = mapped_on_gpu(before, in.k, in.key_projection, repeats);
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   ChunksTensors x{laid_out(q), laid_out(k), laid_out(v.to(dtype))};
   x.decay = decay_on_gpu(in.decay);

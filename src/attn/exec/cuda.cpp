@@ -113,10 +113,6 @@ at::Tensor CountedKeys::running_sums(const at::Tensor& x) const {
   return sums.index_select(-2, hi) - sums.index_select(-2, lo);
 }
 
-at::Tensor CountedKeys::sums(const at::Tensor& x) const {
-  return running_sums(in.keep.defined() ? x * in.keep.view({x.size(0), 1, -1, 1}) : x);
-}
-
 at::Tensor CountedKeys::count() const {
   if (counted.defined()) return counted;
   find_intervals();

@@ -75,13 +75,12 @@ void sum_norms(const Tensors& x, Tensors& d, int channels) {
   if (x.norm_bias.defined()) d.norm_bias = sums.select(0, 1);
 }
 
-// The numbers and sums of the keys that each query sees. Nothing is computed before it is asked
+// The numbers of the keys that each query sees. Nothing is computed before it is asked
 // for: most variants need none of it.
 struct CountedKeys {
   CountedKeys(const Mask& mask, const Inputs& in) : mask(mask), in(in) {}
 
-  at::Tensor count() const;                    // [1 or B, 1, T, 1], at least 1
-  at::Tensor sums(const at::Tensor& x) const;  // of x [B, G, S, C]: [B, G, T, C], in double
+  at::Tensor count() const;  // [1 or B, 1, T, 1], at least 1
   // What divides a row where that is not its sum, nor one of gates: [B, H, T], or undefined for 1.
   at::Tensor divisor(const Spec&, const Inputs&) const;
 

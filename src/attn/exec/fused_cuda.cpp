@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "attn/catalog.h"
+#include "attn/exec/centre_cuda.h"
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
@@ -303,11 +304,11 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     x.q = for_kernels(*job, q);
   }
   if (spec.centred) {  // the query times the mean key
-    const at::Tensor mean = counted.sums(k) / counted.count();
-    const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(repeats, 1);
-    x.centre = plain((q * per_head).sum(-1) * job->scale);
+    CentreOf of{job->seen, job->begin, job->end, job->keep, {}, job->scale};
+    if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
+    x.centre = centre(of, x.q, x.k);
   }
-  // The centre's tensor code keeps q for its own backward.
+  // The centre keeps both for its own backward.
   job->own_q = !spec.centred && !x.q.is_alias_of(in.q);
   job->own_k = !spec.centred && !x.k.is_alias_of(in.k);
   x.decay = decay_on_gpu(in.decay);

@@ -40,9 +40,10 @@ struct Chunks {
   Quadratic w;
   int length;          // tokens of a chunk
   int segment;         // chunks of a segment, of a walk
+  bool relu;           // of q and k, in a walk; otherwise they come mapped
   ChunkStates before;  // of the keys before each chunk
   ChunkStates behind;  // of the queries after each chunk
-  float* sums;         // [B, G, chunks, tiles + 1, kTileSums], for the time of `states`
+  float* sums;         // [B, G, chunks, tiles, 16], of z, for the time of `states`
 
   HORNER_HD int blocks() const { return (f.D + 15) / 16; }
   HORNER_HD int tiles() const {
@@ -51,7 +52,7 @@ struct Chunks {
   HORNER_HD int chunks() const { return (f.T + length - 1) / length; }
   HORNER_HD int segments() const { return (chunks() + segment - 1) / segment; }
   HORNER_HD bool walks() const {
-    return w.c[2] == 0 && !f.decay && f.dtype == Dtype::bfloat16 && length == kChunkUnit;
+    return w.c[2] == 0 && f.dtype == Dtype::bfloat16 && length == kChunkUnit;
   }
   int64_t records() const { return int64_t(f.B) * f.G * chunks(); }
 };

@@ -37,6 +37,13 @@ __device__ inline uint32_t times(bf16, uint32_t a, uint32_t b) {
                          *reinterpret_cast<const __nv_bfloat162*>(&b));
   return *reinterpret_cast<const uint32_t*>(&y);
 }
+__device__ inline uint32_t relu(uint32_t two) {  // of two bf16
+  const auto y = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162*>(&two), __nv_bfloat162{0, 0});
+  return *reinterpret_cast<const uint32_t*>(&y);
+}
+__device__ inline uint32_t where_positive(uint32_t of, uint32_t x) {  // 0 elsewhere
+  return of & __hgt2_mask(*reinterpret_cast<const __nv_bfloat162*>(&x), __nv_bfloat162{0, 0});
+}
 __device__ inline uint32_t twice(bf16, uint32_t at) {  // a number, in both halves
   uint16_t x;
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(x) : "r"(at) : "memory");
@@ -176,5 +183,10 @@ struct Factors<float> {
     z[feature] = __float_as_uint(a), z[feature + 1] = __float_as_uint(b);
   }
 };
+
+// The running sum of the log gates up to token t, that before the first being 0.
+__device__ inline double gates_to(const Fused& f, int key_head, int t) {
+  return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
+}
 
 }  // namespace horner::attn::kernels::cuda

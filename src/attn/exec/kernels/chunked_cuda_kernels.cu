@@ -38,17 +38,14 @@ static void states(const Chunks& p, Stream stream) {
     }
   if constexpr (kWide) {
     p.w.c[2] != 0 ? sums<Sums2, of_queries>(p, stream) : sums<Sums1, of_queries>(p, stream);
-  } else if (p.w.c[2] != 0) {
+  } else {
     const int64_t parts = (p.tiles() - p.blocks()) / 16 + 1;
     launch(pair_sums_kernel<of_queries>,
            {int64_t(p.f.B) * p.f.G * parts, p.chunks(), PairSumsShape::kThreads,
             PairSumsShape::kBytes},
            stream, p);
-  } else {
-    sums<Sums1, of_queries>(p, stream);
   }
-  const int64_t pairs = int64_t(p.tiles() + 1) * kTileSums / 2;
-  const Grid grid{blocks(pairs, kScanThreads), int64_t(p.f.B) * p.f.G, kScanThreads, 0};
+  const Grid grid{blocks(scan_parts(p), kScanThreads), int64_t(p.f.B) * p.f.G, kScanThreads, 0};
   launch(scan_kernel<T, of_queries>, grid, stream, p);
 }
 
@@ -56,7 +53,7 @@ template <>
 int ChunkedLaunch<T>::shared_memory() {
   return std::max({ForwardOf<true>::kForwardBytes, QueriesOf<true>::kQueriesBytes,
                    KeysOf<true>::kBytes, Sums1::kBytes, Sums2::kBytes,
-                   kWide ? 0 : BackwardStep::kBytes});
+                   kWide ? 0 : BackwardStep<true>::kBytes});
 }
 template <>
 void ChunkedLaunch<T>::states(const Chunks& p, bool of_queries, Stream stream) {
@@ -84,23 +81,36 @@ static void queries_of(const Chunks& p, Stream stream) {
   launch(chunk_queries_kernel<T, Shape>, grid, stream, p);
 }
 
+// Whether order 1 has been taken in one step.
+template <class Type>
+static bool one_step(const Chunks& p, bool backwards, Stream stream) {
+  if constexpr (sizeof(Type) == 2) {
+    if (!p.walks()) return false;
+    const int64_t key_heads = int64_t(p.f.B) * p.f.G;
+    const auto start = [&](auto decay) {
+      using Backward = BackwardStep<decay>;
+      using Forward = ForwardStep<decay>;
+      if (backwards)
+        launch(chunk_backward_step<Backward>,
+               {key_heads, p.chunks(), Backward::kThreads, Backward::kBytes}, stream, p);
+      else
+        launch(chunk_forward_step<Forward>,
+               {heads(p.f), p.chunks(), Forward::kThreads, Forward::kBytes}, stream, p);
+    };
+    p.f.decay ? start(std::true_type()) : start(std::false_type());
+    return true;
+  }
+  return false;
+}
+
 template <>
 void ChunkedLaunch<T>::forward(const Chunks& p, Stream stream) {
-  if constexpr (!kWide)
-    if (p.walks())
-      return launch(chunk_forward_step,
-                    {heads(p.f), p.chunks(), ForwardStep::kThreads, ForwardStep::kBytes}, stream,
-                    p);
+  if (one_step<T>(p, false, stream)) return;
   p.f.decay ? forward_of<true>(p, stream) : forward_of<false>(p, stream);
 }
 template <>
 void ChunkedLaunch<T>::backward(const Chunks& p, Stream stream) {
-  if constexpr (!kWide)
-    if (p.walks())
-      return launch(
-          chunk_backward_step,
-          {int64_t(p.f.B) * p.f.G, p.chunks(), BackwardStep::kThreads, BackwardStep::kBytes},
-          stream, p);
+  if (one_step<T>(p, true, stream)) return;
   p.f.decay ? keys_of<true>(p, stream) : keys_of<false>(p, stream);
   p.f.decay ? queries_of<true>(p, stream) : queries_of<false>(p, stream);
 }

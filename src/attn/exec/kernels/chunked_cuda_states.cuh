@@ -15,11 +15,6 @@ struct SumsShape {
   static constexpr int kBytes = 4 * kTileBytes + 2 * kTokens * 4;
 };
 
-// The running sum of the log gates up to token t, that before the first being 0.
-__device__ inline double gates_to(const Fused& f, int key_head, int t) {
-  return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
-}
-
 // What multiplies the values of token t, and its share in z: 0 outside of the chunk.
 struct Share {
   float value, sum;
@@ -54,16 +49,28 @@ __device__ inline void scale_chunk(uint32_t at, float by) {
   *words = w;
 }
 
-// Of a tile: [16, 64] and [16].
-__device__ inline void store_sums(float* to, const float (&S)[8][4], const float (&z)[4]) {
+// The sums of a tile of a chunk, or, behind the last, of the constant.
+template <class T>
+__device__ inline void store_sums(const Chunks& p, const ChunkStates& to, int64_t record, int tile,
+                                  const float (&S)[8][4], const float (&z)[4]) {
+  const int64_t at = record * p.tiles() + tile;
+  if (tile == p.tiles()) {
+    float* const constant = to.constant + record * kConstantSums;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (lane() < 4)
+        constant[8 * j + 2 * lane()] = S[j][0], constant[8 * j + 2 * lane() + 1] = S[j][1];
+    if (lane() < 4) constant[64 + 2 * lane()] = z[0] + z[1], constant[65 + 2 * lane()] = 0;
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int feature = lane() / 4 + 8 * r;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      *reinterpret_cast<float2*>(to + feature * 64 + 8 * j + lane() % 4 * 2) =
-          make_float2(S[j][2 * r], S[j][2 * r + 1]);
-    if (lane() % 4 == 0) to[1024 + feature] = z[2 * r] + z[2 * r + 1];
+      store_pair<T>(to.S, at * 1024 + feature * 64 + 8 * j + lane() % 4 * 2, S[j][2 * r],
+                    S[j][2 * r + 1]);
+    if (lane() % 4 == 0) p.sums[at * 16 + feature] = z[2 * r] + z[2 * r + 1];
   }
 }
 
@@ -147,9 +154,8 @@ __global__ __launch_bounds__(Shape::kThreads,
 #pragma unroll
   for (int o = 0; o < kOwn; ++o) {
     if (first + o >= all) break;
-    float* const to =
-        p.sums + ((int64_t(key_head) * p.chunks() + blockIdx.y) * all + first + o) * kTileSums;
-    store_sums(to, S[o], z[o]);
+    store_sums<T>(p, of_queries ? p.behind : p.before, int64_t(key_head) * p.chunks() + blockIdx.y,
+                  first + o, S[o], z[o]);
   }
 }
 
@@ -265,58 +271,112 @@ __global__ __launch_bounds__(PairSumsShape::kThreads, PairSumsShape::kBlocks) vo
   }
   if (!works) return;
   const int first = is_pair ? 16 * part + 2 * warp() : sums.constant ? tiles : 16 * part + warp();
-  float* const to =
-      p.sums + ((int64_t(key_head) * p.chunks() + blockIdx.y) * (tiles + 1) + first) * kTileSums;
 #pragma unroll
   for (int o = 0; o < 2; ++o)
-    if (o == 0 || is_pair) store_sums(to + o * kTileSums, sums.S[o], sums.z[o]);
+    if (o == 0 || is_pair)
+      store_sums<bf16>(p, of_queries ? p.behind : p.before,
+                       int64_t(key_head) * p.chunks() + blockIdx.y, first + o, sums.S[o],
+                       sums.z[o]);
 }
 
-// A thread has two neighbours of the sums, and goes from chunk to chunk.
-inline constexpr int kScanThreads = 128;
-template <class T, bool backwards>
-__global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constant__ Chunks p) {
-  constexpr int kPairs = kTileSums / 2, kAtOnce = 8;
-  const ChunkStates& to = backwards ? p.behind : p.before;
-  const int tiles = p.tiles(), all = tiles + 1, chunks = p.chunks();
-  const int at = int(blockIdx.x) * kScanThreads + int(threadIdx.x);
-  if (at >= all * kPairs) return;
-  const int u = at / kPairs, pair_at = at % kPairs * 2;
-  const float by =
-      u == tiles ? p.w.c[0] : coefficient(p.w, p.f.scale, monomials(u, tiles, p.blocks()));
-  const int64_t head = int64_t(blockIdx.y) * chunks;
-  float2 sum{};
+// From chunk to chunk: load(record) gives n sums of a chunk, store(record, sums) takes those
+// before.
+template <int n, bool backwards, class Load, class Store>
+__device__ inline void over_chunks(const Chunks& p, int key_head, const Load& load,
+                                   const Store& store) {
+  constexpr int kAtOnce = 8;
+  const int chunks = p.chunks();
+  const auto record = [&](int c) {
+    return int64_t(key_head) * chunks + (backwards ? chunks - 1 - c : c);
+  };
+  Lanes<n> sum{};
   for (int c0 = 0; c0 < chunks; c0 += kAtOnce) {
-    float2 x[kAtOnce];
+    Lanes<n> x[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int c = min(c0 + i, chunks - 1);
-      const int64_t record = head + (backwards ? chunks - 1 - c : c);
-      x[i] = *reinterpret_cast<const float2*>(p.sums + (record * all + u) * kTileSums + pair_at);
-    }
+    for (int i = 0; i < kAtOnce; ++i) x[i] = load(record(min(c0 + i, chunks - 1)));
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (c0 + i >= chunks) return;
-      const int64_t record = head + (backwards ? chunks - 1 - c0 - i : c0 + i);
-      const float a = sum.x * by, b = sum.y * by;
+      store(record(c0 + i), sum);
       if (p.f.decay) {
-        const int first = int(record - head) * p.length, last = min(p.f.S, first + p.length) - 1;
-        const float left =
-            fade(gates_to(p.f, int(blockIdx.y), last), gates_to(p.f, int(blockIdx.y), first - 1));
-        sum.x *= left, sum.y *= left;
+        const int first = int(record(c0 + i) - record(0) + (backwards ? chunks - 1 : 0)) * p.length;
+        const int last = min(p.f.S, first + p.length) - 1;
+        sum = sum * fade(gates_to(p.f, key_head, last), gates_to(p.f, key_head, first - 1));
       }
-      sum.x += x[i].x, sum.y += x[i].y;
-      if (u == tiles) {
-        float* const constant = to.constant + record * kConstantSums;
-        if (pair_at < 64) constant[pair_at] = a, constant[pair_at + 1] = b;
-        if (pair_at == 1024) constant[64] = a;
-      } else if (pair_at < 1024) {
-        store_pair<T>(to.S, (record * tiles + u) * 1024 + pair_at, a, b);
-      } else {
-        Factors<T>::store_column(to.z + (record * tiles + u) * kTileColumn, pair_at - 1024, a, b);
-      }
+      sum = sum + x[i];
     }
   }
+}
+
+// Four neighbours of S, which has the sums of each chunk before and the states after.
+template <class T>
+struct Four;
+template <>
+struct Four<bf16> {
+  static __device__ Lanes<4> load(const void* S, int64_t at) {
+    const uint2 y = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(S) + at);
+    const float2 a = floats(y.x), b = floats(y.y);
+    return {a.x, a.y, b.x, b.y};
+  }
+  static __device__ void store(void* S, int64_t at, const Lanes<4>& y) {
+    *reinterpret_cast<uint2*>(static_cast<bf16*>(S) + at) = {pair(bf16(), y[0], y[1]),
+                                                             pair(bf16(), y[2], y[3])};
+  }
+};
+template <>
+struct Four<float> {
+  static __device__ Lanes<4> load(const void* S, int64_t at) {
+    const float4 y = *reinterpret_cast<const float4*>(static_cast<const float*>(S) + at);
+    return {y.x, y.y, y.z, y.w};
+  }
+  static __device__ void store(void* S, int64_t at, const Lanes<4>& y) {
+    *reinterpret_cast<float4*>(static_cast<float*>(S) + at) = {y[0], y[1], y[2], y[3]};
+  }
+};
+
+inline constexpr int kScanThreads = 128;
+inline int64_t scan_parts(const Chunks& p) {  // threads of a key head
+  return int64_t(p.tiles()) * (256 + 8) + kConstantSums / 2;
+}
+template <class T, bool backwards>
+__global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constant__ Chunks p) {
+  const ChunkStates& to = backwards ? p.behind : p.before;
+  const int tiles = p.tiles(), key_head = int(blockIdx.y);
+  const auto by = [&](int u) {
+    return coefficient(p.w, p.f.scale, monomials(u, tiles, p.blocks()));
+  };
+  int at = int(blockIdx.x) * kScanThreads + int(threadIdx.x);
+  if (at < 256 * tiles) {
+    const float unit = by(at / 256);
+    const auto place = [&](int64_t record) { return record * tiles * 1024 + 4 * at; };
+    return over_chunks<4, backwards>(
+        p, key_head, [&](int64_t record) { return Four<T>::load(to.S, place(record)); },
+        [&](int64_t record, const Lanes<4>& y) { Four<T>::store(to.S, place(record), y * unit); });
+  }
+  if ((at -= 256 * tiles) < 8 * tiles) {
+    const float unit = by(at / 8);
+    return over_chunks<2, backwards>(
+        p, key_head,
+        [&](int64_t record) -> Lanes<2> {
+          const float* const y = p.sums + record * tiles * 16 + 2 * at;
+          return {y[0], y[1]};
+        },
+        [&](int64_t record, const Lanes<2>& y) {
+          Factors<T>::store_column(to.z + (record * tiles + at / 8) * kTileColumn, 2 * at % 16,
+                                   y[0] * unit, y[1] * unit);
+        });
+  }
+  if ((at -= 8 * tiles) < kConstantSums / 2)
+    over_chunks<2, backwards>(
+        p, key_head,
+        [&](int64_t record) -> Lanes<2> {
+          const float* const y = to.constant + record * kConstantSums + 2 * at;
+          return {y[0], y[1]};
+        },
+        [&](int64_t record, const Lanes<2>& y) {
+          float* const place = to.constant + record * kConstantSums + 2 * at;
+          place[0] = y[0] * p.w.c[0], place[1] = y[1] * p.w.c[0];
+        });
 }
 
 }  // namespace horner::attn::kernels::cuda

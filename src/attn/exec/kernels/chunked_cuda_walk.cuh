@@ -15,16 +15,35 @@ __device__ inline void wait_for_all_but() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(stages) : "memory");
 }
 
+__device__ inline void copy_8_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
+}
+
 struct WalkShape {
-  static constexpr int kTokens = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 3, kBlocks = 4;
+  static constexpr int kTokens = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 3, kBlocks = 3;
   static constexpr int kTile = kTokens * 128, kSharesAt = kStages * 2 * kTile;
-  static constexpr int kBytes = kSharesAt + kStages * kTokens * int(sizeof(Query));
+  static constexpr int kGatesAt = kSharesAt + kStages * kTokens * int(sizeof(Query));
+  static constexpr int kBytes = kGatesAt + kStages * kTokens * 8;
   static_assert(kChunkUnit % kTokens == 0);
 };
 
 // The sums of a warp: sixteen features, [z], and of the constant sixteen channels.
 struct WalkSums {
   float S[8][4], z[4], constant[2][4], count[4];
+
+  __device__ void fade(float left) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) S[i / 4][i % 4] *= left;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      z[i] *= left, count[i] *= left;
+      constant[0][i] *= left, constant[1][i] *= left;
+    }
+  }
+};
+// The running sums of the log gates before a chunk and at its end.
+struct WalkGates {
+  double before, end;
 };
 
 template <bool of_queries>
@@ -62,6 +81,15 @@ struct Walk {
     return reinterpret_cast<Query*>(memory + WalkShape::kSharesAt) +
            i % WalkShape::kStages * kTokens;
   }
+  __device__ double* gates(int i) const {
+    return reinterpret_cast<double*>(memory + WalkShape::kGatesAt) +
+           i % WalkShape::kStages * kTokens;
+  }
+  __device__ WalkGates gates_of_chunk(int i) const {
+    if (!f.decay || i >= (end - begin) * stages()) return {};
+    const int from = chunk(i) * p.length, to = min(f.S, from + p.length);
+    return {gates_to(f, key_head, from - 1), gates_to(f, key_head, to - 1)};
+  }
   __device__ void copy(int i) const {
     if (i < (end - begin) * stages()) {
       const int of = i % stages(), head = g * each + of % each, n = int(threadIdx.x);
@@ -69,6 +97,9 @@ struct Walk {
       const View &from = of_queries ? f.q : f.k, &with = of_queries ? f.d_o : f.v;
       copy_rows<kTokens, kThreads>(x(i), row_of<bf16>(from, b, head, t0), from.row, real, f.D);
       copy_rows<kTokens, kThreads>(y(i), row_of<bf16>(with, b, head, t0), with.row, real, f.E);
+      if (f.decay && n < kTokens)
+        copy_8_bytes(shared_address(gates(i) + n),
+                     f.decay + int64_t(key_head) * f.S + min(t0 + n, f.S - 1));
       if (n < kTokens) {
         if constexpr (of_queries) {
           const Query* const at = f.queries + int64_t(b * f.H + head) * f.T;
@@ -93,16 +124,28 @@ struct Walk {
     const float2 y = floats(two);
     return pair(bf16(), y.x * a, y.y * b);
   }
-  __device__ void add(WalkSums& sums, int i) const {
-    const bool has_shares = of_queries || f.seen.keep, has_constant = p.w.c[0] != 0;
+  __device__ void add(WalkSums& sums, int i, const WalkGates& chunk) const {
+    const bool has_shares = of_queries || f.seen.keep || f.decay, has_constant = p.w.c[0] != 0;
     const M::LeftColumns<64> lefts(x(i), 0, 16 * warp());
     const M::RightColumns<64> rights(y(i), 0, 0), own(y(i), 0, 16 * warp());
 #pragma unroll
     for (int t = 0; t < kTokens; t += 16) {
       const Query* const s = shares(i) + t + lane() % 4 * 2;
-      const float a[4] = {s[0].a, s[1].a, s[8].a, s[9].a};
-      const uint32_t column[2] = {split(s[0].dW, s[1].dW), split(s[8].dW, s[9].dW)};
+      float a[4], dW[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = j / 2 * 8 + j % 2;
+        a[j] = s[at].a, dW[j] = s[at].dW;
+        if (!f.decay) continue;
+        const double here = gates(i)[t + lane() % 4 * 2 + at];
+        const float left = of_queries ? fade(here, chunk.before) : fade(chunk.end, here);
+        a[j] *= left, dW[j] *= left;
+      }
+      const uint32_t column[2] = {split(dW[0], dW[1]), split(dW[2], dW[3])};
       M::A left = lefts.at(t, 0);
+      if (p.relu)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) left.x[j] = relu(left.x[j]);
       M::multiply(sums.z, left, column[0], column[1], sums.z);
       if (has_shares)
 #pragma unroll
@@ -173,14 +216,19 @@ __global__ __launch_bounds__(WalkShape::kThreads, WalkShape::kBlocks) void walk_
   const Walk<of_queries> walk(p, memory);
   const int stages = walk.stages(), all = (walk.end - walk.begin) * stages;
   WalkSums sums = {};
+  WalkGates gates{}, next = walk.gates_of_chunk(0);
   walk.copy(0);
   walk.copy(1);
   for (int i = 0; i < all; ++i) {
     wait_for_all_but<1>();
     __syncthreads();  // these tokens are there, and all are done with those before
     walk.copy(i + 2);
-    if (i % stages == 0) walk.leave(sums, walk.chunk(i));
-    walk.add(sums, i);
+    if (i % stages == 0) {
+      walk.leave(sums, walk.chunk(i));
+      gates = next, next = walk.gates_of_chunk(i + stages);
+      if (p.f.decay) sums.fade(fade(gates.end, gates.before));
+    }
+    walk.add(sums, i, gates);
   }
   walk.leave_all(sums);
 }
@@ -203,6 +251,12 @@ __global__ __launch_bounds__(128) void segments_kernel(const __grid_constant__ C
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= n) return;
       *place(first + i) = sum;
+      if (p.f.decay) {
+        const int length = p.segment * p.length;
+        const int from = (backwards ? n - 1 - first - i : first + i) * length;
+        sum *= fade(gates_to(p.f, int(blockIdx.y), min(p.f.S, from + length) - 1),
+                    gates_to(p.f, int(blockIdx.y), from - 1));
+      }
       sum += x[i];
     }
   }

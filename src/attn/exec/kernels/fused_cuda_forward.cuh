@@ -218,6 +218,30 @@ struct RunningSums {
 #pragma unroll
     for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = on * x[j];
   }
+  // Two rows with one look at the learned norm.
+  __device__ void scale_both(const float (&r)[2]) {
+    const Epilogue& p = f.epilogue;
+    const auto each = [&](const auto& g) __attribute__((always_inline)) {
+#pragma unroll
+      for (int j = 0; j < C / 4; ++j) g(j, N[0][j / 2][j % 2], N[0][j / 2][2 + j % 2]);
+    };
+    const auto at = [&](int j) { return min(channel(j), f.channels - 1); };
+    if (p.norm_weight)
+      each([&](int j, float& x, float& y) {
+        const float w = p.norm_weight[at(j)];
+        x *= w, y *= w;
+      });
+    if (p.norm_bias)
+      each([&](int j, float& x, float& y) {
+        const float b = channel(j) < f.channels ? p.norm_bias[at(j)] : 0;
+        x += b, y += b;
+      });
+    float on[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) on[i] = r[i] == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
+    if (on[0] == 1 && on[1] == 1) return;
+    each([&](int, float& x, float& y) { x *= on[0], y *= on[1]; });
+  }
   __device__ void finish() {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {

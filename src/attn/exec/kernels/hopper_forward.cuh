@@ -225,7 +225,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   };
   const float r[2] = {sums.normalise(0), sums.normalise(1)};
   if (f.u) store(f.u);
-  sums.scale(0, r[0]), sums.scale(1, r[1]);
+  sums.scale_both(r);
   store(f.o);
 }
 

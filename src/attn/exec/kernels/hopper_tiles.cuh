@@ -131,7 +131,8 @@ struct LaneQueries {
       const Query& x = of[i];
       if constexpr (std::is_same_v<W, Exp>) {
         to.first[n] = x.a == 0 ? INFINITY : x.sub - log2f(fabsf(x.a));
-        to.second[n] = x.a == 0 ? 0 : x.dW / x.a;
+        // Without a call for a dW of 0, which an exact division makes.
+        to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
         const uint32_t bits = __ballot_sync(~0u, x.a < 0);
         if (lane() == 0) to.negative[i] = bits;
         negative |= bits;
