@@ -133,7 +133,8 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   Chunks p = problem(job, x);
   Fused& f = p.f;
   const at::Tensor grad = laid_out(given);
-  ChunksTensors d = epilogue_gradients(x, f);
+  at::Tensor norm_parts;
+  ChunksTensors d = epilogue_gradients(x, f, norm_parts);
   d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
@@ -156,7 +157,6 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   const StatesMemory behind = states(p, x.q, true);
   cuda::chunk_backward(p, stream());
   if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
-  sum_norms(x, d, job.channels);
   return d;
 }
 

@@ -225,17 +225,26 @@ struct RunningSums {
 #pragma unroll
       for (int j = 0; j < C / 4; ++j) g(j, N[0][j / 2][j % 2], N[0][j / 2][2 + j % 2]);
     };
-    const auto at = [&](int j) { return min(channel(j), f.channels - 1); };
-    if (p.norm_weight)
-      each([&](int j, float& x, float& y) {
-        const float w = p.norm_weight[at(j)];
-        x *= w, y *= w;
-      });
-    if (p.norm_bias)
-      each([&](int j, float& x, float& y) {
-        const float b = channel(j) < f.channels ? p.norm_bias[at(j)] : 0;
-        x += b, y += b;
-      });
+    if (f.channels == C) {
+      const float *const w = p.norm_weight + channel(0), *const b = p.norm_bias + channel(0);
+      const auto at = [](int j) { return j / 2 * 8 + j % 2; };
+      if (p.norm_weight) each([&](int j, float& x, float& y) { x *= w[at(j)], y *= w[at(j)]; });
+      if (p.norm_bias) each([&](int j, float& x, float& y) { x += b[at(j)], y += b[at(j)]; });
+    } else {
+      const auto one = [&](const float* from, int j) {
+        return channel(j) < f.channels ? from[channel(j)] : 0;
+      };
+      if (p.norm_weight)
+        each([&](int j, float& x, float& y) {
+          const float w = one(p.norm_weight, j);
+          x *= w, y *= w;
+        });
+      if (p.norm_bias)
+        each([&](int j, float& x, float& y) {
+          const float b = one(p.norm_bias, j);
+          x += b, y += b;
+        });
+    }
     float on[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) on[i] = r[i] == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
