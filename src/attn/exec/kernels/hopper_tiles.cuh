@@ -86,11 +86,10 @@ struct QueryTiles {
 
   template <class Shape>
   __device__ QueryTiles(const Fused& f, Shape) : each(f.H / f.G) {
-    // The blocks of a head one after the other, so that its queries and their dq stay in the cache.
-    // Under a causal mask the first have most queries.
-    const int blocks = (f.S + Shape::kKeys - 1) / Shape::kKeys, head = int(blockIdx.x) / blocks;
-    b = head / f.G, g = head % f.G;
-    s0 = int(blockIdx.x) % blocks * Shape::kKeys;
+    // Under a causal mask the first keys have most queries.
+    const Place place(f.B * f.G, (f.S + Shape::kKeys - 1) / Shape::kKeys, kMultiprocessors);
+    b = place.head / f.G, g = place.head % f.G;
+    s0 = place.block * Shape::kKeys;
     begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
     end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
   }
@@ -131,7 +130,8 @@ struct LaneQueries {
       const Query& x = of[i];
       if constexpr (std::is_same_v<W, Exp>) {
         to.first[n] = x.a == 0 ? INFINITY : x.sub - log2f(fabsf(x.a));
-        to.second[n] = x.a == 0 ? 0 : x.dW / x.a;
+        // Without a call for a dW of 0, which an exact division makes.
+        to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
         const uint32_t bits = __ballot_sync(~0u, x.a < 0);
         if (lane() == 0) to.negative[i] = bits;
         negative |= bits;
