@@ -1,26 +1,18 @@
-"""One table for each shape: the variants of `horner bench attention --device cuda`, torch's backends of softmax beside them, and
-the peers that are reached from Python: compiled FlexAttention (softmax, clamped scores, and a Taylor series by the logarithm of
-its weight) and, where it is installed, flash-linear-attention. Causal, bfloat16, 16 heads, 16,384 tokens in all; a length above
-that is one sequence. Times in ms, forward and forward+backward, medians of CUDA events, and their multiple of cuDNN's softmax in
-the same run; memory: the most beyond the inputs.
+"""Peers that are reached from Python, for the table of `horner bench attention`: compiled FlexAttention (softmax, clamped scores,
+and a Taylor series by the logarithm of its weight) and, where it is installed, flash-linear-attention. Causal; times in ms, medians
+of CUDA events; memory: the most beyond the inputs. An object for each row, in a line of its own.
 
-Then what takes linear time, at 65,536 tokens, beside flash-linear-attention.
-
-    python bench/peers.py [--horner build-cuda/horner] [--dims 64 128] [--lengths 1024 4096 16384 65536] [--no-flex]
+    horner bench attention --device cuda --dtype bfloat16 --peers "python bench/peers.py" --shape 4,16,4096,64
+    horner bench attention --device cuda --dtype bfloat16 --peers "python bench/peers.py --only linear" --shape 1,16,65536,64
 """
 
 import argparse
 import json
-import pathlib
-import subprocess
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-HEADS, TOKENS = 16, 16384
-VARIANTS = ["softmax", "l2", "taylor2", "taylor4", "taylor10", "by_count", "gated"]
-LINEAR = {64: (["linear", "linear_relu", "taylor2"], "linear, fla chunk"), 16: (["taylor2"], "taylor2, fla fused_chunk_based")}  # by head dimension
+LONG = 16384  # above it what takes quadratic time is left out, FlexAttention of softmax excepted
 
 
 def median_ms(run, rounds=5):
@@ -38,12 +30,26 @@ def median_ms(run, rounds=5):
     return sorted(times)[len(times) // 2]
 
 
-def softmax(backend):
-    def attend(q, k, v):
-        with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+def measured(attend, q, k, v, forward_only):
+    """Forward and forward+backward in ms, bytes beyond the inputs; or why not."""
+    try:
+        with torch.no_grad():
+            forward = median_ms(lambda: attend(q, k, v))
+        leaves = [x.detach().requires_grad_(not forward_only) for x in (q, k, v)]
+        direction = torch.randn_like(q)
 
-    return attend
+        def both():
+            out = attend(*leaves)
+            out = out[0] if isinstance(out, tuple) else out
+            return out if forward_only else torch.autograd.grad(out, leaves, direction)
+
+        ms = None if forward_only else median_ms(both)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        both()
+        return {"forward_ms": forward, "both_ms": ms, "extra_bytes": torch.cuda.max_memory_allocated() - before}
+    except Exception as error:  # a peer that does not run here is no failure of ours
+        return {"why_not": (str(error).strip() or type(error).__name__).splitlines()[0]}
 
 
 def taylor(order):
@@ -58,118 +64,57 @@ def taylor(order):
     return score
 
 
-SCORES = {"softmax": None, "clamped at 5": lambda x, b, h, t, s: torch.clamp(x, max=5.0), "taylor2": taylor(2), "taylor10": taylor(10)}
+SCORES = {"softmax": None, "clamp 5": lambda x, b, h, t, s: torch.clamp(x, max=5.0), "taylor2": taylor(2), "taylor10": taylor(10)}
 
 
-def flash_linear_attention():
-    """Name and function on q, k, v [B, T, H, D]; empty where the package is missing."""
+def flex(q):
+    """Name and function on q, k, v [B, H, T, D]."""
+    T = q.shape[2]
+    mask = create_block_mask(lambda b, h, t, s: t >= s, None, None, T, T)
+    for name, score in SCORES.items():
+        if T <= LONG or score is None:
+            torch.compiler.reset()
+            compiled = torch.compile(flex_attention, dynamic=False)
+            yield name, "FlexAttention", lambda q, k, v: compiled(q, k, v, score_mod=score, block_mask=mask)
+
+
+def flash_linear_attention(q):
+    """The same; its layout is [B, T, H, D]."""
     try:
         from fla.ops.based import fused_chunk_based, parallel_based
         from fla.ops.linear_attn import chunk_linear_attn
     except ImportError:
-        return {}
-    return {"taylor2, fla parallel_based": parallel_based, "linear, fla chunk": chunk_linear_attn, "taylor2, fla fused_chunk_based": fused_chunk_based}
+        return
+    T, D = q.shape[2:]
+    known = [("linear", "fla chunk", chunk_linear_attn)]
+    if T <= LONG:
+        known.append(("taylor2", "fla parallel_based", parallel_based))
+    if D == 16:
+        known.append(("taylor2", "fla fused_chunk_based", fused_chunk_based))
+    yield from known
 
 
-def measured(attend, q, k, v):
-    """Forward and forward+backward in ms, bytes beyond the inputs; or why not."""
-    try:
-        with torch.no_grad():
-            forward = median_ms(lambda: attend(q, k, v))
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        direction = torch.randn_like(q)
-
-        def both():
-            out = attend(*leaves)
-            torch.autograd.grad(out[0] if isinstance(out, tuple) else out, leaves, direction)
-
-        ms = median_ms(both)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        both()
-        return forward, ms, torch.cuda.max_memory_allocated() - before
-    except Exception as error:  # a peer that does not run here is no failure of ours
-        return type(error).__name__
-
-
-def of_horner(program, shape, variants=VARIANTS, executions=("hopper_cuda", "fused_cuda")):
-    """Name to (forward, both, bytes) of every variant by the best kernels that run it."""
-    command = [program, "bench", "attention", "--device", "cuda", "--dtype", "bfloat16", "--json", "--repeats", "5"]
-    command += ["--shape", ",".join(map(str, shape)), "--variant", *variants, "--execution", *executions]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        print(done.stderr.strip() or f"{program} ended with {done.returncode}")
-    rows = {}
-    for r in json.loads(done.stdout)["results"] if done.stdout else []:
-        name = r["variant"] if r["execution"] == "torch" else f"{r['variant']}, {r['execution']}"
-        if r["result"] == "ok":
-            rows[name] = (r["forward"]["ms"], r["forward_backward"]["ms"], r["extra_bytes"])
-        elif r["result"] == "wrong":
-            rows[name] = f"wrong: {r['check']}"
-    return rows
-
-
-def peers(shape, flex):
-    B, H, T, D = shape
-    q, k, v = (torch.randn(B, H, T, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    yield "softmax, cuDNN", measured(softmax(SDPBackend.CUDNN_ATTENTION), q, k, v)
-    yield "softmax, FlashAttention-2", measured(softmax(SDPBackend.FLASH_ATTENTION), q, k, v)
-    if flex:
-        mask = create_block_mask(lambda b, h, t, s: t >= s, None, None, T, T)
-        for name, score in SCORES.items():
-            compiled = torch.compile(flex_attention, dynamic=False)
-            yield f"{name}, FlexAttention", measured(lambda q, k, v: compiled(q, k, v, score_mod=score, block_mask=mask), q, k, v)
-            torch.compiler.reset()
-    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-    for name, attend in flash_linear_attention().items():
-        if T <= TOKENS and "fused_chunk" not in name:
-            yield name, measured(attend, q, k, v)
-
-
-def linear_time(program, T=65536):
-    for D, (variants, peer) in LINEAR.items():
-        print(f"\n| B1 H{HEADS} T{T} D{D} bfloat16 | forward | forward+backward | × fla | memory |\n|---|---|---|---|---|")
-        q, k, v = (torch.randn(1, T, HEADS, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        attend = flash_linear_attention().get(peer)
-        result = measured(attend, q, k, v) if attend else "not installed"
-        best = None if isinstance(result, str) else result[1]
-        print_row(peer, result, best)
-        if pathlib.Path(program).exists():
-            for name, ours in of_horner(program, (1, HEADS, T, D), variants, ("chunked_cuda",)).items():
-                print_row(name, ours, best)
-
-
-def print_row(name, result, best):
-    if isinstance(result, str):
-        return print(f"| {name} | – | – | – | – | {result}", flush=True)
-    forward, both, extra = result
-    times = f"{both / best:.2f}" if best else "–"
-    print(f"| {name} | {forward:.3f} | {both:.3f} | {times} | {extra / 1e6:.0f} MB |", flush=True)
+KINDS = {"flex": (flex, False), "linear": (flash_linear_attention, True)}  # and whether heads come behind tokens
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--horner", default="build-cuda/horner", help="the program; left out where there is none")
-    parser.add_argument("--dims", type=int, nargs="+", default=[64])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
-    parser.add_argument("--no-flex", action="store_true", help="without FlexAttention, whose compilation takes most of the time")
-    parser.add_argument("--no-linear", action="store_true", help="without the last table")
+    parser.add_argument("--shape", required=True, help="batch, heads, tokens, head dimension: B,H,T,D")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--forward-only", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
     o = parser.parse_args()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    for D in o.dims:
-        for T in o.lengths:
-            shape = (max(TOKENS // T, 1), HEADS, T, D)
-            print(f"\n| B{shape[0]} H{HEADS} T{T} D{D} bfloat16 | forward | forward+backward | × cuDNN | memory |\n|---|---|---|---|---|")
-            best = None
-            for name, result in peers(shape, not o.no_flex and T <= TOKENS):
-                best = best or (None if isinstance(result, str) else result[1])
-                print_row(name, result, best)
-            torch.cuda.empty_cache()
-            if pathlib.Path(o.horner).exists():
-                for name, result in of_horner(o.horner, shape).items():
-                    print_row(name, result, best)
-    if not o.no_linear:
-        linear_time(o.horner)
+    if not o.device.startswith("cuda"):
+        parser.error(f"these peers run on an NVIDIA GPU: --device cuda, not {o.device}")
+    shape = [int(n) for n in o.shape.split(",")]
+    q, k, v = (torch.randn(shape, device=o.device, dtype=getattr(torch, o.dtype)) for _ in range(3))
+    for kind in o.only:
+        peers, tokens_first = KINDS[kind]
+        given = [x.transpose(1, 2).contiguous() for x in (q, k, v)] if tokens_first else [q, k, v]
+        for variant, execution, attend in peers(q):
+            row = {"variant": variant, "execution": execution, **measured(attend, *given, o.forward_only)}
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

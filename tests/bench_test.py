@@ -105,6 +105,28 @@ def test_a_reference_that_would_not_fit_is_skipped():
     assert "T x S matrices would need about" in report["results"][1]["why_not"]
 
 
+def test_peers_are_rows_of_the_table(tmp_path):
+    script = tmp_path / "peer.sh"
+    ran = {"variant": "other", "execution": "mine", "forward_ms": 2.5, "both_ms": 5.0, "extra_bytes": 4096}
+    not_run = {"variant": "third", "execution": "mine", "why_not": "no such GPU"}
+    script.write_text(f"echo $@ > {tmp_path}/args; echo a library talks; echo '{json.dumps(ran)}'; echo '{json.dumps(not_run)}'")
+    args = [*TINY, "--variant", "l2", "--execution", "fused_cpu", "--peers", f"sh {script}"]
+    results = json.loads(output(*args, "--json"))["results"]
+    assert [r["variant"] for r in results] == ["torch sdpa", "other", "third", "l2"]
+    assert (tmp_path / "args").read_text() == "--shape 1,2,96,16 --dtype float32 --device cpu\n"
+    other = results[1]
+    assert other["forward"]["ms"] == 2.5 and other["forward_backward"]["ms"] == 5 and other["extra_bytes"] == 4096
+    assert other["forward"]["sdpa_ms"] == results[0]["forward"]["ms"]
+    assert results[2]["result"] == "cannot run" and "mine cannot run, no such GPU: third" in output(*args)
+
+
+@pytest.mark.parametrize("peer, words", [("false", "'false --shape 1,2,96,16 --dtype float32 --device cpu' failed"), ("echo '{}' #", "no row of a table: '{}'")])
+def test_peers_that_fail_are_errors(peer, words):
+    done = bench("attention", *TINY, "--json", "--peers", peer)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"horner: --peers: {words}" in done.stderr
+
+
 @pytest.mark.parametrize(
     "args, words",
     [

@@ -127,6 +127,23 @@ int errors_of(const Path& folder, const char* file, int damages, bool truncate,
   return errors;
 }
 
+TEST_F(Folder, OfOneVariantStartsAnother) {
+  for (Json config : {llama(), gpt2()}) {
+    const Model saved = random_model(model_config(config), 3);
+    save_model(saved, folder);
+    config["horner"]["attention"] = "gated";
+    const ModelConfig other = model_config(config);
+    Model m = load_model(folder, other, 5), fresh = random_model(other, 5);
+    EXPECT_TRUE(at::equal(m.embedding, saved.embedding));
+    for (const Slot& s : slots(m)) EXPECT_EQ(s.at->sizes(), at::IntArrayRef(s.shape)) << s.name;
+    for (const auto& [name, x] : m.layers[0].variant)
+      EXPECT_NEAR(x.mean().item<double>(), fresh.layers[0].variant[name].mean().item<double>(),
+                  0.02);
+    put(folder / "config.json", config.dump());
+    EXPECT_THROW(load_model(folder), Error);  // a folder must hold all that it says it has
+  }
+}
+
 TEST_F(Folder, DamagedOnesGiveErrors) {
   constexpr int kTruncations = 120, kFlips = 280;
   for (const Json& config : {llama(), gemma(), gpt2()}) {

@@ -28,7 +28,15 @@ const char* const kVariants[] = {"softmax",
                                  "sa_softmax",
                                  "adaptive_temperature",
                                  "linear_elu",
-                                 "taylor2"};
+                                 "taylor2",
+                                 "cosine_softmax",
+                                 "linear_cosine",
+                                 "linear_cosine@code",
+                                 "relu_l2",
+                                 "ssmax",
+                                 "asentmax",
+                                 "cumulative_gate",
+                                 "cumulative_gate_count"};
 const at::ScalarType kDtypes[] = {at::kBFloat16, at::kHalf, at::kFloat};
 
 class Cuda : public testing::Test {
@@ -269,14 +277,46 @@ TEST_F(Cuda, NanStaysVisible) {
 }
 
 TEST_F(Cuda, SizesMayBeZero) {
-  for (Case c : {Case{.B = 0, .device = at::kCUDA}, Case{.T = 0, .S = 5, .device = at::kCUDA}}) {
-    Inputs in = random_inputs(Spec{}, c);
-    in.q.requires_grad_();
-    const at::Tensor o = attend(Spec{}, in, "fused_cuda");
-    EXPECT_EQ(o.sizes(), (std::vector<int64_t>{c.B, c.H, c.T, c.E}));
-    o.sum().backward();
-    EXPECT_EQ(in.q.grad().sizes(), in.q.sizes());
-  }
+  const Case cases[] = {{.B = 0}, {.T = 0, .S = 5}};
+  for (const char* name : {"softmax", "taylor2", "gated"})
+    for (Case c : cases) {
+      c.D = c.E = 64, c.dtype = at::kBFloat16, c.device = at::kCUDA;
+      const Spec spec = find(name).spec;
+      for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
+        Inputs in = random_inputs(spec, c);
+        for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
+        if (!execution(kernels).why_not(spec, in).empty()) continue;
+        const at::Tensor o = attend(spec, in, kernels);
+        EXPECT_EQ(o.sizes(), (std::vector<int64_t>{c.B, c.H, c.T, c.E})) << kernels << " " << name;
+        EXPECT_EQ(o.count_nonzero().item<int64_t>(), 0) << kernels << " " << name;
+        o.sum().backward();
+        for (const at::Tensor& x : {in.q, in.k, in.v}) {
+          EXPECT_EQ(x.grad().sizes(), x.sizes()) << kernels << " " << name;
+          EXPECT_EQ(x.grad().count_nonzero().item<int64_t>(), 0) << kernels << " " << name;
+        }
+      }
+    }
+}
+
+// What backward overwrites of what forward has kept is still there where it is wanted again.
+TEST_F(Cuda, AGraphThatIsKeptRunsTwice) {
+  const Deterministic guard;
+  for (const char* name : {"gated", "l2_post_gate", "rms", "cosine_softmax", "ssmax"})
+    for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
+      const Spec spec = find(name).spec;
+      Inputs in = random_inputs(
+          spec, {.T = 90, .S = 90, .D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA});
+      if (!execution(kernels).why_not(spec, in).empty()) continue;
+      for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
+      const at::Tensor o = attend(spec, in, kernels), direction = at::randn_like(o);
+      o.backward(direction, /*retain_graph=*/true);
+      const std::vector<at::Tensor> first = {in.q.grad(), in.k.grad(), in.v.grad()};
+      for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->mutable_grad() = at::Tensor();
+      o.backward(direction);
+      const at::Tensor second[] = {in.q.grad(), in.k.grad(), in.v.grad()};
+      for (size_t i = 0; i < 3; ++i)
+        EXPECT_TRUE(at::equal(first[i], second[i])) << kernels << " " << name << " " << i;
+    }
 }
 
 }  // namespace

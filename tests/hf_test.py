@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 GEMMA = ROOT / "pretrained" / "gemma-3-270m"
 needs_gemma = pytest.mark.skipif(not GEMMA.exists(), reason="no pretrained/gemma-3-270m (make pretrained)")
 long = pytest.mark.skipif(not os.environ.get("HORNER_LONG"), reason="takes minutes: HORNER_LONG=1")
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 SMALL = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97,
              max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=96)  # fmt: skip
@@ -214,13 +215,15 @@ def test_a_recurrent_cache_that_attention_does_not_use_is_an_error():
         made.generate(tokens(), max_new_tokens=3, eos_token_id=None, past_key_values=cache)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
 @pytest.mark.parametrize("family, more", [
     ("llama", {"attention_mask": padding(True), "max_new_tokens": 70}),  # more than the 64 that wait in a state
     ("gemma3", {"attention_mask": padding(True), "max_new_tokens": 20}),
     ("gpt2", {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 20}),
 ])  # fmt: skip
-def test_recurrent_cache(family, more):
-    made, ids = model(family, "horner:taylor2"), tokens()
+def test_recurrent_cache(family, more, device):
+    made, ids = model(family, "horner:taylor2").to(device), tokens().to(device)
+    more = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in more.items()}
     cache = horner.hf.RecurrentCache(made.config)
     settings = dict(do_sample=False, eos_token_id=None, output_logits=True, return_dict_in_generate=True, **more)
     wanted, got = made.generate(ids, **settings), made.generate(ids, past_key_values=cache, **settings)

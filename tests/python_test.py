@@ -181,15 +181,16 @@ def test_statistics():
     assert not rows["negative"].any()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
 @pytest.mark.parametrize("variant, mask", [("taylor2", None), ("centred_taylor3", None), ("softmax", None), ("l2", "window(7)")])
-def test_state(variant, mask):
-    q, k, v = (torch.randn(3, heads, 150, 8) for heads in (4, 2, 2))
-    keep = torch.rand(3, 150) < 0.9
+def test_state(variant, mask, device):
+    q, k, v = (torch.randn(3, heads, 150, 8, device=device) for heads in (4, 2, 2))
+    keep = torch.rand(3, 150, device=device) < 0.9
     wanted = horner.attend(q, k, v, variant=variant, mask=mask, keep=keep)
-    state = horner.State(variant, batch=3, heads=2, dim=8, mask=mask)
+    state = horner.State(variant, batch=3, heads=2, dim=8, mask=mask, device=device)
     parts = [(0, 20), *((t, t + 1) for t in range(20, 150))]
     got = [state.step(*(x[:, :, a:b] for x in (q, k, v)), keep=keep[:, a:b]) for a, b in parts[:60]]
-    rows = torch.tensor([2, 0, 2])
+    rows = torch.tensor([2, 0, 2], device=device)
     other, bytes = state.select(rows), state.bytes  # which goes its own way
     got += [state.step(*(x[:, :, a:b] for x in (q, k, v)), keep=keep[:, a:b]) for a, b in parts[60:]]
     last = [other.step(*(x[rows, :, a:b] for x in (q, k, v)), keep=keep[rows, a:b]) for a, b in parts[60:]]

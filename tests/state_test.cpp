@@ -229,13 +229,15 @@ TEST(States, AreSavedAndLoaded) {
       continue;
     const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
     const Inputs in = random_inputs(v.spec, c);
-    State state = make_state(v.spec, shape_of(in), at::kFloat, 8);
-    stream(state, tokens(in, 0, 40), {23, 40});
-    save(state, file);
-    State loaded = load_state(file);
-    EXPECT_EQ(bytes(loaded), bytes(state)) << v.name;
-    const Inputs next = tokens(in, 40, 41);
-    EXPECT_TRUE(at::equal(step(loaded, next), step(state, next))) << v.name;
+    for (int64_t buffer : {8, 0}) {
+      State state = make_state(v.spec, shape_of(in), at::kFloat, buffer);
+      stream(state, tokens(in, 0, 40), {23, 40});
+      save(state, file);
+      State loaded = load_state(file);
+      EXPECT_EQ(bytes(loaded), bytes(state)) << v.name;
+      const Inputs next = tokens(in, 40, 41);
+      EXPECT_TRUE(at::equal(step(loaded, next), step(state, next))) << v.name;
+    }
   }
 }
 

@@ -303,7 +303,7 @@ class RecurrentLayer(CacheLayerMixin):
             mask = _mask_text(variant, seen, None)
             _check_state(variant, mask)
             self.state = horner.State(variant.text, batch=k.shape[0], heads=k.shape[1], dim=k.shape[3], value_dim=v.shape[3],
-                                      dtype=k.dtype, mask=mask, scale=scale)  # fmt: skip
+                                      dtype=k.dtype, device=k.device, mask=mask, scale=scale)  # fmt: skip
         self.waiting = False
         return self.state.step(q, k, v, keep=seen.keep)
 
@@ -337,7 +337,7 @@ class RecurrentLayer(CacheLayerMixin):
             raise NotImplementedError("a RecurrentCache cannot forget its last tokens: they are in its sums")
 
     def offload(self):
-        raise NotImplementedError("a RecurrentCache is not offloaded: it is on the CPU")
+        raise NotImplementedError("a RecurrentCache is not offloaded: it stays with its layer")
 
     def __deepcopy__(self, memo):
         copy = RecurrentLayer()
@@ -357,7 +357,7 @@ class RecurrentCache(Cache):
     """`model.generate(..., past_key_values=RecurrentCache(model.config))` decodes with a `horner.State` in each layer.
 
     Memory and time of a token do not grow with the tokens before it: a layer holds F(E + 1) sums for each key head, or
-    where it has a sliding window the keys and values of that. On the CPU.
+    where it has a sliding window the keys and values of that. (On a GPU that holds up to order 3: above it all keys are kept.)
     """
 
     def __init__(self, config):

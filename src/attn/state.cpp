@@ -138,8 +138,7 @@ static Decode<R> problem(const State& s) {
   return c;
 }
 
-// The kernels' two tasks.
-enum class Task { ask, fold };
+enum class Task { ask, fold };  // the kernels' two
 // Shared by the threads where it is worth waking them.
 template <class R>
 static void run(const State& s, const Decode<R>& c, Task which) {
@@ -344,6 +343,8 @@ at::Tensor step(State& s, const Inputs& in) {
   check(!in.cu_seqlens.defined(), "a state is of one stream: it takes no packed sequences");
   check(in.q.scalar_type() == s.dtype, "this state is of ", dtype_name(s.dtype), " inputs, not ",
         dtype_name(in.q.scalar_type()));
+  const at::Device device = s.carry.count.device();
+  check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
   if (!s.finite) return step_keys(s, in);
   constexpr int64_t kPrompt = 16;  // from here on, chunks are faster than one token after the other
   const bool prompt = in.q.size(2) >= kPrompt;

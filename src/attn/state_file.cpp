@@ -72,9 +72,11 @@ State load_state(const std::filesystem::path& path) {
   for (const auto& [name, at] : kSizes) shape.*at = number(name);
   const Spec spec = with(Spec{}, word("spec"));
   const int64_t room = number("room");
-  State s =
-      make_state(spec, shape, dtype, std::max<int64_t>(1, why_no_state(spec).empty() ? room : 1));
+  const bool sums = file.tensors.contains("S") || file.tensors.contains("z");  // else all keys
+  State s = make_state(spec, shape, dtype, sums ? std::max<int64_t>(1, room) : 0);
   s.tokens = number("tokens"), s.held = number("held");
+  check(sums || is<Window>(spec.mask) || s.held == s.tokens, path.string(), ": of ", s.tokens,
+        " tokens it has ", s.held, ", and no sums of the others");
   check(s.held <= room && s.held <= s.tokens, path.string(), ": ", s.held, " tokens in room for ",
         room, " of ", s.tokens);
   s.room = room;

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 #include <cmath>
 
@@ -53,9 +54,17 @@ static int64_t size(const Case& c, const Spec& spec, char letter) {
   }
 }
 
+// Numbers are made where they are used: millions of normal ones take a processor a second.
+static at::Generator seeded(const Case& c) {
+  if (c.device.is_cpu()) return at::make_generator<at::CPUGeneratorImpl>(c.seed);
+  at::Generator random = at::globalContext().defaultGenerator(c.device).clone();
+  random.set_current_seed(c.seed);
+  return random;
+}
+
 static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator& random) {
   if (i.at == &Inputs::keep) {
-    at::Tensor keep = at::rand({c.B, c.S}, random) < 0.7;
+    at::Tensor keep = at::rand({c.B, c.S}, random, at::TensorOptions(c.device)) < 0.7;
     keep.select(0, c.B - 1).narrow(0, 0, c.S / 3).fill_(false);  // rows that see nothing
     return keep;
   }
@@ -64,8 +73,8 @@ static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator
 }
 
 Inputs random_inputs(const Spec& spec, const Case& c) {
-  const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(c.seed);
-  const auto exact = at::TensorOptions(at::kDouble);
+  const at::Generator random = seeded(c);
+  const auto exact = at::TensorOptions(at::kDouble).device(c.device);
   // Weights that change sign or vanish keep away from a sum near 0, where dividing magnifies
   // rounding.
   // Likewise rows that few keys make, divided by their length.
@@ -96,7 +105,7 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
     if (i.role == Role::log_gate) x = (x + 2).sigmoid().log();
     if (i.role == Role::parameter)
       x = x.dim() == 3 ? x / std::sqrt(double(c.D)) : x.sigmoid() + 0.5;
-    in.*i.at = x.to(c.dtype).to(c.device);
+    in.*i.at = x.to(c.dtype);
   }
   return in;
 }

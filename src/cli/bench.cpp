@@ -35,7 +35,7 @@ struct BenchOptions {
                                     "taylor10", "by_count", "gated"};
   std::vector<std::string> executions, dtypes{"float32"};
   std::vector<std::string> shapes{"1,8,1024,64", "1,8,4096,64", "4,16,512,64", "1,8,2048,128"};
-  std::string device = "cpu", svg;
+  std::string device = "cpu", svg, peers;
   int repeats = 0;
   uint64_t seed = 0;
   bool forward_only = false, statistics = false, json = false;
@@ -47,11 +47,7 @@ struct BenchPlan {
   std::vector<const attn::Execution*> executions;
   std::vector<attn::Case> cases;  // a group of rows each
   attn::Effort effort;
-};
-
-struct BenchRow {
-  std::string variant, execution;
-  attn::Benchmark result;
+  std::string peers;  // a command
 };
 
 struct BenchGroup {
@@ -104,6 +100,7 @@ static BenchPlan plan(const BenchOptions& o) {
       c.device = device;
       c.gradients = !o.forward_only;
     }
+  p.peers = o.peers;
   p.effort = {.repeats = o.repeats, .statistics = o.statistics, .stop = [] { return stopped(); }};
   return p;
 }
@@ -128,6 +125,14 @@ static BenchGroup measure(const BenchPlan& p, const attn::Case& c, Progress& pro
     progress.show(where + "torch " + std::string(peer->name));
     group.rows.push_back(
         {"torch " + std::string(peer->name), "–", attn::bench({}, *peer, c, p.effort, yardstick)});
+  }
+  if (!p.peers.empty() && !stopped()) {
+    progress.show(where + p.peers);
+    for (BenchRow& row : peers_of(p.peers, c)) {
+      if (yardstick && row.result.forward) row.result.forward->torch_ms = torch.result.forward->ms;
+      if (yardstick && row.result.both) row.result.both->torch_ms = torch.result.both->ms;
+      group.rows.push_back(std::move(row));
+    }
   }
   for (const attn::Variant& v : p.variants)
     for (const attn::Execution* e : p.executions) {
@@ -346,6 +351,10 @@ Action bench(CLI::App& app) {
       ->type_name("N");
   app.add_flag("--forward-only", o->forward_only, "no gradients");
   app.add_flag("--statistics", o->statistics, "what the row statistics add to forward");
+  app.add_option("--peers", o->peers,
+                 "a command that measures more rows for the table: 'python bench/peers.py' has "
+                 "FlexAttention and flash-linear-attention")
+      ->type_name("COMMAND");
   app.add_option("--svg", o->svg, "a picture, of decode and order")->type_name("FILE");
   app.add_option("--seed", o->seed, "of the random numbers of order [0]")
       ->check(CLI::NonNegativeNumber.description(""))

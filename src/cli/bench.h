@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attn/bench.h"
 #include "cli/command.h"
 
 namespace horner::cli {
@@ -17,6 +18,17 @@ Outcome bench_decode(const std::vector<attn::Variant>&, const std::vector<int64_
                      const Shown&);
 
 Outcome bench_order(uint64_t seed, const Shown&);
+
+struct BenchRow {
+  std::string variant, execution;
+  attn::Benchmark result;
+};
+
+// What a command of the user's measures on the same shape (bench/peers.py is one): it is given
+// --shape, --dtype, --device and perhaps --forward-only, and prints an object for each row in a
+// line of its own, {"variant", "execution", "forward_ms", "both_ms", "extra_bytes"}, or
+// {"variant", "execution", "why_not"}.
+std::vector<BenchRow> peers_of(const std::string& command, const attn::Case&);
 
 // Throws when an option was given that benchmark `what` has no use for.
 void check_bench_options(const CLI::App&, const std::string& what);

@@ -19,10 +19,10 @@ using Json = nlohmann::ordered_json;
 void check_bench_options(const CLI::App& app, const std::string& what) {
   std::vector<const char*> useless;
   if (what == "attention") useless = {"--svg", "--seed"};
-  if (what == "decode") useless = {"--seed"};
+  if (what == "decode") useless = {"--seed", "--peers"};
   if (what == "order")
-    useless = {"--variant", "--execution", "--shape",       "--dtype",
-               "--device",  "--repeats",   "--forward-only"};
+    useless = {"--variant", "--execution", "--shape",        "--dtype",
+               "--device",  "--repeats",   "--forward-only", "--peers"};
   for (const char* name : useless)
     horner::check(app.count(name) == 0, "bench ", what, " takes no ", name,
                   "; see 'horner bench --help'");

@@ -1,6 +1,7 @@
 #include "nn/checkpoint.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include "attn/tensors_file.h"
 #include "core/check.h"
@@ -10,8 +11,8 @@ namespace horner::nn {
 
 namespace fs = std::filesystem;
 
-static Json read_json(const fs::path& file) {
-  check(fs::is_regular_file(file), "there is no ", file.string());
+Json read_json(const fs::path& file) {
+  check(fs::is_regular_file(file), "there is no file '", file.string(), "'");
   const MappedFile mapped(file);
   try {
     return Json::parse(mapped.text());
@@ -23,17 +24,14 @@ static Json read_json(const fs::path& file) {
 // GPT-2 keeps weights of products [in, out], and those of q, k and v side by side in one tensor.
 static bool is_turned(const ModelConfig& c, const Slot& s) {
   return c.family->names == Family::gpt2 && s.shape.size() == 2 &&
-         s.name.find(".h.") != std::string::npos && s.name.find(".horner.") == std::string::npos;
+         s.name.find(".h.") != std::string::npos && !is_of_variant(s);
 }
 static bool is_joined(const Slot& s) {
   return s.name.find(".c_attn.") != std::string::npos;
 }
 
-Model load_model(const fs::path& folder) {
-  return load_model(folder, model_config(read_json(folder / "config.json")));
-}
-
-Model load_model(const fs::path& folder, const ModelConfig& config) {
+// Without a generator every tensor must be there.
+static Model load(const fs::path& folder, const ModelConfig& config, const at::Generator* random) {
   Model m{config};
   const attn::TensorsFile file = attn::load_tensors(folder);
   std::map<std::string, int64_t> taken;  // of joined tensors: how many rows
@@ -42,6 +40,10 @@ Model load_model(const fs::path& folder, const ModelConfig& config) {
     const size_t dot = s.name.find('.');
     if (found == file.tensors.end() && s.name != "lm_head.weight")  // saved without its head
       found = file.tensors.find(s.name.substr(dot + 1));
+    if (random && found == file.tensors.end() && is_of_variant(s)) {
+      *s.at = random_start(s, config, *random).to(m.embedding.scalar_type());
+      continue;
+    }
     check(found != file.tensors.end(), folder.string(), " has no tensor '", s.name, "'");
     at::Tensor x = is_turned(m.config, s) ? found->second.t() : found->second;
     if (is_joined(s)) {
@@ -59,6 +61,15 @@ Model load_model(const fs::path& folder, const ModelConfig& config) {
   }
   if (m.config.tied) m.head = m.embedding;
   return m;
+}
+
+Model load_model(const fs::path& folder) {
+  return load(folder, model_config(read_json(folder / "config.json")), nullptr);
+}
+
+Model load_model(const fs::path& folder, const ModelConfig& config, uint64_t seed) {
+  const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return load(folder, config, &random);
 }
 
 void save_model(const Model& model, const fs::path& folder) {

@@ -143,23 +143,26 @@ static at::Tensor variant_start(const std::string& name, const Slot& s, double D
   return at::empty(s.shape).normal_(0, 1 / std::sqrt(D), random);
 }
 
+bool is_of_variant(const Slot& s) {
+  return s.name.find(".horner.") != std::string::npos;
+}
+
+at::Tensor random_start(const Slot& s, const ModelConfig& config, const at::Generator& random) {
+  const double range = config.json.value("initializer_range", 0.02);
+  const std::string name = s.name.substr(s.name.rfind('.') + 1);
+  const bool ours = is_of_variant(s), gate = name == "weight";
+  if (name == "bias" ||
+      (s.shape.size() == 1 && !ours && config.family->norm == Family::rms_plus_one))
+    return at::zeros(s.shape);
+  if (ours && !gate) return variant_start(name, s, double(config.D), random);
+  if (s.shape.size() == 1) return at::ones(s.shape);  // norms
+  return at::empty(s.shape).normal_(0, range, random);
+}
+
 Model random_model(const ModelConfig& config, uint64_t seed) {
   Model m{config};
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
-  const double range = config.json.value("initializer_range", 0.02);
-  for (Slot& s : slots(m)) {
-    const std::string name = s.name.substr(s.name.rfind('.') + 1);
-    const bool ours = s.name.find(".horner.") != std::string::npos, gate = name == "weight";
-    if (name == "bias" ||
-        (s.shape.size() == 1 && !ours && config.family->norm == Family::rms_plus_one))
-      *s.at = at::zeros(s.shape);
-    else if (ours && !gate)
-      *s.at = variant_start(name, s, double(config.D), random);
-    else if (s.shape.size() == 1)
-      *s.at = at::ones(s.shape);  // norms
-    else
-      *s.at = at::empty(s.shape).normal_(0, range, random);
-  }
+  for (Slot& s : slots(m)) *s.at = random_start(s, config, random);
   if (config.tied) m.head = m.embedding;
   return m;
 }

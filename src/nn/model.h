@@ -46,6 +46,11 @@ struct Slot {
 };
 std::vector<Slot> slots(Model&);
 
+bool is_of_variant(const Slot&);  // a gate or a norm of the layer's attention
+
+// How a weight begins.
+at::Tensor random_start(const Slot&, const ModelConfig&, const at::Generator&);
+
 // Random weights, as the families' own code draws them: normal, of config.json's initializer_range.
 Model random_model(const ModelConfig&, uint64_t seed);
 

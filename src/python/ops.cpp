@@ -226,18 +226,19 @@ struct Stream : torch::CustomClassHolder {
 };
 using StreamPtr = c10::intrusive_ptr<Stream>;
 
+constexpr int64_t kWaiting = 64;  // tokens that are folded into sums together
+
 // `shape`: B, G, D, E.
 static StreamPtr make_stream(const std::string& variant, const std::vector<int64_t>& shape,
-                             at::ScalarType dtype) {
+                             at::ScalarType dtype, at::Device device) {
   const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
-  return c10::make_intrusive<Stream>(attn::make_state(attn::find(variant).spec, s, dtype));
+  return c10::make_intrusive<Stream>(attn::make_state(attn::find(variant).spec, s, dtype, kWaiting, device));
 }
 
 static at::Tensor step(const StreamPtr& self, const std::vector<std::optional<at::Tensor>>& rows) {
   check(rows.size() == kInputs, "a step takes ", kInputs, " inputs, not ", rows.size());
   Tensors tensors;
   for (const auto& x : rows) tensors.push_back(x.value_or(at::Tensor()));
-  check(tensors[0].is_cpu(), "a State runs on the CPU: q is on ", tensors[0].device());
   return attn::step(self->state, as_inputs(tensors));
 }
 
@@ -256,7 +257,7 @@ static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Te
 // Another, of these rows of the batch.
 static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
   attn::State s = self->state;
-  const at::Tensor index = rows.to(at::kCPU);
+  const at::Tensor index = rows.to(s.carry.count.device());
   parts(s, [&](const at::Tensor& x) { return x.index_select(0, index); });
   s.shape.B = rows.numel();
   return c10::make_intrusive<Stream>(std::move(s));

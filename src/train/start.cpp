@@ -3,22 +3,11 @@
 #include "core/check.h"
 #include "core/files.h"
 #include "core/names.h"
-#include "nn/checkpoint.h"
 #include "train/checkpoint.h"
 
 namespace horner::train {
 
 namespace fs = std::filesystem;
-
-Json read_json(const fs::path& path) {
-  check(fs::is_regular_file(path), "there is no file '", path.string(), "'");
-  const MappedFile file(path);
-  try {
-    return Json::parse(file.text());
-  } catch (const Json::exception& e) {
-    fail(path.string(), " is no JSON: ", e.what());
-  }
-}
 
 void write_json(const fs::path& path, const Json& j) {
   NewFile out(path);
@@ -38,7 +27,8 @@ nn::Model start_model(const Settings& s) {
     return nn::random_model(nn::model_config(changed(nn::preset(s.model).json, s)), s.seed);
   const fs::path path = s.model;
   if (fs::is_directory(path))
-    return nn::load_model(path, nn::model_config(changed(read_json(path / "config.json"), s)));
+    return nn::load_model(path, nn::model_config(changed(read_json(path / "config.json"), s)),
+                          s.seed);
   check(fs::is_regular_file(path), "no model '", s.model, "': neither a preset (", quoted(presets),
         ") nor a folder nor a config.json");
   return nn::random_model(nn::model_config(changed(read_json(path), s)), s.seed);

@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "nn/model.h"
+#include "nn/checkpoint.h"
 #include "train/settings.h"
 
 namespace horner::train {
@@ -12,8 +12,7 @@ namespace horner::train {
 // attention and the fields of config.json that the settings have.
 nn::Model start_model(const Settings&);
 
-// The file as JSON; an error names it.
-Json read_json(const std::filesystem::path&);
+using nn::read_json;
 void write_json(const std::filesystem::path&, const Json&);  // whole or not at all
 
 // Throws unless a run can begin or go on in `folder`; writes settings.json. False: it is finished.

@@ -8,9 +8,11 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "attn/exec/counted_cuda.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/features_cuda.h"
 #include "attn/exec/stages.h"
 #include "attn/plan.h"
 
@@ -91,6 +93,7 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   f.scale = job.scale, f.clamp = kNoClamp;
   f.seen.T = f.T, f.seen.S = f.S, f.seen.causal = true;
   f.seen.keep = memory<uint8_t>(job.keep);
+  f.epilogue.counted = f.seen;
   p.w = job.w, p.length = chunk_tokens(job.w, f.D);
   p.segment = segment_chunks(p), p.relu = job.relu;
   return p;
@@ -130,7 +133,8 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   Chunks p = problem(job, x);
   Fused& f = p.f;
   const at::Tensor grad = laid_out(given);
-  ChunksTensors d = epilogue_gradients(x, f);
+  at::Tensor norm_parts;
+  ChunksTensors d = epilogue_gradients(x, f, norm_parts);
   d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
@@ -153,8 +157,6 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   const StatesMemory behind = states(p, x.q, true);
   cuda::chunk_backward(p, stream());
   if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
-  for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
-    if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
   return d;
 }
 
@@ -187,28 +189,6 @@ struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
   }
 };
 
-// The running sums of log gates [B, G, S], in double.
-struct RunningGates : torch::autograd::Function<RunningGates> {
-  static at::Tensor sums(const at::Tensor& x, bool backwards) {
-    const at::Tensor y = at::empty_like(x);
-    const int64_t n = x.size(-1), rows = n == 0 ? 0 : x.numel() / n;
-    const at::Tensor parts = at::empty({rows, cuda::gate_parts(n)}, x.options());
-    cuda::running_gates(
-        {x.const_data_ptr<double>(), y.data_ptr<double>(), parts.data_ptr<double>(), rows, n},
-        backwards, stream());
-    return y;
-  }
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
-    return sums(x, false);
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
-                                          const std::vector<at::Tensor>& grads) {
-    check_first_order("chunked_cuda");
-    const c10::cuda::CUDAGuard guard(grads[0].device());
-    return {sums(grads[0].contiguous(), true)};
-  }
-};
-
 static at::Tensor differentiable(const c10::intrusive_ptr<ChunksJob>& job, const ChunksTensors& x) {
   bool gradients = false;
   for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
@@ -237,20 +217,22 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   auto job = c10::make_intrusive<ChunksJob>();
   job->w = quadratic(spec.weight);
   job->channels = int(in.v.size(-1));
-  job->epilogue = cuda_epilogue(spec);
+  job->epilogue = cuda_epilogue(spec, in);
   if (in.keep.defined()) job->keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   const bool by_row = !is<Flat>(spec.sharpness);
   job->relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job->w.c[2] == 0;
-  at::Tensor q = job->relu ? in.q : mapped(spec.features, in.q, in.query_projection);
-  const at::Tensor k = job->relu ? in.k : mapped(spec.features, in.k, in.key_projection, repeats);
   job->scale = by_row ? 1 : float(scale_factor(spec, in));
-  if (by_row) q = q * scale(spec, in, counted.count());
+  at::Tensor of_row;
+  if (by_row) of_row = scale_on_gpu(spec, in, counted);
+  const Features before = job->relu ? Features{Identity{}} : spec.features;
+  const at::Tensor q = mapped_on_gpu(before, in.q, in.query_projection, 1, of_row);
+  const at::Tensor k = mapped_on_gpu(before, in.k, in.key_projection, repeats);
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-  ChunksTensors x{laid_out(q.to(dtype)), laid_out(k), laid_out(v.to(dtype))};
-  if (in.decay.defined()) x.decay = RunningGates::apply(in.decay.to(at::kDouble).contiguous());
-  x.divisor = plain(counted.divisor(spec, in));
-  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  ChunksTensors x{laid_out(q), laid_out(k), laid_out(v.to(dtype))};
+  x.decay = decay_on_gpu(in.decay);
+  x.divisor = divisor_on_gpu(spec, in, counted);
+  x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(job, x);
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));

@@ -38,8 +38,9 @@ struct SetCudaNorm {
   void operator()(Rms n) const { p.norm = cuda::Epilogue::rms, p.eps = n.eps; }
   void operator()(Layer n) const { p.norm = cuda::Epilogue::layer, p.eps = n.eps; }
 };
-cuda::Epilogue cuda_epilogue(const Spec& spec) {
+cuda::Epilogue cuda_epilogue(const Spec& spec, const Inputs& in) {
   cuda::Epilogue p{};
+  p.by_count = is<Count>(spec.denominator) && !in.keep.defined();
   if (const auto* z = std::get_if<Sum>(&spec.denominator)) {
     p.by_sum = true;
     p.plus = z->plus, p.least = z->least, p.detach = z->detach;
@@ -85,6 +86,13 @@ at::Tensor plain(const at::Tensor& x) {
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
 
+at::Tensor gates(const at::Tensor& x) {
+  return x.defined() && x.scalar_type() != at::kDouble ? x.contiguous() : plain(x);
+}
+cuda::Numbers numbers(const at::Tensor& x) {
+  return x.defined() ? cuda::Numbers{x.data_ptr(), dtype_of(x)} : cuda::Numbers{};
+}
+
 void CountedKeys::find_intervals() const {
   if (lo.defined()) return;
   const int64_t T = in.q.size(2), S = in.k.size(2);
@@ -105,10 +113,6 @@ at::Tensor CountedKeys::running_sums(const at::Tensor& x) const {
   return sums.index_select(-2, hi) - sums.index_select(-2, lo);
 }
 
-at::Tensor CountedKeys::sums(const at::Tensor& x) const {
-  return running_sums(in.keep.defined() ? x * in.keep.view({x.size(0), 1, -1, 1}) : x);
-}
-
 at::Tensor CountedKeys::count() const {
   if (counted.defined()) return counted;
   find_intervals();
@@ -119,16 +123,11 @@ at::Tensor CountedKeys::count() const {
 
 at::Tensor CountedKeys::divisor(const Spec& spec, const Inputs& given) const {
   const std::vector<int64_t> shape = {in.q.size(0), in.q.size(1), in.q.size(2)};
+  if (is<Count>(spec.denominator) && !in.keep.defined()) return {};  // the kernels know it
   if (is<Count>(spec.denominator)) return count().squeeze(-1).expand(shape);
   if (is<CountPower>(spec.denominator))
     return count().squeeze(-1).pow(given.count_exponent.sigmoid().view({-1, 1})).expand(shape);
-  const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
-  if (!z) return {};
-  const at::Tensor share = given.denominator_gate.to(at::kDouble).exp().unsqueeze(-1);
-  const at::Tensor gates =
-      sums(share).to(at::kFloat).repeat_interleave(in.q.size(1) / in.k.size(1), 1);
-  const at::Tensor Z = gates.squeeze(-1).clamp_min(z->least == 0 ? 1e-6 : z->least);
-  return (z->times_count ? Z * count().squeeze(-1) : Z).expand(shape);
+  return {};
 }
 
 }  // namespace horner::attn::exec

@@ -11,9 +11,9 @@
 namespace horner::attn::exec {
 
 kernels::cuda::Weights cuda_weights(const Weight&);
-kernels::cuda::Epilogue cuda_epilogue(const Spec&);         // without its pointers
-kernels::cuda::Seen cuda_seen(const Mask&, const Inputs&);  // likewise
-bool needs_the_row(const Weight&);                          // more than one score
+kernels::cuda::Epilogue cuda_epilogue(const Spec&, const Inputs&);  // without its pointers
+kernels::cuda::Seen cuda_seen(const Mask&, const Inputs&);          // likewise
+bool needs_the_row(const Weight&);                                  // more than one score
 
 // Where the packed sequence of each token begins and ends: [T] each, int32.
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
@@ -24,6 +24,8 @@ at::Tensor laid_out(const at::Tensor&);
 kernels::cuda::View view(const at::Tensor&);  // of one that is laid out
 kernels::cuda::Dtype dtype_of(const at::Tensor&);
 at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
+at::Tensor gates(const at::Tensor&);  // likewise, but 16 bits stay as they are
+kernels::cuda::Numbers numbers(const at::Tensor&);
 
 // The memory of a tensor as any type; null for none.
 template <class T>
@@ -42,37 +44,41 @@ kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue&
   f.decay = memory<double>(x.decay);
   f.epilogue = e;
   f.epilogue.divisor = memory<float>(x.divisor);
-  f.epilogue.out_gate = memory<float>(x.out_gate);
-  f.epilogue.post_gate = memory<float>(x.post_gate);
+  f.epilogue.out_gate = numbers(x.out_gate), f.epilogue.post_gate = numbers(x.post_gate);
   f.epilogue.norm_weight = memory<float>(x.norm_weight);
   f.epilogue.norm_bias = memory<float>(x.norm_bias);
   return f;
 }
 
-// The gradients of the epilogue's inputs: memory for them; of norms a row for each block.
+// The gradients of the epilogue's inputs: memory for them, which `rows` fills; `parts` is its own.
 template <class Tensors>
-Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f) {
-  const auto like = [](const at::Tensor& y) { return y.defined() ? at::empty_like(y) : y; };
+Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor& parts) {
+  const auto like = [](const at::Tensor& y) {
+    return y.defined() && y.requires_grad() ? at::empty_like(y) : at::Tensor();
+  };
   Tensors d;
   d.divisor = like(x.divisor), d.out_gate = like(x.out_gate), d.post_gate = like(x.post_gate);
-  if (x.norm_weight.defined())
-    d.norm_weight = at::empty({kernels::cuda::row_blocks(f), f.E}, x.norm_weight.options());
-  if (x.norm_bias.defined()) d.norm_bias = at::empty_like(d.norm_weight);
+  at::Tensor norm;
+  if (x.norm_weight.defined()) {
+    norm = at::empty({2, f.E}, x.norm_weight.options());
+    parts = at::empty({kernels::cuda::row_blocks(f), 2, f.E}, norm.options());
+    d.norm_weight = norm.select(0, 0).narrow(0, 0, f.channels);
+  }
+  if (x.norm_bias.defined()) d.norm_bias = norm.select(0, 1).narrow(0, 0, f.channels);
   kernels::cuda::Epilogue& e = f.epilogue;
   e.d_divisor = memory<float>(d.divisor);
-  e.d_out_gate = memory<float>(d.out_gate), e.d_post_gate = memory<float>(d.post_gate);
-  e.d_norm_weight = memory<float>(d.norm_weight), e.d_norm_bias = memory<float>(d.norm_bias);
+  e.d_out_gate = numbers(d.out_gate), e.d_post_gate = numbers(d.post_gate);
+  e.d_norm = memory<float>(norm), e.d_norm_parts = memory<float>(parts);
   return d;
 }
 
-// The numbers and sums of the keys that each query sees. Nothing is computed before it is asked
+// The numbers of the keys that each query sees. Nothing is computed before it is asked
 // for: most variants need none of it.
 struct CountedKeys {
   CountedKeys(const Mask& mask, const Inputs& in) : mask(mask), in(in) {}
 
-  at::Tensor count() const;                    // [1 or B, 1, T, 1], at least 1
-  at::Tensor sums(const at::Tensor& x) const;  // of x [B, G, S, C]: [B, G, T, C], in double
-  // What divides a row where that is not its sum: [B, H, T], or undefined for 1.
+  at::Tensor count() const;  // [1 or B, 1, T, 1], at least 1
+  // What divides a row where that is not its sum, nor one of gates: [B, H, T], or undefined for 1.
   at::Tensor divisor(const Spec&, const Inputs&) const;
 
  private:

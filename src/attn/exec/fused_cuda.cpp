@@ -6,12 +6,16 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cmath>
 
 #include "attn/catalog.h"
+#include "attn/exec/centre_cuda.h"
+#include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/features_cuda.h"
 #include "attn/exec/kernels/hopper_cuda.h"
 #include "attn/exec/stages.h"
 #include "attn/plan.h"
@@ -24,7 +28,8 @@ using cuda::Fused;
 
 // What the kernels need beside the tensors that have gradients.
 struct CudaJob : torch::CustomClassHolder {
-  bool hopper;  // by its kernels
+  bool hopper;                        // by its kernels
+  bool own_q = false, own_k = false;  // q and k are of our making, and of no other's use
   cuda::Weights weights;
   float clamp, scale;
   cuda::Seen seen{};
@@ -51,9 +56,16 @@ struct CudaTensors {
   }
 };
 
-// What forward keeps for backward; u is undefined where it is o.
+// What forward keeps for backward; u is undefined where it is o. W, shift and r: [3, B, H, T].
 struct CudaResult {
-  at::Tensor o, u, W, shift, r;
+  at::Tensor o, u, rows;
+
+  void give(Fused& f) const {
+    f.o = o.data_ptr(), f.u = memory<void>(u);
+    if (!rows.defined()) return;
+    const int64_t n = rows.numel() / 3;
+    f.W = memory<float>(rows), f.shift = f.W + n, f.r = f.shift + n;
+  }
 };
 
 static Fused problem(const CudaJob& job, const CudaTensors& x) {
@@ -63,6 +75,7 @@ static Fused problem(const CudaJob& job, const CudaTensors& x) {
   f.seen = job.seen;
   f.seen.begin = memory<int32_t>(job.begin), f.seen.end = memory<int32_t>(job.end);
   f.seen.keep = memory<uint8_t>(job.keep);
+  f.epilogue.counted = f.seen;
   f.found = memory<cuda::Found>(job.found);
   return f;
 }
@@ -79,58 +92,83 @@ static cuda::Stream stream() {
   return c10::cuda::getCurrentCUDAStream().stream();
 }
 
+static bool no_tokens(const Fused& f) {
+  return f.B == 0 || f.T == 0;
+}
+
 static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_backward) {
   Fused f = problem(job, x);
-  const auto rows = x.q.options().dtype(at::kFloat);
   CudaResult r;
   r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
   if (for_backward && (x.norm_weight.defined() || x.post_gate.defined())) r.u = at::empty_like(r.o);
-  if (for_backward || job.statistics.defined()) {
-    r.W = at::empty({f.B, f.H, f.T}, rows);
-    r.shift = at::empty_like(r.W), r.r = at::empty_like(r.W);
-  }
-  f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
-  f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
+  if (for_backward || job.statistics.defined())
+    r.rows = at::empty({3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
+  r.give(f);
   f.statistics = memory<float>(job.statistics);
   if (std::holds_alternative<cuda::Other>(job.weights) && f.found)
     cuda::find(f, job.weights, /*adaptive=*/false, stream());
-  (job.hopper ? cuda::hopper_forward : cuda::forward)(f, job.weights, stream());
+  // The copy engine takes no tensor without tokens.
+  const bool hopper = job.hopper && !no_tokens(f);
+  (hopper ? cuda::hopper_forward : cuda::forward)(f, job.weights, stream());
   if (f.statistics) cuda::statistics(f, job.weights, stream());
   return r;
 }
 
-// dk, dv and dq.
-static void add_products(const CudaJob& job, const CudaTensors& x, Fused& f, CudaTensors& d) {
-  const auto keys = job.hopper ? cuda::hopper_keys : cuda::keys;
-  const auto sums = x.q.options().dtype(at::kFloat);
-  if (at::globalContext().deterministicAlgorithms()) {  // no atomic additions: two products more
-    d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
-    f.dq = d.q.data_ptr();
-    keys(f, job.weights, stream());
+// Where dq is summed: by `rows` its memory is cleared, by `sum_products` it is used.
+static at::Tensor dq_sums(const CudaJob& job, const CudaTensors& x, Fused& f) {
+  if (at::globalContext().deterministicAlgorithms()) return {};
+  f.dq_rows = job.hopper ? cuda::kHopperTile : 1;
+  f.dq_row = job.hopper ? cuda::hopper_channels(f) : f.D;
+  const int64_t rows = (f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
+  return at::empty({f.B, f.H, rows, f.dq_row}, x.q.options().dtype(at::kFloat));
+}
+
+// dk, dv and dq. Where the graph does not run again, dq of atomic sums lies in the memory of q,
+// which has then been read, and Hopper's dk in that of k: a block reads no keys but those whose
+// gradient it writes at its end. Otherwise dq lies in g, where that has its shape.
+static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Tensor& g,
+                         const at::Tensor& dq_sum, Fused& f, CudaTensors& d) {
+  const bool last = dq_sum.defined() && !torch::autograd::get_current_graph_task_keep_graph();
+  const bool over_q = last && job.own_q && x.q.is_contiguous();
+  const bool over_k = last && job.own_k && x.k.is_contiguous() && job.hopper;
+  d.k = over_k ? x.k.detach() : at::empty({f.B, f.G, f.S, f.D}, x.k.options());
+  d.v = at::empty({f.B, f.G, f.S, f.E}, x.v.options());
+  const bool is_dq = !job.hopper && dq_sum.defined() && f.dtype == cuda::Dtype::float32;
+  d.q = is_dq                       ? dq_sum
+        : over_q                    ? x.q.detach()
+        : g.defined() && f.D == f.E ? g.detach()
+                                    : at::empty({f.B, f.H, f.T, f.D}, x.q.options());
+  f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr(), f.dq = d.q.data_ptr();
+  (job.hopper ? cuda::hopper_keys : cuda::keys)(f, job.weights, stream());
+  if (!dq_sum.defined()) {  // no atomic additions: two products more
     cuda::queries(f, job.weights, stream());
   } else if (job.hopper) {
-    const at::Tensor sum = at::zeros({cuda::hopper_dq_size(f)}, sums);
-    d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
-    f.dq_sum = memory<float>(sum), f.dq = d.q.data_ptr();
-    keys(f, job.weights, stream());
     cuda::hopper_dq(f, stream());
-  } else {
-    d.q = at::zeros({f.B, f.H, f.T, f.D}, sums);
-    f.dq_sum = memory<float>(d.q);
-    keys(f, job.weights, stream());
-    d.q = d.q.to(x.q.scalar_type());
+  } else if (!is_dq) {
+    d.q.copy_(dq_sum);
   }
+}
+
+static CudaTensors zeros(const CudaTensors& x) {
+  std::vector<at::Tensor> d = x.list();
+  for (at::Tensor& y : d)
+    if (y.defined()) y = at::zeros_like(y, at::MemoryFormat::Contiguous);
+  return CudaTensors::from(d);
 }
 
 static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const CudaResult& r,
                             const at::Tensor& given) {
   Fused f = problem(job, x);
+  if (no_tokens(f)) return zeros(x);
   const at::Tensor grad = for_kernels(job, given);
-  const auto rows = r.W.options();
-  const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows);
-  at::Tensor g, pulls, d_query;
-  CudaTensors d = epilogue_gradients(x, f);
-  if (job.has_g()) g = at::empty_like(r.o);
+  const auto rows = r.rows.options();
+  const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows), dq_sum = dq_sums(job, x, f);
+  at::Tensor g, pulls, d_query, norm_parts;
+  CudaTensors d = epilogue_gradients(x, f, norm_parts);
+  // Each row of u is read before that of g is written; unless this graph is to run again, one
+  // memory is enough for both.
+  if (!torch::autograd::get_current_graph_task_keep_graph()) g = r.u;
+  if (job.has_g() && !g.defined()) g = at::empty_like(r.o);
   if (job.found.defined()) pulls = at::empty({f.B, f.H, f.T, 4}, rows);
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
   if (x.gate.defined()) d.gate = at::empty_like(x.gate);
@@ -138,21 +176,14 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
     d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
     d.decay = at::empty_like(x.decay);
   }
-  f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
-  f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
-  f.d_o = view(grad), f.g = memory<void>(g);
+  r.give(f);
+  f.d_o = view(grad), f.g = job.has_g() ? g.data_ptr() : nullptr, f.dq_sum = memory<float>(dq_sum);
   f.queries = memory<cuda::Query>(queries), f.pulls = memory<cuda::Pull>(pulls);
   f.d_centre = memory<float>(d.centre), f.d_gate = memory<float>(d.gate);
   f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
   cuda::rows(f, job.weights, stream());
   if (f.pulls) cuda::pulls(f, job.weights, stream());
-
-  d.k = at::empty({f.B, f.G, f.S, f.D}, x.k.options());
-  d.v = at::empty({f.B, f.G, f.S, f.E}, x.v.options());
-  f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
-  add_products(job, x, f, d);
-  for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
-    if (sum->defined()) *sum = sum->sum(0).narrow(0, 0, job.channels);
+  sum_products(job, x, g, dq_sum, f, d);
   if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
     const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
     const int64_t n = std::min(f.T, f.S);
@@ -162,14 +193,15 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
 }
 
 struct CudaAttend : torch::autograd::Function<CudaAttend> {
-  // q, k, v of one dtype, laid out for the kernels; decay in double, the rest in float32.
+  // q, k, v of one dtype, laid out for the kernels; decay in double, gates of rows as they are, the
+  // rest in float32.
   template <class... Optional>
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<CudaJob> job,
                             const Optional&... given) {
     const CudaTensors x = CudaTensors::from({given.value_or(at::Tensor())...});
     const CudaResult r = exec::forward(*job, x, true);
     std::vector<at::Tensor> saved = x.list();
-    for (const at::Tensor& y : {r.o, r.u, r.W, r.shift, r.r}) saved.push_back(y);
+    for (const at::Tensor& y : {r.o, r.u, r.rows}) saved.push_back(y);
     ctx->save_for_backward(saved);
     ctx->saved_data["job"] = c10::IValue::make_capsule(job);
     return r.o;
@@ -183,7 +215,7 @@ struct CudaAttend : torch::autograd::Function<CudaAttend> {
     const auto job =
         c10::static_intrusive_pointer_cast<CudaJob>(ctx->saved_data["job"].toCapsule());
     const auto* kept = &saved[CudaTensors::kCount];
-    const CudaResult r{kept[0], kept[1], kept[2], kept[3], kept[4]};
+    const CudaResult r{kept[0], kept[1], kept[2]};
     auto out = exec::backward(*job, CudaTensors::from(saved), r, grads[0]).list();
     out.insert(out.begin(), at::Tensor());  // the job
     return out;
@@ -219,7 +251,7 @@ static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
   job->seen = cuda_seen(spec.mask, in);
   if (in.cu_seqlens.defined()) std::tie(job->begin, job->end) = sequences(in);
   if (in.keep.defined()) job->keep = in.keep.contiguous();
-  job->epilogue = cuda_epilogue(spec);
+  job->epilogue = cuda_epilogue(spec, in);
   const auto rows = in.q.options().dtype(at::kFloat);
   if (needs_the_row(spec.weight))
     job->found = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, rows);
@@ -252,30 +284,35 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   job->hopper = hopper;
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   CudaTensors x;
-  at::Tensor q = mapped(spec.features, in.q, in.query_projection);
-  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, repeats);
   // The kernels want a scale above 0; any other goes into q.
   const double factor = scale_factor(spec, in);
   const bool by_row = is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness);
   job->scale = by_row || factor <= 0 ? 1 : float(factor);
-  if (by_row) q = q * scale(spec, in, counted.count());
+  at::Tensor of_row;
+  if (by_row) of_row = scale_on_gpu(spec, in, counted);
+  const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
+  // After k, so that its backward comes first: when dq has just been written.
+  at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
   if (!by_row && factor <= 0) q = q * factor;
-  x.q = for_kernels(*job, q.to(dtype)), x.k = for_kernels(*job, k);
+  x.q = for_kernels(*job, q), x.k = for_kernels(*job, k);
   const bool gate_before = spec.input_gate && !hopper;
   x.v = for_kernels(*job, gate_before ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
   if (spec.input_gate && hopper) x.gate = plain(in.input_gate);
   if (is<Adaptive>(spec.sharpness)) {
-    q = q * sharpness(*job, x.q.detach(), x.k.detach());
-    x.q = for_kernels(*job, q.to(dtype));
+    q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(*job, x.q.detach(), x.k.detach()));
+    x.q = for_kernels(*job, q);
   }
   if (spec.centred) {  // the query times the mean key
-    const at::Tensor mean = counted.sums(k) / counted.count();
-    const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(repeats, 1);
-    x.centre = plain((q * per_head).sum(-1) * job->scale);
+    CentreOf of{job->seen, job->begin, job->end, job->keep, {}, job->scale};
+    if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
+    x.centre = centre(of, x.q, x.k);
   }
-  if (in.decay.defined()) x.decay = in.decay.to(at::kDouble).cumsum(-1);
-  x.divisor = plain(counted.divisor(spec, in));
-  x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
+  // The centre keeps both for its own backward.
+  job->own_q = !spec.centred && !x.q.is_alias_of(in.q);
+  job->own_k = !spec.centred && !x.k.is_alias_of(in.k);
+  x.decay = decay_on_gpu(in.decay);
+  x.divisor = divisor_on_gpu(spec, in, counted);
+  x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(job, x);
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));

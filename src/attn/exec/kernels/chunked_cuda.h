@@ -57,18 +57,6 @@ struct Chunks {
   int64_t records() const { return int64_t(f.B) * f.G * chunks(); }
 };
 
-// The log gates: y = sums of x along rows of n numbers, or backwards from their ends.
-inline constexpr int kGatesAtOnce = 2048;
-inline int64_t gate_parts(int64_t n) {
-  return (n + kGatesAtOnce - 1) / kGatesAtOnce;
-}
-struct RunningGates {
-  const double* x;
-  double *y, *parts;  // parts: [rows, gate_parts(n)]
-  int64_t rows, n;
-};
-void running_gates(const RunningGates&, bool backwards, Stream);
-
 int chunk_shared_memory();  // the most that a block of threads wants, in bytes
 
 // Each throws core/check.h's Error where the GPU refuses. Between `forward` and the rest, `rows` of

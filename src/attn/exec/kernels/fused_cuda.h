@@ -78,18 +78,35 @@ struct Seen {
   }
 };
 
+// Numbers of any dtype; at null there are none.
+struct Numbers {
+  void* at;
+  Dtype dtype;
+
+  HORNER_HD explicit operator bool() const { return at != nullptr; }
+#ifdef __CUDACC__
+  __device__ float operator[](int64_t i) const;  // in fused_cuda_epilogue.cuh
+  __device__ void set(int64_t i, float) const;
+#endif
+};
+
 // Denominator, gates and norm. Pointers may be null: then there is no such stage.
 struct Epilogue {
   bool by_sum;  // Z = max(W + plus, least); otherwise the divisor
   float plus, least;
+  bool by_count;  // the divisor is the number of keys that a query sees, of `counted`
+  Seen counted;
   bool detach;
-  const float *divisor, *out_gate, *post_gate;  // [B, H, T]
+  const float* divisor;         // [B, H, T]
+  Numbers out_gate, post_gate;  // likewise
   enum Norm { none, l2, rms, layer } norm;
   bool times_dim;
   float eps;
-  const float *norm_weight, *norm_bias;         // [E]
-  float *d_divisor, *d_out_gate, *d_post_gate;  // [B, H, T]
-  float *d_norm_weight, *d_norm_bias;           // [row_blocks(), E]
+  const float *norm_weight, *norm_bias;  // [E]
+  float* d_divisor;                      // [B, H, T]
+  Numbers d_out_gate, d_post_gate;       // likewise
+  float* d_norm;                         // [2, E]: of weight and bias
+  float* d_norm_parts;                   // [row_blocks(), 2, E]
 };
 
 // What the backward kernels need of a query: z = scale q.k - sub, w(min(z, limit)), dN = a g. For
@@ -119,22 +136,25 @@ struct Fused {
   float* statistics;     // [4, B, H, T]: entropy, largest, first, negative
 
   // Backward.
-  View d_o;         // the gradient of the result
-  void* g;          // [B, H, T, E], or null: then g is d_o
-  Query* queries;   // [B, H, T]
-  Pull* pulls;      // [B, H, T], of Other
-  float* dq_sum;    // [B, H, T, D], zeros before: atomic sums; or null, then `dq`
-  void* dq;         // [B, H, T, D]
-  void *dk, *dv;    // [B, G, S, D], [B, G, S, E]
-  float* d_centre;  // [B, H, T], zeros before, or null
+  View d_o;        // the gradient of the result
+  void* g;         // [B, H, T, E], or null: then g is d_o
+  Query* queries;  // [B, H, T]
+  Pull* pulls;     // [B, H, T], of Other
+  // Atomic sums, or null, then `dq`: of every head so many rows as fill whole tiles of `dq_rows`,
+  // of `dq_row` floats each. `rows` clears them.
+  float* dq_sum;
+  int dq_rows, dq_row;
+  void* dq;                             // [B, H, T, D]
+  void *dk, *dv;                        // [B, G, S, D], [B, G, S, E]
+  float* d_centre;                      // [B, H, T], zeros before, or null
   double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], or null
   float* d_gate;                        // [B, G, S], where there is a gate
 };
 
-// Rows are taken by blocks in the first step of backward.
-inline constexpr int kRowsOfBlock = 32;
+// Rows of one head are taken by blocks in the first step of backward.
+inline constexpr int kRowsOfBlock = 128;
 inline int64_t row_blocks(const Fused& f) {
-  return (int64_t(f.B) * f.H * f.T + kRowsOfBlock - 1) / kRowsOfBlock;
+  return int64_t(f.B) * f.H * ((f.T + kRowsOfBlock - 1) / kRowsOfBlock);
 }
 
 int compute_capability(int device);  // 80 for 8.0

@@ -24,9 +24,11 @@ int Launch<HORNER_DTYPE>::shared_memory(int channels) {
 template <>
 void Launch<HORNER_DTYPE>::rows(const Fused& f, bool is_exp, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    const auto kernel = f.epilogue.norm_weight ? rows_kernel<HORNER_DTYPE, C, true>
-                                               : rows_kernel<HORNER_DTYPE, C, false>;
-    launch(kernel, {row_blocks(f), 1, 32 * kRowWarps, 0}, stream, f, is_exp);
+    const auto kernel = f.epilogue.norm_weight ? rows_kernel<HORNER_DTYPE, C, RowKind::learned>
+                        : f.epilogue.norm != Epilogue::none
+                            ? rows_kernel<HORNER_DTYPE, C, RowKind::normed>
+                            : rows_kernel<HORNER_DTYPE, C, RowKind::plain>;
+    launch(kernel, {row_blocks(f), 1, kRowThreads, 0}, stream, f, is_exp);
   });
 }
 

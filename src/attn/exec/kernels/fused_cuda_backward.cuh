@@ -172,7 +172,7 @@ struct KeySums {
     }
   }
 
-  __device__ void add(const Queries& tile, Tile<T, C> k, Tile<T, C> v) {
+  __device__ __forceinline__ void add(const Queries& tile, Tile<T, C> k, Tile<T, C> v) {
     const Care care = care_for(f, tile.t0, tile.t0 + Shape::kQueries, s0, s0 + Shape::kKeys);
     const typename Mma<T>::template Writer<Shape::kQueries> writer(tile.dx, own);
 #pragma unroll 1
@@ -192,7 +192,7 @@ struct KeySums {
   }
 
   // dq += dx k, when every warp has written its dx.
-  __device__ void add_dq(const Queries& tile, Tile<T, C> k) const {
+  __device__ __forceinline__ void add_dq(const Queries& tile, Tile<T, C> k) const {
     constexpr int n = Shape::kDqColumns / 8;
     const int t = warp() % Shape::kDqRows * 16 * Shape::kDqAtoms;
     const int d = column + warp() / Shape::kDqRows * Shape::kDqColumns;
@@ -227,7 +227,7 @@ struct KeySums {
     }
   }
 
-  __device__ void finish(const Head& head) const {
+  __device__ __forceinline__ void finish(const Head& head) const {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       const int s = key(i);

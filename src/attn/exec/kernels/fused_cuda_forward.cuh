@@ -212,13 +212,44 @@ struct RunningSums {
   __device__ void scale(int i, float r) {
     const Epilogue& p = f.epilogue;
     const float on = r == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
-    const bool learned = p.norm_weight || p.norm_bias;
-    if (!learned && on == 1) return;
+    if (!p.norm_weight && !p.norm_bias && on == 1) return;
+    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    learned_scale(p, f.channels, x, channel);
 #pragma unroll
-    for (int j = 0; j < C / 4; ++j) {
-      float& y = N[i / 2][j / 2][i % 2 * 2 + j % 2];
-      y = on * (learned ? scaled(p, f.channels, channel(j), y) : y);
+    for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = on * x[j];
+  }
+  // Two rows with one look at the learned norm.
+  __device__ void scale_both(const float (&r)[2]) {
+    const Epilogue& p = f.epilogue;
+    const auto each = [&](const auto& g) __attribute__((always_inline)) {
+#pragma unroll
+      for (int j = 0; j < C / 4; ++j) g(j, N[0][j / 2][j % 2], N[0][j / 2][2 + j % 2]);
+    };
+    if (f.channels == C) {
+      const float *const w = p.norm_weight + channel(0), *const b = p.norm_bias + channel(0);
+      const auto at = [](int j) { return j / 2 * 8 + j % 2; };
+      if (p.norm_weight) each([&](int j, float& x, float& y) { x *= w[at(j)], y *= w[at(j)]; });
+      if (p.norm_bias) each([&](int j, float& x, float& y) { x += b[at(j)], y += b[at(j)]; });
+    } else {
+      const auto one = [&](const float* from, int j) {
+        return channel(j) < f.channels ? from[channel(j)] : 0;
+      };
+      if (p.norm_weight)
+        each([&](int j, float& x, float& y) {
+          const float w = one(p.norm_weight, j);
+          x *= w, y *= w;
+        });
+      if (p.norm_bias)
+        each([&](int j, float& x, float& y) {
+          const float b = one(p.norm_bias, j);
+          x += b, y += b;
+        });
     }
+    float on[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) on[i] = r[i] == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
+    if (on[0] == 1 && on[1] == 1) return;
+    each([&](int, float& x, float& y) { x *= on[0], y *= on[1]; });
   }
   __device__ void finish() {
 #pragma unroll

@@ -50,8 +50,10 @@ void launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream,
             const Arguments&... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
   check(grid.y < 65536, "more blocks of tokens than a GPU takes: ", grid.y);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.bytes);
+  constexpr int kAlways = 48 << 10;  // bytes that need not be asked for
+  cudaError_t error = cudaSuccess;
+  if (grid.bytes > kAlways)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.bytes);
   if (error == cudaSuccess) {
     const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
     kernel<<<blocks, static_cast<unsigned>(grid.threads), static_cast<size_t>(grid.bytes),

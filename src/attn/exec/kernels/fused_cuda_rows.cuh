@@ -1,25 +1,36 @@
-// The first step of backward: from the gradient of the result to that of the sums, row by row.
+// The first step of backward: from the gradient of the result to that of the sums, row by row. It
+// waits for memory alone: a warp has several rows at once, some of them on their way, and what is
+// one number a row is done by one lane for each row.
 #pragma once
 
 #include "attn/exec/kernels/fused_cuda_epilogue.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kRowWarps = 8;
+inline constexpr int kRowThreads = kRowsOfBlock;  // 32 rows a warp
 
-// Eight channels for each lane, so that a row lies over C / 8 lanes.
+// Eight channels, as they lie in memory.
 template <class T>
-__device__ inline Lanes<8> load_8(const T* x) {
-  if constexpr (std::is_same_v<T, float>) {
-    const float4 a = *reinterpret_cast<const float4*>(x),
-                 b = *reinterpret_cast<const float4*>(x + 4);
-    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-  } else {
-    const uint4 words = *reinterpret_cast<const uint4*>(x);
-    const T* numbers = reinterpret_cast<const T*>(&words);
-    return lanes<8>([&](int i) { return float(numbers[i]); });
+struct Eight {
+  uint4 words[sizeof(T) / 2];
+
+  __device__ void load(const T* x) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)) / 2; ++i)
+      words[i] = __ldcs(reinterpret_cast<const uint4*>(x) + i);
   }
-}
+  __device__ Lanes<8> numbers() const {
+    const T* const x = reinterpret_cast<const T*>(words);
+    return lanes<8>([&](int i) { return float(x[i]); });
+  }
+  __device__ void store(T* y, const Lanes<8>& x) {
+    T* const numbers = reinterpret_cast<T*>(words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) numbers[i] = T(x[i]);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(y)[i] = words[i];
+  }
+};
 template <int lanes_of_row>
 __device__ inline float row_sum(float x) {
 #pragma unroll
@@ -27,72 +38,164 @@ __device__ inline float row_sum(float x) {
   return x;
 }
 
-// With a learned norm, whose gradients are gathered; without, in fewer registers.
-template <class T, int C, bool learned>
-__global__ __launch_bounds__(32 * kRowWarps,
-                             learned ? 2 : 5) void rows_kernel(const __grid_constant__ Fused f,
-                                                               bool is_exp) {
-  constexpr int n = 8, kLanes = C / n, kRows = 32 / kLanes;  // rows at once, of a warp
-  const int first = lane() % kLanes * n;                     // channel
-  const bool leads = lane() % kLanes == 0;
+// The block's share of dq_sum, which has `dq_row` floats for each row, whole tiles of `dq_rows`.
+__device__ inline void clear_sums(const Fused& f, int64_t head, int t0) {
+  const int64_t rows = int64_t(f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
+  const int n = int(min(int64_t(kRowsOfBlock), rows - t0)) * f.dq_row / 4;
+  float4* const to = reinterpret_cast<float4*>(f.dq_sum + (head * rows + t0) * f.dq_row);
+  for (int i = int(threadIdx.x); i < n; i += kRowThreads) to[i] = float4{};
+}
+
+// Kinds of epilogues: without a norm nothing but a product of rows is wanted; of a learned norm the
+// gradients are gathered too.
+enum class RowKind { plain, normed, learned };
+
+// Without a norm: whether anything needs the product of a row and its gradient.
+__device__ inline bool wants_product(const Fused& f) {
   const Epilogue& p = f.epilogue;
-  const int64_t rows = int64_t(f.B) * f.H * f.T;
-  const T* const us = static_cast<const T*>(f.u ? f.u : f.o);
-  Lanes<n> d_weight{}, d_bias{};
-  for (int k = warp() * kRows + lane() / kLanes; k < kRowsOfBlock; k += kRowWarps * kRows) {
-    const int64_t at = int64_t(blockIdx.x) * kRowsOfBlock + k, row = at < rows ? at : rows - 1;
-    const bool inside = at < rows, real = first < f.E;
-    const int head = int(uint32_t(row) / uint32_t(f.T)), t = int(uint32_t(row) % uint32_t(f.T));
-    const float W = f.W[row], shift = f.shift[row], r = f.r[row];
-    const float post = p.post_gate ? p.post_gate[row] : 1;
-    Lanes<n> u{}, du{};
-    if (real) {
-      u = load_8(us + row * f.E + first);
-      du = load_8(row_of<T>(f.d_o, head / f.H, head % f.H, t) + first);
-    }
-    float d_post = 0;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (first + i >= f.channels || r == 0 || !inside) du[i] = 0;
-      d_post += du[i] * scaled(p, f.channels, first + i, u[i]);
-      du[i] *= post;
-      if constexpr (learned) {
-        d_weight[i] += du[i] * u[i], d_bias[i] += du[i];
-        if (first + i < f.channels) du[i] *= p.norm_weight[first + i];
-      }
-    }
-    if (p.d_post_gate) {
-      d_post = row_sum<kLanes>(d_post);
-      if (leads && inside) p.d_post_gate[row] = d_post;
-    }
-    const RowGradient d = row_gradient(p, f.channels, row, leads && inside, u, du, W, shift, r,
-                                       [](float x) { return row_sum<kLanes>(x); });
-    if (!inside) continue;
-    if (f.g && real)
-#pragma unroll
-      for (int i = 0; i < n; i += 2) store_pair<T>(f.g, row * f.E + first + i, du[i], du[i + 1]);
-    if (!leads) continue;
+  return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor || f.d_decay_query;
+}
+
+// The sums over a row's channels that its lane needs.
+struct RowSums {
+  float dot, d_post;
+};
+
+// What a lane has of its own row, one of the warp's 32.
+struct OwnRow {
+  bool inside;
+  int64_t row;
+  float W, shift, r, post, on;
+
+  __device__ OwnRow(const Fused& f, int64_t head, int t)
+      : inside(t < f.T), row(head * f.T + min(t, f.T - 1)) {
+    W = f.W[row], shift = f.shift[row], r = f.r[row];
+    post = f.epilogue.post_gate ? f.epilogue.post_gate[row] : 1;
+    on = r == 0 || !inside ? 0 : post;
+  }
+  // From the sums over its channels to what the keys need.
+  __device__ void finish(const Fused& f, bool is_exp, const RowSums& sums) const {
+    if (!inside) return;
+    const Epilogue& p = f.epilogue;
+    if (p.d_post_gate) p.d_post_gate.set(row, r == 0 ? 0 : sums.d_post);
+    const RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
     // Without g the gradient of the result stands for it, without the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
     f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
     if (f.d_decay_query) f.d_decay_query[row] = d.pull;
   }
-  if constexpr (learned) {
-    __shared__ float sums[2][kRowWarps * kRows][C];
+};
+
+// Of a lane's eight channels: the learned norm, and what has been gathered of its gradient.
+struct NormOfLane {
+  Lanes<8> weight, bias, d_weight{}, d_bias{};
+
+  __device__ NormOfLane(const Fused& f, int first) {
+    const auto load = [&](const float* x) {
+      return lanes<8>([&](int i) { return x && first + i < f.channels ? x[first + i] : 0; });
+    };
+    weight = load(f.epilogue.norm_weight), bias = load(f.epilogue.norm_bias);
+  }
+  // Those of a block, whose `lanes_of_row` lanes have the channels of a row.
+  template <int lanes_of_row>
+  __device__ void store(const Fused& f) const {
+    constexpr int kSums = kRowThreads / lanes_of_row;
+    __shared__ float sums[2][kSums][8 * lanes_of_row];
+    const int at = int(threadIdx.x) / lanes_of_row, first = lane() % lanes_of_row * 8;
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      sums[0][warp() * kRows + lane() / kLanes][first + i] = d_weight[i];
-      sums[1][warp() * kRows + lane() / kLanes][first + i] = d_bias[i];
-    }
+    for (int i = 0; i < 8; ++i)
+      sums[0][at][first + i] = d_weight[i], sums[1][at][first + i] = d_bias[i];
     __syncthreads();
-    for (int c = int(threadIdx.x); c < f.E; c += 32 * kRowWarps) {
-      float sum[2] = {};
-      for (int k = 0; k < kRowWarps * kRows; ++k) sum[0] += sums[0][k][c], sum[1] += sums[1][k][c];
-      p.d_norm_weight[int64_t(blockIdx.x) * f.E + c] = sum[0];
-      if (p.d_norm_bias) p.d_norm_bias[int64_t(blockIdx.x) * f.E + c] = sum[1];
+    for (int c = int(threadIdx.x); c < 2 * f.E; c += kRowThreads) {
+      float sum = 0;
+      for (int k = 0; k < kSums; ++k) sum += sums[c / f.E][k][c % f.E];
+      f.epilogue.d_norm_parts[2 * int64_t(blockIdx.x) * f.E + c] = sum;
     }
   }
+};
+
+template <int lanes_of_row>
+__device__ inline RowSums plain_sums(const Lanes<8>& u, const Lanes<8>& du, float on) {
+  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+  const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  return {dot * on, dot};
+}
+// From the gradient of the result to that of y over r, in place.
+template <int lanes_of_row, bool learned>
+__device__ inline RowSums normed_sums(const Fused& f, float on, float r, const Lanes<8>& u,
+                                      Lanes<8>& du, NormOfLane& norm) {
+  const Epilogue& p = f.epilogue;
+  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+  RowSums sums{};
+  if (p.post_gate)
+    sums.d_post = sum_over<8>(total, [&](int i) {
+      return du[i] * (learned ? u[i] * norm.weight[i] + norm.bias[i] : u[i]);
+    });
+  du = du * on;
+  if constexpr (learned) {
+    norm.d_weight = norm.d_weight + du * u, norm.d_bias = norm.d_bias + du;
+    du = du * norm.weight;
+  }
+  sums.dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  const float by_u = by_normed(p, f.channels, sums.dot, r);
+  float less = 0;
+  if (p.norm == Epilogue::layer)
+    less = sum_over<8>(total, [&](int i) { return du[i]; }) / float(f.channels);
+  du = lanes<8>([&](int i) { return du[i] - less - u[i] * by_u; });
+  return sums;
+}
+
+template <class T, int C, RowKind kind>
+__global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant__ Fused f,
+                                                           bool is_exp) {
+  constexpr int kLanes = C / 8, kRows = 32 / kLanes;  // rows at once, of a warp
+  constexpr int kAhead = 32 / kRows < 4 ? 32 / kRows : sizeof(T) == 2 ? 4 : 2;
+  const int blocks = (f.T + kRowsOfBlock - 1) / kRowsOfBlock;
+  // From the last head on: it has been written last, and the keys begin with the first.
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const int64_t head = block / unsigned(blocks);
+  const int t0 = int(block % unsigned(blocks)) * kRowsOfBlock, first_row = t0 + warp() * 32;
+  const int first = lane() % kLanes * 8, sub = lane() / kLanes;  // channel; row among those at once
+  const bool real = first < f.E;
+  const int64_t at_head = head * f.T * f.E + first;
+  const T* const us = static_cast<const T*>(f.u ? f.u : f.o) + at_head;
+  const T* const dus = row_of<T>(f.d_o, int(head / f.H), int(head % f.H), 0) + first;
+  T* const gs = static_cast<T*>(f.g) + at_head;
+  const OwnRow own(f, head, first_row + lane());
+  NormOfLane norm(f, first);
+  const bool asks = kind != RowKind::plain || wants_product(f);
+  RowSums own_sums{};
+  Eight<T> u_words[kAhead] = {}, du_words[kAhead] = {};
+#pragma unroll 1
+  for (int k = 0; asks && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int64_t t = min(first_row + k + j * kRows + sub, f.T - 1);
+      if (real) u_words[j].load(us + t * f.E), du_words[j].load(dus + t * f.d_o.row);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int row = k + j * kRows + sub, t = first_row + row;  // row: of the warp
+      const float on = __shfl_sync(~0u, own.on, row), r = __shfl_sync(~0u, own.r, row);
+      const Lanes<8> u = u_words[j].numbers();
+      Lanes<8> du = du_words[j].numbers();
+      RowSums sums;
+      if constexpr (kind == RowKind::plain) {
+        sums = plain_sums<kLanes>(u, du, on);
+      } else {
+        sums = normed_sums < kLanes, kind == RowKind::learned > (f, on, r, u, du, norm);
+        if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
+      }
+      // To the lane whose row it is.
+      const float dot = __shfl_sync(~0u, sums.dot, lane() % kRows * kLanes);
+      const float d_post = __shfl_sync(~0u, sums.d_post, lane() % kRows * kLanes);
+      if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post};
+    }
+  }
+  if (f.dq_sum) clear_sums(f, head, t0);  // here: before, loads would wait behind it
+  own.finish(f, is_exp, own_sums);
+  if constexpr (kind == RowKind::learned) norm.store<kLanes>(f);
 }
 
 }  // namespace horner::attn::kernels::cuda

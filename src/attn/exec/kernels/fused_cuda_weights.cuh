@@ -119,7 +119,7 @@ inline constexpr bool kOfDegree = false;
 template <int degree>
 inline constexpr bool kOfDegree<OfDegree<degree>> = degree != 0;
 constexpr bool knows_degree(int n) {
-  return n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
+  return n == 1 || n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
 }
 // f(weight), with a polynomial of the degree given. Called around loops, not in them.
 template <class W, class F>
@@ -130,6 +130,7 @@ template <class F>
 HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
   switch (degree) {
       // clang-format off
+    case 1:  // with c[2] = 0
     case 2: return f(OfDegree<2>{p});
     case 3: return f(OfDegree<3>{p});
     case 4: return f(OfDegree<4>{p});
@@ -153,7 +154,7 @@ HORNER_HD int slope_degree_of(const W&) {
   return 0;
 }
 HORNER_HD int slope_degree_of(const Polynomial& p) {
-  return p.is_series ? p.degree : 0;
+  return p.is_series && p.degree > 1 ? p.degree : 0;
 }
 
 // Eight numbers at a time, which is enough to keep a warp busy: more would take registers.

@@ -163,7 +163,7 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
     const uint32_t care = of.care[group];
     wait_for_products<1>();
     touch(x), touch(weights), touch(slopes);
-    if (i > 0) arrive_by_warp(memory.free((i - 1) % kStages));
+    if (i > 0) arrive(memory.free((i - 1) % kStages));
     const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
     weigh<T, 2>(f, w, of, care, marks, x, weights);
     before_products();
@@ -230,7 +230,7 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     of_queries.begin(memory, i, group * (C / 2));
     wait_for_products<0>();
     touch(sums.dk), touch(sums.dv), touch(weights), touch(slopes), touch(of_queries.dq);
-    arrive_by_warp(memory.free(stage));
+    arrive(memory.free(stage));
     if (f.dq_sum) of_queries.add(f, memory, tiles.b, now, group, 2 + group, group);
     now.advance(tiles), ++i;
   } while (now.inside(tiles));
@@ -275,7 +275,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
     if (warp() % 4 == 0) copy_queries<W>(f, maps, memory, tiles);
   } else if (group < Shape::kGroups) {
     take_registers<Shape::kRegisters>();
-    with_degree(w, slope_degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+    with_slopes(w, [&](const auto& weight) __attribute__((always_inline)) {
       sum_over_queries<W, T>(f, weight, memory, tiles);
     });
   } else if constexpr (Shape::kDqGroup) {
@@ -289,12 +289,13 @@ template <class T, int C>
 __global__ __launch_bounds__(128) void hopper_dq_kernel(const __grid_constant__ Fused f) {
   constexpr int kRow = C + 8;  // numbers, so that rows begin in different banks
   __shared__ __align__(16) T rows[64 * kRow];
-  const int64_t tiles = (f.T + 63) / 64, tile = blockIdx.x;
+  // From the last tile on: those have been added to last, and are in the cache.
+  const int64_t tiles = (f.T + 63) / 64, tile = gridDim.x - 1 - blockIdx.x;
   const float4* const from = reinterpret_cast<const float4*>(f.dq_sum) + tile * (C / 8) * 128;
   T* const own = rows + (warp() * 16 + lane() / 4) * kRow + lane() % 4 * 2;
 #pragma unroll
   for (int j = 0; j < C / 8; ++j) {
-    const float4 y = from[j * 128 + threadIdx.x];
+    const float4 y = __ldcs(from + j * 128 + threadIdx.x);
     store_pair<T>(own, 8 * j, y.x * f.scale, y.y * f.scale);
     store_pair<T>(own, 8 * kRow + 8 * j, y.z * f.scale, y.w * f.scale);
   }

@@ -15,9 +15,6 @@ std::string hopper_why_not(int device) {
   return "a GPU of compute capability 9.0 is wanted";
 }
 
-int64_t hopper_dq_size(const Fused& f) {
-  return heads(f) * blocks(f.T, 64) * 64 * (f.D <= 64 && f.E <= 64 ? 64 : 128);
-}
 void hopper_forward(const Fused& f, const Weights& w, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, stream); });
 }

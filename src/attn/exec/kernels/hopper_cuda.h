@@ -12,11 +12,14 @@ inline constexpr int kMostHopperChannels = 128;
 
 std::string hopper_why_not(int device);  // "" when these kernels run there
 
-// bfloat16 and float16, Exp and Polynomial. Their dq_sum has its own order: hopper_dq_size floats,
-// zeros before, which hopper_dq takes to dq.
+// bfloat16 and float16, Exp and Polynomial. Their dq_sum has its own order inside tiles of
+// kHopperTile rows and hopper_channels channels: hopper_dq takes it to dq.
+inline constexpr int kHopperTile = 64;
+inline int hopper_channels(const Fused& f) {
+  return f.D <= 64 && f.E <= 64 ? 64 : 128;
+}
 void hopper_forward(const Fused&, const Weights&, Stream);
 void hopper_keys(const Fused&, const Weights&, Stream);
-int64_t hopper_dq_size(const Fused&);
 void hopper_dq(const Fused&, Stream);
 
 }  // namespace horner::attn::kernels::cuda

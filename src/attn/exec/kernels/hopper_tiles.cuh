@@ -64,12 +64,14 @@ struct BackwardMemory {
   __device__ uint32_t full(int stage) const { return barrier(5 + 2 * stage); }
   __device__ uint32_t free(int stage) const { return barrier(6 + 2 * stage); }
 
+  // What is stored and loaded by lanes (QueryColumns) is handed over by every lane's own arrival;
+  // what the copy engine writes and products read, by one lane for its warp.
   __device__ void make_barriers() const {
     constexpr int kWarps = 4 * Shape::kGroups;
     make_barrier(keys_full(), 1);
     for (int i = 0; i < 2; ++i) make_barrier(dx_full(i), kWarps), make_barrier(dx_free(i), 4);
     for (int i = 0; i < Shape::kStages; ++i)
-      make_barrier(full(i), 2), make_barrier(free(i), kWarps);
+      make_barrier(full(i), 33), make_barrier(free(i), 32 * kWarps);
     barriers_are_made();
   }
 };
@@ -84,11 +86,10 @@ struct QueryTiles {
 
   template <class Shape>
   __device__ QueryTiles(const Fused& f, Shape) : each(f.H / f.G) {
-    // The blocks of a head one after the other, so that its queries and their dq stay in the cache.
-    // Under a causal mask the first have most queries.
-    const int blocks = (f.S + Shape::kKeys - 1) / Shape::kKeys, head = int(blockIdx.x) / blocks;
-    b = head / f.G, g = head % f.G;
-    s0 = int(blockIdx.x) % blocks * Shape::kKeys;
+    // Under a causal mask the first keys have most queries.
+    const Place place(f.B * f.G, (f.S + Shape::kKeys - 1) / Shape::kKeys, kMultiprocessors);
+    b = place.head / f.G, g = place.head % f.G;
+    s0 = place.block * Shape::kKeys;
     begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
     end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
   }
@@ -129,7 +130,8 @@ struct LaneQueries {
       const Query& x = of[i];
       if constexpr (std::is_same_v<W, Exp>) {
         to.first[n] = x.a == 0 ? INFINITY : x.sub - log2f(fabsf(x.a));
-        to.second[n] = x.a == 0 ? 0 : x.dW / x.a;
+        // Without a call for a dW of 0, which an exact division makes.
+        to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
         const uint32_t bits = __ballot_sync(~0u, x.a < 0);
         if (lane() == 0) to.negative[i] = bits;
         negative |= bits;
@@ -172,7 +174,7 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
       copy_panel(memory.g(stage), maps.g, t0, h, tiles.b, full);
     }
     queries.write<W>(f, memory.of(stage), tiles, t0);
-    arrive_by_warp(full);
+    arrive(full);
     tile.advance(tiles);  // the next one's are on their way while this waits
     if (tile.inside(tiles)) queries = LaneQueries(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
   }

@@ -1,0 +1,147 @@
+#include "attn/exec/counted_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "attn/exec/cpu.h"
+#include "attn/exec/kernels/counted_cuda.h"
+#include "attn/exec/stages.h"
+
+namespace horner::attn::exec {
+
+namespace cuda = kernels::cuda;
+
+static cuda::Stream stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+
+// One of the problems of kernels/counted_cuda.h, without its pointers, and the memory of its
+// `seen`.
+template <class Problem>
+struct CountedJob : torch::CustomClassHolder {
+  Problem p{};
+  at::Tensor begin, end, keep;
+
+  CountedJob(const Spec& spec, const Inputs& in) {
+    p.B = int(in.q.size(0)), p.H = int(in.q.size(1));
+    p.seen = cuda_seen(spec.mask, in);
+    if (in.cu_seqlens.defined()) std::tie(begin, end) = sequences(in);
+    if (in.keep.defined()) keep = in.keep.contiguous();
+    p.seen.begin = memory<int32_t>(begin), p.seen.end = memory<int32_t>(end);
+    p.seen.keep = memory<uint8_t>(keep);
+  }
+  at::Tensor run(const at::Tensor& x) const {
+    const auto floats = x.options().dtype(at::kFloat);
+    const at::Tensor y = at::empty({p.B, p.H, p.seen.T}, floats);
+    kernel(p, x, memory<float>(y), nullptr, {});
+    return y;
+  }
+  at::Tensor gradient(const at::Tensor& x, const at::Tensor& dy) const {
+    const at::Tensor dx = at::empty_like(x), given = plain(dy);
+    kernel(p, x, nullptr, memory<float>(given), dx);
+    return dx;
+  }
+
+  static void kernel(cuda::GateSums p, const at::Tensor& gates, float* y, const float* dy,
+                     const at::Tensor& dx) {
+    p.gates = numbers(gates), p.d_gates = numbers(dx), p.divisor = y, p.d_divisor = dy;
+    const at::Tensor scratch =
+        at::empty({p.B * p.G * cuda::gate_scratch(p)}, gates.options().dtype(at::kDouble));
+    p.scratch = memory<double>(scratch);
+    (y ? cuda::gate_divisor : cuda::gate_divisor_backward)(p, stream());
+  }
+  static void kernel(cuda::CountedRows p, const at::Tensor& learned, float* y, const float* dy,
+                     const at::Tensor& dx) {
+    p.learned = numbers(learned), p.d_learned = numbers(dx);
+    p.value = y, p.d_value = dy;
+    (y ? cuda::counted_rows : cuda::counted_rows_backward)(p, stream());
+  }
+};
+
+template <class Problem>
+struct Counted : torch::autograd::Function<Counted<Problem>> {
+  using Job = CountedJob<Problem>;
+
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<Job> job,
+                            const at::Tensor& x) {
+    ctx->save_for_backward({x});
+    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
+    return job->run(x);
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
+                                          const std::vector<at::Tensor>& grads) {
+    check_first_order("the CUDA kernels");
+    const at::Tensor x = ctx->get_saved_variables()[0];
+    const c10::cuda::CUDAGuard guard(x.device());
+    const auto job = c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule());
+    return {at::Tensor(), job->gradient(x, grads[0])};
+  }
+};
+template <class Problem>
+static at::Tensor apply(const c10::intrusive_ptr<CountedJob<Problem>>& job, const at::Tensor& x) {
+  const at::Tensor given = gates(x);
+  if (!given.requires_grad() || !at::GradMode::is_enabled()) return job->run(given);
+  return Counted<Problem>::apply(job, given);
+}
+
+static cuda::DecaySums decay_of(const at::Tensor& gates) {
+  return {int(gates.size(0)), int(gates.size(1)), int(gates.size(2))};
+}
+static at::Tensor decay_sums(const at::Tensor& gates) {
+  const c10::cuda::CUDAGuard guard(gates.device());
+  const at::Tensor sums = at::empty(gates.sizes(), gates.options().dtype(at::kDouble));
+  cuda::DecaySums p = decay_of(gates);
+  p.gates = numbers(gates), p.sums = memory<double>(sums);
+  cuda::decay_sums(p, stream());
+  return sums;
+}
+struct DecayOnGpu : torch::autograd::Function<DecayOnGpu> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gates) {
+    ctx->saved_data["dtype"] = int64_t(gates.scalar_type());
+    return decay_sums(gates);
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
+                                          const std::vector<at::Tensor>& grads) {
+    check_first_order("the CUDA kernels");
+    const at::Tensor d = grads[0].contiguous();
+    const c10::cuda::CUDAGuard guard(d.device());
+    const auto dtype = at::ScalarType(ctx->saved_data["dtype"].toInt());
+    const at::Tensor d_gates = at::empty(d.sizes(), d.options().dtype(dtype));
+    cuda::DecaySums p = decay_of(d);
+    p.d_sums = memory<double>(d), p.d_gates = numbers(d_gates);
+    cuda::decay_sums_backward(p, stream());
+    return {d_gates};
+  }
+};
+at::Tensor decay_on_gpu(const at::Tensor& gates) {
+  if (!gates.defined()) return gates;
+  const at::Tensor given = exec::gates(gates);
+  if (!given.requires_grad() || !at::GradMode::is_enabled()) return decay_sums(given);
+  return DecayOnGpu::apply(given);
+}
+
+static at::Tensor by_count(const Spec& spec, const Inputs& in, cuda::CountedRows::Kind kind,
+                           const at::Tensor& learned) {
+  const auto job = c10::make_intrusive<CountedJob<cuda::CountedRows>>(spec, in);
+  job->p.kind = kind, job->p.scale = float(scale_factor(spec, in));
+  return apply(job, learned);
+}
+
+at::Tensor divisor_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
+  if (is<CountPower>(spec.denominator) && !in.keep.defined())
+    return by_count(spec, in, cuda::CountedRows::count_power, in.count_exponent);
+  const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
+  if (!z) return plain(counted.divisor(spec, in));
+  const auto job = c10::make_intrusive<CountedJob<cuda::GateSums>>(spec, in);
+  job->p.G = int(in.k.size(1)), job->p.least = z->least, job->p.times_count = z->times_count;
+  return apply(job, in.denominator_gate);
+}
+
+at::Tensor scale_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
+  if (!is<LogLength>(spec.sharpness) || in.keep.defined()) return scale(spec, in, counted.count());
+  return by_count(spec, in, cuda::CountedRows::log_length, in.length_scale).unsqueeze(-1);
+}
+
+}  // namespace horner::attn::exec
