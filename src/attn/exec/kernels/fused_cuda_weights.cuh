@@ -141,13 +141,23 @@ HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
       // clang-format on
   }
 }
-// The degree for values, and that for slopes.
+// The same for every degree.
+template <class W, class F>
+HORNER_HD void with_any_degree(const W& w, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_any_degree(const Polynomial& p, const F& f) {
+  f(OfDegree<0>{p});
+}
+// The degree for values, where odd ones from 5 on count as the next (c is 0 there), and that for
+// slopes.
 template <class W>
 HORNER_HD int degree_of(const W&) {
   return 0;
 }
 HORNER_HD int degree_of(const Polynomial& p) {
-  return p.degree;
+  return p.degree > 4 && p.degree < 10 ? p.degree + p.degree % 2 : p.degree;
 }
 template <class W>
 HORNER_HD int slope_degree_of(const W&) {
