@@ -50,29 +50,26 @@ kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue&
   return f;
 }
 
-// The gradients of the epilogue's inputs: memory for them; of norms two rows for each block, which
-// `sum_norms` takes to their sums.
+// The gradients of the epilogue's inputs: memory for them, which `rows` fills; `parts` is its own.
 template <class Tensors>
-Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f) {
+Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor& parts) {
   const auto like = [](const at::Tensor& y) {
     return y.defined() && y.requires_grad() ? at::empty_like(y) : at::Tensor();
   };
   Tensors d;
   d.divisor = like(x.divisor), d.out_gate = like(x.out_gate), d.post_gate = like(x.post_gate);
-  if (x.norm_weight.defined())
-    d.norm_weight = at::empty({kernels::cuda::row_blocks(f), 2, f.E}, x.norm_weight.options());
+  at::Tensor norm;
+  if (x.norm_weight.defined()) {
+    norm = at::empty({2, f.E}, x.norm_weight.options());
+    parts = at::empty({kernels::cuda::row_blocks(f), 2, f.E}, norm.options());
+    d.norm_weight = norm.select(0, 0).narrow(0, 0, f.channels);
+  }
+  if (x.norm_bias.defined()) d.norm_bias = norm.select(0, 1).narrow(0, 0, f.channels);
   kernels::cuda::Epilogue& e = f.epilogue;
   e.d_divisor = memory<float>(d.divisor);
   e.d_out_gate = numbers(d.out_gate), e.d_post_gate = numbers(d.post_gate);
-  e.d_norm = memory<float>(d.norm_weight);
+  e.d_norm = memory<float>(norm), e.d_norm_parts = memory<float>(parts);
   return d;
-}
-template <class Tensors>
-void sum_norms(const Tensors& x, Tensors& d, int channels) {
-  if (!x.norm_weight.defined()) return;
-  const at::Tensor sums = d.norm_weight.sum(0).narrow(1, 0, channels);
-  d.norm_weight = sums.select(0, 0);
-  if (x.norm_bias.defined()) d.norm_bias = sums.select(0, 1);
 }
 
 // The numbers of the keys that each query sees. Nothing is computed before it is asked

@@ -163,8 +163,8 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   const at::Tensor grad = for_kernels(job, given);
   const auto rows = r.rows.options();
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows), dq_sum = dq_sums(job, x, f);
-  at::Tensor g, pulls, d_query;
-  CudaTensors d = epilogue_gradients(x, f);
+  at::Tensor g, pulls, d_query, norm_parts;
+  CudaTensors d = epilogue_gradients(x, f, norm_parts);
   // Each row of u is read before that of g is written; unless this graph is to run again, one
   // memory is enough for both.
   if (!torch::autograd::get_current_graph_task_keep_graph()) g = r.u;
@@ -184,7 +184,6 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   cuda::rows(f, job.weights, stream());
   if (f.pulls) cuda::pulls(f, job.weights, stream());
   sum_products(job, x, g, dq_sum, f, d);
-  sum_norms(x, d, job.channels);
   if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
     const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
     const int64_t n = std::min(f.T, f.S);

@@ -71,35 +71,6 @@ struct Factors;
 template <>
 struct Factors<bf16> {
   using M = Mma<bf16>;
-  // Of sixteen tokens, rows of x from `row` on, as left factor; step 0 of 1.
-  static __device__ M::A rows(Tile<bf16, 64> x, int row, const Monomials& m, int) {
-    M::A a;
-    load_matrices(a.x, x.chunk(row + a_row(), 2 * m.block + a_chunk()));
-    if (m.i < 0) return a;
-    const uint32_t upper = twice(bf16(), x.number(row + lane() / 4, m.i));
-    const uint32_t lower = twice(bf16(), x.number(row + 8 + lane() / 4, m.i));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) a.x[j] = times(bf16(), a.x[j], j % 2 ? lower : upper);
-    return a;
-  }
-  // Transposed: monomials by sixteen tokens.
-  static __device__ M::A columns(Tile<bf16, 64> x, int row, const Monomials& m) {
-    const auto block = [&](int b) {
-      M::A a;
-      load_transposed(a.x, x.chunk(row + b_row(), 2 * b + b_chunk()));
-      return a;
-    };
-    M::A a = block(m.block);
-    if (m.i < 0) return a;
-    const M::A other = block(m.i / 16);
-    const bool low = m.i % 16 < 8;
-    const int from = m.i % 8 * 4 + lane() % 4;
-    const uint32_t first = __shfl_sync(~0u, low ? other.x[0] : other.x[1], from);
-    const uint32_t second = __shfl_sync(~0u, low ? other.x[2] : other.x[3], from);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) a.x[j] = times(bf16(), a.x[j], j < 2 ? first : second);
-    return a;
-  }
   static __device__ M::A constant() {  // 1, and fifteen of 0
     const uint32_t ones = lane() < 4 ? 0x3f803f80u : 0;
     return {{ones, 0, ones, 0}};
@@ -144,6 +115,7 @@ struct Factors<float> {
                            __float_as_uint(d)};
     return M::split<M::A>(x);
   }
+  // Of sixteen tokens, rows of x from `row` on, as left factor: half of the monomials a step.
   static __device__ M::A rows(Tile<float, 64> x, int row, const Monomials& m, int step) {
     const int t = row + lane() / 4, j = 16 * m.block + 8 * step + lane() % 4 * 2;
     const float upper = m.i < 0 ? 1 : number(x, t, m.i);
@@ -151,6 +123,7 @@ struct Factors<float> {
     return split(number(x, t, j) * upper, number(x, t + 8, j) * lower, number(x, t, j + 1) * upper,
                  number(x, t + 8, j + 1) * lower);
   }
+  // Transposed: monomials by eight tokens.
   static __device__ M::A columns(Tile<float, 64> x, int row, const Monomials& m) {
     const int t = row + lane() % 4 * 2, j = 16 * m.block + lane() / 4;
     const float even = m.i < 0 ? 1 : number(x, t, m.i), odd = m.i < 0 ? 1 : number(x, t + 1, m.i);

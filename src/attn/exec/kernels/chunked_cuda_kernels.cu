@@ -18,13 +18,14 @@ template <bool decay>
 using QueriesOf = ChunkShape<T, 1, kWide ? 4 : 8, kWide ? 1 : 2, decay>;
 template <bool decay>
 using KeysOf = ChunkKeysShape<T, 1, 4, kWide ? 1 : 3, decay>;
-using Sums1 = SumsShape<T, 1, 5, kWide ? 1 : 3>;  // of order 1: up to four tiles and the constant
-using Sums2 = SumsShape<T, 2, 4, 1>;
+using Sums1 = SumsShape<1, 5>;  // of order 1: up to four tiles and the constant
+using Sums2 = SumsShape<2, 4>;
+static constexpr int kSumsBytes = SummedTokens<T, kPairThreads, true>::kBytes;
 
 template <class Shape, bool of_queries>
 static void sums(const Chunks& p, Stream stream) {
   const int64_t parts = blocks(p.tiles() + 1, Shape::kOwn * Shape::kWarps);
-  const Grid grid{int64_t(p.f.B) * p.f.G * parts, p.chunks(), Shape::kThreads, Shape::kBytes};
+  const Grid grid{int64_t(p.f.B) * p.f.G * parts, p.chunks(), Shape::kThreads, kSumsBytes};
   launch(sums_kernel<T, Shape, of_queries>, grid, stream, p);
 }
 template <bool of_queries>
@@ -41,9 +42,7 @@ static void states(const Chunks& p, Stream stream) {
   } else {
     const int64_t parts = (p.tiles() - p.blocks()) / 16 + 1;
     launch(pair_sums_kernel<of_queries>,
-           {int64_t(p.f.B) * p.f.G * parts, p.chunks(), PairSumsShape::kThreads,
-            PairSumsShape::kBytes},
-           stream, p);
+           {int64_t(p.f.B) * p.f.G * parts, p.chunks(), kPairThreads, kSumsBytes}, stream, p);
   }
   const Grid grid{blocks(scan_parts(p), kScanThreads), int64_t(p.f.B) * p.f.G, kScanThreads, 0};
   launch(scan_kernel<T, of_queries>, grid, stream, p);
@@ -52,8 +51,7 @@ static void states(const Chunks& p, Stream stream) {
 template <>
 int ChunkedLaunch<T>::shared_memory() {
   return std::max({ForwardOf<true>::kForwardBytes, QueriesOf<true>::kQueriesBytes,
-                   KeysOf<true>::kBytes, Sums1::kBytes, Sums2::kBytes,
-                   kWide ? 0 : BackwardStep<true>::kBytes});
+                   KeysOf<true>::kBytes, kSumsBytes, kWide ? 0 : BackwardStep<true>::kBytes});
 }
 template <>
 void ChunkedLaunch<T>::states(const Chunks& p, bool of_queries, Stream stream) {

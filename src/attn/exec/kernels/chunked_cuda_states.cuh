@@ -6,15 +6,6 @@
 
 namespace horner::attn::kernels::cuda {
 
-// Tiles of a warp, warps, and blocks of them on a multiprocessor, at least.
-template <class T, int own, int warps, int blocks>
-struct SumsShape {
-  static constexpr int kOwn = own, kWarps = warps, kThreads = 32 * warps, kTokens = 64;
-  static constexpr int kBlocks = blocks;
-  static constexpr int kTileBytes = kTokens * 64 * int(sizeof(T));
-  static constexpr int kBytes = 4 * kTileBytes + 2 * kTokens * 4;
-};
-
 // What multiplies the values of token t, and its share in z: 0 outside of the chunk.
 struct Share {
   float value, sum;
@@ -49,6 +40,80 @@ __device__ inline void scale_chunk(uint32_t at, float by) {
   *words = w;
 }
 
+// The tokens of a chunk, a stage at a time, through two stages in shared memory; of queries, those
+// of every head that reads the key head. y has its share in it.
+template <class T, int threads, bool of_queries>
+struct SummedTokens {
+  using Rows = Tile<T, 64>;
+  static constexpr int kTokens = 64, kTileBytes = kTokens * Rows::kRow;
+  static constexpr int kBytes = 4 * kTileBytes + 2 * kTokens * 4;
+  static constexpr int kStep = threads / Rows::kChunks, kRows = (kTokens + kStep - 1) / kStep;
+  static_assert(threads >= kTokens);
+
+  const Chunks& p;
+  const Fused& f;
+  unsigned char* memory;
+  int key_head, b, each, begin, end;
+  int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
+  // Of what is being copied: asked for early, used when it is there.
+  float by[kRows], left[kRows], own = 0, own_left = 1;
+
+  __device__ SummedTokens(const Chunks& p, unsigned char* memory, int key_head)
+      : p(p),
+        f(p.f),
+        memory(memory),
+        key_head(key_head),
+        b(key_head / f.G),
+        each(of_queries ? f.H / f.G : 1),
+        begin(int(blockIdx.y) * p.length),
+        end(min(f.T, begin + p.length)) {}
+  __device__ Rows tile(int i) const { return {shared_address(memory + i * kTileBytes)}; }
+  __device__ float* column(int stage) const {
+    return reinterpret_cast<float*>(memory + 4 * kTileBytes) + stage * kTokens;
+  }
+  __device__ bool has_shares() const { return of_queries || f.seen.keep || f.decay; }
+  __device__ void copy(int stage, int r, int t0) {
+    const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
+    const int head = key_head % f.G * each + r, real = end - t0;
+    copy_rows<kTokens, threads>(tile(2 * stage), row_of<T>(x, b, head, t0), x.row, real, f.D);
+    copy_rows<kTokens, threads>(tile(2 * stage + 1), row_of<T>(y, b, head, t0), y.row, real, f.E);
+    if (has_shares())
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int t = t0 + row + i * kStep;
+        by[i] = share<of_queries>(f, key_head, head, t, end).value;
+        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
+      }
+    if (threadIdx.x < kTokens) {
+      const int t = t0 + int(threadIdx.x);
+      own = share<of_queries>(f, key_head, head, t, end).sum;
+      own_left = left_of<of_queries>(f, key_head, t, begin, end);
+    }
+  }
+  __device__ void give_shares(int stage) const {
+    if (has_shares())
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        if (row + i * kStep < kTokens)
+          scale_chunk<T>(tile(2 * stage + 1).chunk(row + i * kStep, chunk), by[i] * left[i]);
+    if (threadIdx.x < kTokens) column(stage)[threadIdx.x] = own * own_left;
+  }
+  // add(x, y, the shares in z)
+  template <class Add>
+  __device__ void over(const Add& add) {
+    copy(0, 0, begin);
+    int stage = 0;
+    for (int r = 0, t0 = begin; r < each; stage ^= 1) {
+      wait_for_copies();
+      give_shares(stage);
+      __syncthreads();  // these tokens are there, and all are done with those before
+      if ((t0 += kTokens) >= end) t0 = begin, ++r;
+      if (r < each) copy(stage ^ 1, r, t0);
+      add(tile(2 * stage), tile(2 * stage + 1), column(stage));
+    }
+  }
+};
+
 // The sums of a tile of a chunk, or, behind the last, of the constant.
 template <class T>
 __device__ inline void store_sums(const Chunks& p, const ChunkStates& to, int64_t record, int tile,
@@ -74,71 +139,33 @@ __device__ inline void store_sums(const Chunks& p, const ChunkStates& to, int64_
   }
 }
 
+// A warp has some tiles of monomials; as wide as float32.
+template <int own, int warps>
+struct SumsShape {
+  static constexpr int kOwn = own, kWarps = warps, kThreads = 32 * warps;
+};
 template <class T, class Shape, bool of_queries>
-__global__ __launch_bounds__(Shape::kThreads,
-                             Shape::kBlocks) void sums_kernel(const __grid_constant__ Chunks p) {
-  constexpr int kTokens = Shape::kTokens, kThreads = Shape::kThreads, kOwn = Shape::kOwn;
+__global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_constant__ Chunks p) {
   using M = Mma<T>;
-  using Rows = Tile<T, 64>;
-  static_assert(kThreads >= kTokens);
-  constexpr int kStep = kThreads / Rows::kChunks, kRows = (kTokens + kStep - 1) / kStep;
+  using Tokens = SummedTokens<T, Shape::kThreads, of_queries>;
+  constexpr int kOwn = Shape::kOwn;
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Fused& f = p.f;
-  float* const column = reinterpret_cast<float*>(memory + 4 * Shape::kTileBytes);
   const int all = p.tiles() + 1, parts = (all + kOwn * Shape::kWarps - 1) / (kOwn * Shape::kWarps);
-  const int key_head = int(blockIdx.x) / parts, b = key_head / f.G, g = key_head % f.G;
-  const int each = of_queries ? f.H / f.G : 1;
-  const int begin = int(blockIdx.y) * p.length, end = min(f.T, begin + p.length);
+  const int key_head = int(blockIdx.x) / parts;
   const int first = (int(blockIdx.x) % parts * Shape::kWarps + warp()) * kOwn;
   Monomials m[kOwn];
 #pragma unroll
   for (int o = 0; o < kOwn; ++o) m[o] = monomials(min(first + o, all - 2), all - 1, p.blocks());
-
-  const auto tile = [&](int i) { return Rows{shared_address(memory + i * Shape::kTileBytes)}; };
-  const bool shares = of_queries || f.seen.keep || f.decay;
-  const int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
-  // Of what is being copied: asked for early, used when it is there.
-  float by[kRows], left[kRows], own = 0, own_left = 1;
-  const auto copy = [&](int stage, int r, int t0) {
-    const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
-    const int head = g * each + r, real = end - t0;
-    copy_rows<kTokens, kThreads>(tile(2 * stage), row_of<T>(x, b, head, t0), x.row, real, f.D);
-    copy_rows<kTokens, kThreads>(tile(2 * stage + 1), row_of<T>(y, b, head, t0), y.row, real, f.E);
-    if (shares)
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int t = t0 + row + i * kStep;
-        by[i] = share<of_queries>(f, key_head, head, t, end).value;
-        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
-      }
-    if (threadIdx.x < kTokens) {
-      const int t = t0 + int(threadIdx.x);
-      own = share<of_queries>(f, key_head, head, t, end).sum;
-      own_left = left_of<of_queries>(f, key_head, t, begin, end);
-    }
-  };
-  copy(0, 0, begin);
   float S[kOwn][8][4] = {}, z[kOwn][4] = {};
-  int stage = 0;
-  for (int r = 0, t0 = begin; r < each; stage ^= 1) {
-    wait_for_copies();
-    const Rows x = tile(2 * stage), y = tile(2 * stage + 1);
-    if (shares)
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        if (row + i * kStep < kTokens)
-          scale_chunk<T>(y.chunk(row + i * kStep, chunk), by[i] * left[i]);
-    if (threadIdx.x < kTokens) column[stage * kTokens + threadIdx.x] = own * own_left;
-    __syncthreads();  // these tokens are there, and all are done with those before
-    if ((t0 += kTokens) >= end) t0 = begin, ++r;
-    if (r < each) copy(stage ^ 1, r, t0);
+  Tokens tokens(p, memory, key_head);
+  tokens.over([&](Tile<T, 64> x, Tile<T, 64> y, const float* column) {
     const typename M::template RightColumns<64> rights(y, 0, 0);
 #pragma unroll
-    for (int k = 0; k < kTokens; k += M::kDepth) {
+    for (int k = 0; k < Tokens::kTokens; k += M::kDepth) {
       typename M::B right[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) right[j] = rights.at(k, 16 * j);
-      const auto ones = Factors<T>::column(column + stage * kTokens + k);
+      const auto ones = Factors<T>::column(column + k);
 #pragma unroll
       for (int o = 0; o < kOwn; ++o) {
         if (first + o >= all) break;
@@ -150,7 +177,7 @@ __global__ __launch_bounds__(Shape::kThreads,
         Factors<T>::add_column(z[o], left, ones);
       }
     }
-  }
+  });
 #pragma unroll
   for (int o = 0; o < kOwn; ++o) {
     if (first + o >= all) break;
@@ -161,17 +188,12 @@ __global__ __launch_bounds__(Shape::kThreads,
 
 // The same of products of two blocks, 16-bit: a block of threads has one pair of them, a warp two
 // first factors; one block of threads more has the channels themselves and the constant.
-struct PairSumsShape {
-  static constexpr int kTokens = 64, kWarps = 8, kThreads = 32 * kWarps, kOwn = 2, kBlocks = 2;
-  static constexpr int kTileBytes = kTokens * 128, kBytes = 4 * kTileBytes + 2 * kTokens * 4;
-};
-template <bool of_queries>
+inline constexpr int kPairThreads = 8 * 32, kPairBlocks = 2;  // blocks: on a multiprocessor
 struct PairSums {
   using M = Mma<bf16>;
   using Rows = Tile<bf16, 64>;
-  static constexpr int kTokens = PairSumsShape::kTokens;
   int first, second;  // blocks; or -1 and the one of the channels themselves
-  bool constant;
+  bool constant;      // in place of channels
   float S[2][8][4], z[2][4];
 
   __device__ void add(int o, const M::A& left, const M::B (&right)[4], const M::B& ones) {
@@ -184,7 +206,7 @@ struct PairSums {
     const M::RightColumns<64> rights(y, 0, 0);
     const bool low = warp() < 4;
 #pragma unroll
-    for (int t = 0; t < kTokens; t += 16) {
+    for (int t = 0; t < 64; t += 16) {
       M::B right[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) right[j] = rights.at(t, 16 * j);
@@ -210,72 +232,27 @@ struct PairSums {
 };
 
 template <bool of_queries>
-__global__ __launch_bounds__(PairSumsShape::kThreads, PairSumsShape::kBlocks) void pair_sums_kernel(
-    const __grid_constant__ Chunks p) {
-  using Shape = PairSumsShape;
-  using Rows = Tile<bf16, 64>;
-  constexpr int kTokens = Shape::kTokens, kThreads = Shape::kThreads;
-  constexpr int kStep = kThreads / Rows::kChunks, kRows = kTokens / kStep;
+__global__ __launch_bounds__(kPairThreads,
+                             kPairBlocks) void pair_sums_kernel(const __grid_constant__ Chunks p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Fused& f = p.f;
-  float* const column = reinterpret_cast<float*>(memory + 4 * Shape::kTileBytes);
   const int tiles = p.tiles(), pairs = (tiles - p.blocks()) / 16, parts = pairs + 1;
   const int key_head = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
-  const int b = key_head / f.G, g = key_head % f.G, each = of_queries ? f.H / f.G : 1;
-  const int begin = int(blockIdx.y) * p.length, end = min(f.T, begin + p.length);
+  const bool is_pair = part < pairs, works = is_pair || warp() <= p.blocks();
   const Monomials m = monomials(16 * part, tiles, p.blocks());
-  PairSums<of_queries> sums{};
-  const bool is_pair = part < pairs;
+  PairSums sums{};
   sums.first = is_pair ? m.i / 16 : -1, sums.second = is_pair ? m.block : min(warp(), 3);
   sums.constant = !is_pair && warp() == p.blocks();
-  const bool works = is_pair || warp() <= p.blocks();
-
-  const auto tile = [&](int i) { return Rows{shared_address(memory + i * Shape::kTileBytes)}; };
-  const bool shares = of_queries || f.seen.keep || f.decay;
-  const int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
-  // Of what is being copied: asked for early, used when it is there.
-  float by[kRows], left[kRows], own = 0, own_left = 1;
-  const auto copy = [&](int stage, int r, int t0) {
-    const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
-    const int head = g * each + r, real = end - t0;
-    copy_rows<kTokens, kThreads>(tile(2 * stage), row_of<bf16>(x, b, head, t0), x.row, real, f.D);
-    copy_rows<kTokens, kThreads>(tile(2 * stage + 1), row_of<bf16>(y, b, head, t0), y.row, real,
-                                 f.E);
-    if (shares)
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int t = t0 + row + i * kStep;
-        by[i] = share<of_queries>(f, key_head, head, t, end).value;
-        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
-      }
-    if (threadIdx.x < kTokens) {
-      const int t = t0 + int(threadIdx.x);
-      own = share<of_queries>(f, key_head, head, t, end).sum;
-      own_left = left_of<of_queries>(f, key_head, t, begin, end);
-    }
-  };
-  copy(0, 0, begin);
-  int stage = 0;
-  for (int r = 0, t0 = begin; r < each; stage ^= 1) {
-    wait_for_copies();
-    const Rows x = tile(2 * stage), y = tile(2 * stage + 1);
-    if (shares)
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        scale_chunk<bf16>(y.chunk(row + i * kStep, chunk), by[i] * left[i]);
-    if (threadIdx.x < kTokens) column[stage * kTokens + threadIdx.x] = own * own_left;
-    __syncthreads();  // these tokens are there, and all are done with those before
-    if ((t0 += kTokens) >= end) t0 = begin, ++r;
-    if (r < each) copy(stage ^ 1, r, t0);
-    if (works) sums.add(x, y, column + stage * kTokens);
-  }
+  SummedTokens<bf16, kPairThreads, of_queries> tokens(p, memory, key_head);
+  tokens.over([&](Tile<bf16, 64> x, Tile<bf16, 64> y, const float* column) {
+    if (works) sums.add(x, y, column);
+  });
   if (!works) return;
   const int first = is_pair ? 16 * part + 2 * warp() : sums.constant ? tiles : 16 * part + warp();
+  const int64_t record = int64_t(key_head) * p.chunks() + blockIdx.y;
 #pragma unroll
   for (int o = 0; o < 2; ++o)
     if (o == 0 || is_pair)
-      store_sums<bf16>(p, of_queries ? p.behind : p.before,
-                       int64_t(key_head) * p.chunks() + blockIdx.y, first + o, sums.S[o],
+      store_sums<bf16>(p, of_queries ? p.behind : p.before, record, first + o, sums.S[o],
                        sums.z[o]);
 }
 
@@ -284,7 +261,7 @@ __global__ __launch_bounds__(PairSumsShape::kThreads, PairSumsShape::kBlocks) vo
 template <int n, bool backwards, class Load, class Store>
 __device__ inline void over_chunks(const Chunks& p, int key_head, const Load& load,
                                    const Store& store) {
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = 16;
   const int chunks = p.chunks();
   const auto record = [&](int c) {
     return int64_t(key_head) * chunks + (backwards ? chunks - 1 - c : c);

@@ -124,7 +124,15 @@ struct Walk {
     const float2 y = floats(two);
     return pair(bf16(), y.x * a, y.y * b);
   }
-  __device__ void add(WalkSums& sums, int i, const WalkGates& chunk) const {
+  // Every thread takes what it has copied.
+  __device__ void fade_shares(int i, const WalkGates& chunk) const {
+    if (const int n = int(threadIdx.x); n < kTokens) {
+      const double here = gates(i)[n];
+      const float left = of_queries ? fade(here, chunk.before) : fade(chunk.end, here);
+      shares(i)[n].a *= left, shares(i)[n].dW *= left;
+    }
+  }
+  __device__ void add(WalkSums& sums, int i) const {
     const bool has_shares = of_queries || f.seen.keep || f.decay, has_constant = p.w.c[0] != 0;
     const M::LeftColumns<64> lefts(x(i), 0, 16 * warp());
     const M::RightColumns<64> rights(y(i), 0, 0), own(y(i), 0, 16 * warp());
@@ -136,10 +144,6 @@ struct Walk {
       for (int j = 0; j < 4; ++j) {
         const int at = j / 2 * 8 + j % 2;
         a[j] = s[at].a, dW[j] = s[at].dW;
-        if (!f.decay) continue;
-        const double here = gates(i)[t + lane() % 4 * 2 + at];
-        const float left = of_queries ? fade(here, chunk.before) : fade(chunk.end, here);
-        a[j] *= left, dW[j] *= left;
       }
       const uint32_t column[2] = {split(dW[0], dW[1]), split(dW[2], dW[3])};
       M::A left = lefts.at(t, 0);
@@ -221,14 +225,17 @@ __global__ __launch_bounds__(WalkShape::kThreads, WalkShape::kBlocks) void walk_
   walk.copy(1);
   for (int i = 0; i < all; ++i) {
     wait_for_all_but<1>();
+    if (p.f.decay) {
+      if (i % stages == 0) gates = next, next = walk.gates_of_chunk(i + stages);
+      walk.fade_shares(i, gates);
+    }
     __syncthreads();  // these tokens are there, and all are done with those before
     walk.copy(i + 2);
     if (i % stages == 0) {
       walk.leave(sums, walk.chunk(i));
-      gates = next, next = walk.gates_of_chunk(i + stages);
       if (p.f.decay) sums.fade(fade(gates.end, gates.before));
     }
-    walk.add(sums, i, gates);
+    walk.add(sums, i);
   }
   walk.leave_all(sums);
 }

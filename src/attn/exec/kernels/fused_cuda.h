@@ -105,7 +105,8 @@ struct Epilogue {
   const float *norm_weight, *norm_bias;  // [E]
   float* d_divisor;                      // [B, H, T]
   Numbers d_out_gate, d_post_gate;       // likewise
-  float* d_norm;                         // [row_blocks(), 2, E]: of weight and bias
+  float* d_norm;                         // [2, E]: of weight and bias
+  float* d_norm_parts;                   // [row_blocks(), 2, E]
 };
 
 // What the backward kernels need of a query: z = scale q.k - sub, w(min(z, limit)), dN = a g. For

@@ -38,9 +38,11 @@ void Launch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream s
     std::visit(
         [&]<class W>(const W& w) {
           using Shape = BackwardShape<HORNER_DTYPE, C, W>;
-          const Grid grid{int64_t(f.B) * f.G * Shape::kParts, blocks(f.S, Shape::kKeys),
+          const Grid grid{int64_t(f.B) * f.G * blocks(f.S, Shape::kKeys) * Shape::kParts, 1,
                           Shape::kThreads, Shape::kBytes};
-          launch(keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w);
+          const int degree = knows_degrees<HORNER_DTYPE>(f) ? slope_degree_of(w) : 0;
+          launch(keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+                 before_scale(w, f.scale, degree));
         },
         weights);
   });

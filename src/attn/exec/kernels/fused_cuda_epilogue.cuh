@@ -62,19 +62,20 @@ __device__ inline float normed(const Epilogue& p, int channels, int64_t row, Lan
     x = x * by * r;
     return r;
   }
-  x = x * by;
   float mean = 0, r = 1;
-  if (p.norm == Epilogue::layer) mean = sum_over<n>(total, [&](int i) { return x[i]; }) / count;
-  const float squares = sum_over<n>(
-      total, [&](int i) { return channel(i) < channels ? (x[i] - mean) * (x[i] - mean) : 0; });
+  if (p.norm == Epilogue::layer)
+    mean = sum_over<n>(total, [&](int i) { return x[i]; }) * by / count;
+  x = lanes<n>([&](int i) { return x[i] * by - mean; });
+  if (channel(n - 1) >= channels)  // in the last lane, where there are fewer than so many
+    x = lanes<n>([&](int i) { return channel(i) < channels ? x[i] : 0; });
+  const float squares = sum_over<n>(total, [&](int i) { return x[i] * x[i]; });
   if (p.norm == Epilogue::l2) {
     r = (p.times_dim ? count : 1) / fmaxf(sqrtf(squares), kTinyLength);
   } else {
     r = 1 / sqrtf(squares / count + p.eps * (p.by_sum ? 1 : expf(-2 * shift)));
   }
   if (empty) r = 0;
-#pragma unroll
-  for (int i = 0; i < n; ++i) x[i] = channel(i) < channels ? (x[i] - mean) * r : 0;
+  x = x * r;
   return r;
 }
 

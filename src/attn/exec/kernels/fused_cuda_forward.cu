@@ -8,10 +8,14 @@ template <>
 void Launch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
     using Shape = ForwardShape<HORNER_DTYPE, C>;
-    const Grid grid{heads(f), blocks(f.T, Shape::kQueries), Shape::kThreads, Shape::kBytes};
-    std::visit([&]<class W>(
-                   const W& w) { launch(forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f, w); },
-               weights);
+    const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, Shape::kBytes};
+    std::visit(
+        [&]<class W>(const W& w) {
+          const int degree = knows_degrees<HORNER_DTYPE>(f) ? degree_of(w) : 0;
+          launch(forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+                 before_scale(w, f.scale, degree));
+        },
+        weights);
   });
 }
 

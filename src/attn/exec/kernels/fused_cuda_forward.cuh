@@ -14,15 +14,15 @@ template <class T, int C>
 struct ForwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kAtoms = 1;  // of 16 rows, in a warp
+  static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 rows, in a warp
   static constexpr bool kDecay = true;
-  static constexpr bool kRaw = false;  // whether polynomials are of scores before the scale
+  static constexpr bool kRaw =
+      true;  // polynomials of known degree are of products before the scale
   static constexpr int kQueries = 16 * kAtoms * kWarps;
-  static constexpr int kBlocks = kWide || C == 256 ? 1
-                                 : C == 128        ? 2
-                                                   : 4;  // at least, on a multiprocessor
-  static constexpr int kKeys = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
-  static constexpr int kBytes = (kQueries + 4 * kKeys) * C * int(sizeof(T)) + 2 * kKeys * 8;
+  static constexpr int kBlocks = kWide || C == 256 ? 1 : 2;  // at least, on a multiprocessor
+  static constexpr int kTile = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;  // keys
+  static constexpr int kKeys = !kWide && C == 128 ? 32 : kTile;                    // taken at once
+  static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * 8;
 };
 
 // The rows of a thread: `atoms` times the rows i and i + 8 of sixteen.
@@ -225,17 +225,26 @@ struct RunningSums {
 #pragma unroll
       for (int j = 0; j < C / 4; ++j) g(j, N[0][j / 2][j % 2], N[0][j / 2][2 + j % 2]);
     };
-    const auto at = [&](int j) { return min(channel(j), f.channels - 1); };
-    if (p.norm_weight)
-      each([&](int j, float& x, float& y) {
-        const float w = p.norm_weight[at(j)];
-        x *= w, y *= w;
-      });
-    if (p.norm_bias)
-      each([&](int j, float& x, float& y) {
-        const float b = channel(j) < f.channels ? p.norm_bias[at(j)] : 0;
-        x += b, y += b;
-      });
+    if (f.channels == C) {
+      const float *const w = p.norm_weight + channel(0), *const b = p.norm_bias + channel(0);
+      const auto at = [](int j) { return j / 2 * 8 + j % 2; };
+      if (p.norm_weight) each([&](int j, float& x, float& y) { x *= w[at(j)], y *= w[at(j)]; });
+      if (p.norm_bias) each([&](int j, float& x, float& y) { x += b[at(j)], y += b[at(j)]; });
+    } else {
+      const auto one = [&](const float* from, int j) {
+        return channel(j) < f.channels ? from[channel(j)] : 0;
+      };
+      if (p.norm_weight)
+        each([&](int j, float& x, float& y) {
+          const float w = one(p.norm_weight, j);
+          x *= w, y *= w;
+        });
+      if (p.norm_bias)
+        each([&](int j, float& x, float& y) {
+          const float b = one(p.norm_bias, j);
+          x += b, y += b;
+        });
+    }
     float on[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) on[i] = r[i] == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
@@ -251,12 +260,13 @@ struct RunningSums {
       store(f.o, i);
     }
   }
-  __device__ void store(void* rows, int i) const {
-    if (query(i) >= f.T) return;
+  __device__ void store(void* rows, int i) const {  // by all lanes
 #pragma unroll
-    for (int j = 0; j < C / 4; j += 2) {
-      const float* y = N[i / 2][j / 2] + i % 2 * 2;
-      if (j * 4 < f.E) store_pair<T>(rows, row(i) * f.E + channel(j), y[0], y[1]);
+    for (int j = 0; j < C / 8; j += 4) {
+      float x[8];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) x[c] = N[i / 2][j + c / 2][i % 2 * 2 + c % 2];
+      store_32<T>(rows, row(i) * f.E + 8 * j, f.E - 8 * j, query(i) < f.T, x);
     }
   }
 };
@@ -267,41 +277,56 @@ __global__ __launch_bounds__(
     ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
                                                      const __grid_constant__ W w) {
   using Shape = ForwardShape<T, C>;
-  constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
-  constexpr int kBytes = kKeys * C * int(sizeof(T));
+  constexpr int kTile = Shape::kTile, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
+  constexpr int kBytes = kTile * C * int(sizeof(T));
   extern __shared__ __align__(1024) unsigned char memory[];
   const Tile<T, C> q{shared_address(memory)};
   const Tile<T, C> first_tile{q.at + kQueries * C * int(sizeof(T))};
-  double* const gates = reinterpret_cast<double*>(memory + (kQueries + 4 * kKeys) * C * sizeof(T));
+  double* const gates = reinterpret_cast<double*>(memory + (kQueries + 4 * kTile) * C * sizeof(T));
 
-  const Head head(f, int(blockIdx.x));
-  const int t0 = int(gridDim.y - 1 - blockIdx.y) * kQueries;  // longest rows first
-  const int begin = f.seen.lo(t0) / kKeys * kKeys, end = f.seen.hi(min(t0 + kQueries, f.T) - 1);
+  const int blocks = (f.T + kQueries - 1) / kQueries;
+  const Place place(int(blockIdx.x), f.B * f.H, blocks);
+  const Head head(f, place.head);
+  const int t0 = (blocks - 1 - place.block) * kQueries;  // longest rows first
+  const int begin = f.seen.lo(t0) / kTile * kTile, end = f.seen.hi(min(t0 + kQueries, f.T) - 1);
   const auto copy_keys = [&](int s0, int stage) {
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
-    copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
-    copy_rows<kKeys, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
+    copy_rows<kTile, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
+    copy_rows<kTile, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
   };
   copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
   if (begin < end) copy_keys(begin, 0);
 
   const int own = warp() * 16 * Shape::kAtoms;
+  const Care plain = f.clamp < INFINITY ? Care::clamp : Care::none;
+  const Sight sight = keys_seen_by(f.seen, t0 + own, t0 + own + 16 * Shape::kAtoms);
   RunningSums<T, C, W> sums(f, w, head, t0 + own + lane() / 4);
-  int stage = 0;
-  for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
-    const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
-    if (f.decay && threadIdx.x < kKeys)
-      gates[stage * kKeys + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
-    wait_for_copies();
-    __syncthreads();  // this tile is there, and all are done with the one before
-    if (s0 + kKeys < end) copy_keys(s0 + kKeys, stage ^ 1);
-    float x[Shape::kAtoms][kKeys / 8][4];
-    rows_by_rows<T>(x, q, own, k, 0);
-    const Care care = care_for(f, t0, t0 + kQueries, s0, s0 + kKeys);
-    const double* const tile_gates = gates + stage * kKeys;
-    sums.weigh(care, x, s0, tile_gates);
-    sums.rescale();
-    add_sums_by_columns<T>(sums.N, x, v, 0);
+  const auto over_keys = [&](const auto& weight) __attribute__((always_inline)) {
+    int stage = 0;
+    for (int s0 = begin; s0 < end; s0 += kTile, stage ^= 1) {
+      const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
+      if (f.decay && threadIdx.x < kTile)
+        gates[stage * kTile + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
+      wait_for_copies();
+      __syncthreads();  // this tile is there, and all are done with the one before
+      if (s0 + kTile < end) copy_keys(s0 + kTile, stage ^ 1);
+#pragma unroll 1
+      for (int at = 0; at < kTile; at += Shape::kKeys) {
+        const int s = s0 + at, s1 = s + Shape::kKeys;
+        if (sight.nothing_of(s, s1)) continue;
+        float x[Shape::kAtoms][Shape::kKeys / 8][4];
+        rows_by_rows<T>(x, q, own, k, at);
+        const bool any = f.decay || !sight.all_of(s, s1);
+        sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at);
+        sums.rescale();
+        add_sums_by_columns<T>(sums.N, x, v, at);
+      }
+    }
+  };
+  if constexpr (Shape::kWide) {
+    with_any_degree(w, over_keys);
+  } else {
+    with_degree(w, knows_degrees<T>(f) ? degree_of(w) : 0, over_keys);
   }
   if (begin >= end) wait_for_copies();
   sums.finish();

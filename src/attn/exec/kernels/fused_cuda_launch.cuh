@@ -7,6 +7,7 @@
 
 #include "attn/exec/kernels/fused_cuda.h"
 #include "attn/exec/kernels/fused_cuda_mma.cuh"
+#include "attn/exec/kernels/fused_cuda_weights.cuh"
 #include "core/check.h"
 
 namespace horner::attn::kernels::cuda {
@@ -39,6 +40,18 @@ void with_channels(const Fused& p, const F& f) {
   if (most <= 64) return f(std::integral_constant<int, 64>());
   if (most <= 128) return f(std::integral_constant<int, 128>());
   f(std::integral_constant<int, 256>());
+}
+
+// Where the kernel knows the degree, coefficients for products before the scale.
+template <class W>
+const W& before_scale(const W& w, float, int) {
+  return w;
+}
+inline Polynomial before_scale(Polynomial p, float scale, int degree) {
+  double unit = 1;
+  for (int n = 0; knows_degree(degree) && n <= degree; ++n, unit *= scale)
+    p.c[n] = float(p.c[n] * unit);
+  return p;
 }
 
 struct Grid {

@@ -146,11 +146,26 @@ struct Mma {
       return b;
     }
   };
-  // Of the sums of an earlier product, columns [16 i, 16 i + 16).
+  // Sums of an earlier product, [16, 8], as they are multiplied.
+  struct Rounded {
+    uint32_t x[2];
+  };
+  static __device__ Rounded rounded(const float (&c)[4]) {
+    return {{pair(T(), c[0], c[1]), pair(T(), c[2], c[3])}};
+  }
+  // Only those of the four numbers that have a bit.
+  static __device__ void keep(Rounded& c, uint32_t bits) {
+    c.x[0] &= (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
+    c.x[1] &= (bits & 4 ? 0xffffu : 0) | (bits & 8 ? 0xffff0000u : 0);
+  }
+  // Of those, columns [16 i, 16 i + 16).
+  static __device__ A a_of_sums(const Rounded* c, int i) {
+    const uint32_t *c0 = c[2 * i].x, *c1 = c[2 * i + 1].x;
+    return {{c0[0], c0[1], c1[0], c1[1]}};
+  }
   static __device__ A a_of_sums(const float (*c)[4], int i) {
-    const float *c0 = c[2 * i], *c1 = c[2 * i + 1];
-    return {{pair(T(), c0[0], c0[1]), pair(T(), c0[2], c0[3]), pair(T(), c1[0], c1[1]),
-             pair(T(), c1[2], c1[3])}};
+    const Rounded both[2] = {rounded(c[2 * i]), rounded(c[2 * i + 1])};
+    return a_of_sums(both, 0);
   }
   // Writes them to a tile, at their place.
   template <int C>
@@ -158,9 +173,9 @@ struct Mma {
     uint32_t lane_at;
     __device__ Writer(Tile<T, C> t, int first)
         : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
-    __device__ void put(int row, int column, const float (&c)[4]) const {
-      store_word(Tile<T, C>::moved(lane_at, row, column), pair(T(), c[0], c[1]));
-      store_word(Tile<T, C>::moved(lane_at, row + 8, column), pair(T(), c[2], c[3]));
+    __device__ void put(int row, int column, const Rounded& c) const {
+      store_word(Tile<T, C>::moved(lane_at, row, column), c.x[0]);
+      store_word(Tile<T, C>::moved(lane_at, row + 8, column), c.x[1]);
     }
   };
   // d = a b + c
@@ -273,6 +288,15 @@ struct Mma<float> {
       return split<B>(x);
     }
   };
+  struct Rounded {
+    float x[4];
+  };
+  static __device__ Rounded rounded(const float (&c)[4]) { return {{c[0], c[1], c[2], c[3]}}; }
+  static __device__ void keep(Rounded& c, uint32_t bits) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c.x[i] = bits >> i & 1 ? c.x[i] : 0;
+  }
+  static __device__ A a_of_sums(const Rounded* c, int i) { return a_of_sums(&c[i].x, 0); }
   static __device__ A a_of_sums(const float (*c)[4], int i) {
     const float* y = c[i];
     const uint32_t x[4] = {__float_as_uint(y[0]), __float_as_uint(y[2]), __float_as_uint(y[1]),
@@ -284,11 +308,11 @@ struct Mma<float> {
     uint32_t lane_at;  // two neighbours share a chunk
     __device__ Writer(Tile<float, C> t, int first)
         : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
-    __device__ void put(int row, int column, const float (&c)[4]) const {
+    __device__ void put(int row, int column, const Rounded& c) const {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         store_word(Tile<float, C>::moved(lane_at, row + i / 2 * 8, column) + uint32_t(i % 2 * 4),
-                   __float_as_uint(c[i]));
+                   __float_as_uint(c.x[i]));
     }
   };
   static __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -320,48 +344,5 @@ struct Mma<float> {
     multiply<Add>(c1, a, b, 2);
   }
 };
-
-// C [16 atoms, 8 n] = rows of `a` from row_a on, times rows of `b` from row_b on, transposed.
-template <class T, int atoms, int n, int C>
-__device__ inline void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int row_a, Tile<T, C> b,
-                                    int row_b) {
-  const typename Mma<T>::template LeftRows<C> lefts(a, row_a);
-  const typename Mma<T>::template RightRows<C> rights(b, row_b);
-#pragma unroll
-  for (int k = 0; k < C; k += Mma<T>::kDepth) {
-    typename Mma<T>::A left[atoms];
-#pragma unroll
-    for (int i = 0; i < atoms; ++i) left[i] = lefts.at(16 * i, k);
-#pragma unroll
-    for (int j = 0; j < n; j += 2) {
-      const auto right = rights.at(8 * j, k);
-#pragma unroll
-      for (int i = 0; i < atoms; ++i)
-        k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], left[i], right)
-               : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
-    }
-  }
-}
-
-// C [16 atoms, 8 n] += x [16 atoms, 8 m], sums of an earlier product, times rows of `b` from row
-// on, its columns from `column` on.
-template <class T, int atoms, int n, int m, int C>
-__device__ inline void add_sums_by_columns(float (&c)[atoms][n][4], const float (&x)[atoms][m][4],
-                                           Tile<T, C> b, int row, int column = 0) {
-  const typename Mma<T>::template RightColumns<C> rights(b, row, column);
-#pragma unroll
-  for (int k = 0; k < 8 * m / Mma<T>::kDepth; ++k) {
-    typename Mma<T>::A left[atoms];
-#pragma unroll
-    for (int i = 0; i < atoms; ++i) left[i] = Mma<T>::a_of_sums(x[i], k);
-#pragma unroll
-    for (int j = 0; j < n; j += 2) {
-      const auto right = rights.at(k * Mma<T>::kDepth, 8 * j);
-#pragma unroll
-      for (int i = 0; i < atoms; ++i)
-        Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
-    }
-  }
-}
 
 }  // namespace horner::attn::kernels::cuda

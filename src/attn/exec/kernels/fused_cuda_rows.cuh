@@ -110,7 +110,7 @@ struct NormOfLane {
     for (int c = int(threadIdx.x); c < 2 * f.E; c += kRowThreads) {
       float sum = 0;
       for (int k = 0; k < kSums; ++k) sum += sums[c / f.E][k][c % f.E];
-      f.epilogue.d_norm[2 * int64_t(blockIdx.x) * f.E + c] = sum;
+      f.epilogue.d_norm_parts[2 * int64_t(blockIdx.x) * f.E + c] = sum;
     }
   }
 };

@@ -1,7 +1,7 @@
 // Where a block of threads works, and how rows of q, k and v come to shared memory.
 #pragma once
 
-#include "attn/exec/kernels/fused_cuda_mma.cuh"
+#include "attn/exec/kernels/fused_cuda_products.cuh"
 #include "attn/exec/kernels/fused_cuda_weights.cuh"
 
 namespace horner::attn::kernels::cuda {
@@ -21,9 +21,28 @@ __device__ const T* row_of(const View& x, int b, int h, int row) {
   return static_cast<const T*>(x.at) + b * x.batch + h * x.head + row * x.row;
 }
 
+// Blocks that run side by side: those of some heads, the same part of each head after another. So
+// the longest come first, and what these heads read and add to stays in the second-level cache.
+struct Place {
+  int head, block;
+
+  __device__ Place(int index, int heads, int blocks) {
+    constexpr int kTogether = 256;  // blocks, at least
+    const int some = min(heads, (kTogether + blocks - 1) / blocks), first = index / (some * blocks);
+    const int here = min(some, heads - first * some), rest = index - first * some * blocks;
+    head = first * some + rest % here, block = rest / here;
+  }
+};
+
+// A number that the compiler keeps: it would rather divide anew in every round of a loop.
+__device__ inline int kept(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Copies that run beside the arithmetic.
 __device__ inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
-  const int bytes = real ? 16 : 0;  // the rest becomes zeros
+  const int bytes = real ? 16 : 0;  // the rest becomes zeros, and is not read
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
@@ -43,8 +62,7 @@ __device__ inline void copy_rows(Tile<T, C> to, const T* from, int64_t stride, i
 #pragma unroll
   for (int i = 0; i < rows; i += kStep, at += kStep * stride) {
     if (rows % kStep != 0 && first + i >= rows) return;
-    const bool inside = wanted && first + i < real;
-    copy_16_bytes(to.chunk(first + i, chunk), inside ? at : from, inside);
+    copy_16_bytes(to.chunk(first + i, chunk), at, wanted && first + i < real);
   }
 }
 
@@ -77,6 +95,30 @@ __device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) 
   return f.clamp < INFINITY ? Care::clamp : Care::none;
 }
 
+// Of an interval: what some of it sees, or is seen by, and what all of it does.
+struct Sight {
+  int some_begin, some_end, all_begin, all_end;
+
+  __device__ bool nothing_of(int begin, int end) const {
+    return begin >= some_end || end <= some_begin;
+  }
+  __device__ bool all_of(int begin, int end) const { return begin >= all_begin && end <= all_end; }
+};
+// The keys that queries [t0, t1) see.
+__device__ inline Sight keys_seen_by(const Seen& seen, int t0, int t1) {
+  if (t0 >= seen.T) return {0, 0, 0, 0};
+  const int last = min(t1, seen.T) - 1;
+  return {seen.lo(t0), seen.hi(last), seen.lo(last), seen.keep ? 0 : seen.hi(t0)};
+}
+// The queries that see keys [s0, s1).
+__device__ inline Sight queries_that_see(const Seen& seen, int s0, int s1) {
+  if (s0 >= seen.S) return {0, 0, 0, 0};
+  const int end = min(s1, seen.S);
+  const bool whole = end == s1 && !seen.keep;
+  return {seen.first_query(s0), seen.end_query(end), seen.first_query(end - 1),
+          whole ? seen.end_query(s0 + 1) : 0};
+}
+
 // A bit for each of the n keys first, first + 1, first + 8, first + 9, ... that query t sees.
 template <int n>
 __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {
@@ -90,6 +132,16 @@ __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) 
   for (int i = 0; i < n; ++i)
     if (!seen.keep[int64_t(b) * seen.S + min(key(i), seen.S - 1)]) bits &= ~(1u << i);
   return bits;
+}
+
+// Decay and centred scores run code of their own, one for all degrees of polynomials.
+HORNER_HD bool is_careful(const Fused& f) {
+  return f.decay || f.centre;
+}
+// Whether there is code for each degree. In float32 the products take most of the time.
+template <class T>
+HORNER_HD bool knows_degrees(const Fused& f) {
+  return sizeof(T) == 2 && !is_careful(f);
 }
 
 // The product of the gates in (s, t], from their running sums: of those a difference is taken in
@@ -117,6 +169,42 @@ __device__ inline void store_pair(void* rows, int64_t at, float a, float b) {
 template <>
 __device__ inline void store_pair<float>(void* rows, int64_t at, float a, float b) {
   *reinterpret_cast<float2*>(static_cast<float*>(rows) + at) = make_float2(a, b);
+}
+
+// From two neighbours of a row in each of four tiles to eight neighbours: lane i of four gets those
+// of tile i. x[2 j] and x[2 j + 1] are a lane's numbers of tile j, [8] over the four lanes.
+template <class T>
+__device__ inline uint4 eight_neighbours(const float (&x)[8]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) words[j] = pair(T(), x[2 * j], x[2 * j + 1]);
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = lane() & step;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j & step) continue;
+      uint32_t &low = words[j], &high = words[j + step];
+      const uint32_t other = __shfl_xor_sync(~0u, upper ? low : high, step);
+      (upper ? low : high) = other;
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+// Stores such numbers of four tiles side by side, [32], if wanted; of those only `channels`.
+template <class T>
+__device__ inline void store_32(void* rows, int64_t at, int channels, bool wanted,
+                                const float (&x)[8]) {
+  if constexpr (sizeof(T) == 2) {
+    const uint4 words = eight_neighbours<T>(x);
+    const int c = lane() % 4 * 8;
+    if (wanted && c < channels) *reinterpret_cast<uint4*>(static_cast<T*>(rows) + at + c) = words;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (wanted && 8 * j < channels)
+        store_pair<T>(rows, at + 8 * j + lane() % 4 * 2, x[2 * j], x[2 * j + 1]);
+  }
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -119,7 +119,7 @@ inline constexpr bool kOfDegree = false;
 template <int degree>
 inline constexpr bool kOfDegree<OfDegree<degree>> = degree != 0;
 constexpr bool knows_degree(int n) {
-  return n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
+  return n == 1 || n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
 }
 // f(weight), with a polynomial of the degree given. Called around loops, not in them.
 template <class W, class F>
@@ -130,6 +130,7 @@ template <class F>
 HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
   switch (degree) {
       // clang-format off
+    case 1:  // with c[2] = 0
     case 2: return f(OfDegree<2>{p});
     case 3: return f(OfDegree<3>{p});
     case 4: return f(OfDegree<4>{p});
@@ -140,20 +141,30 @@ HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
       // clang-format on
   }
 }
-// The degree for values, and that for slopes.
+// The same for every degree.
+template <class W, class F>
+HORNER_HD void with_any_degree(const W& w, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_any_degree(const Polynomial& p, const F& f) {
+  f(OfDegree<0>{p});
+}
+// The degree for values, where odd ones from 5 on count as the next (c is 0 there), and that for
+// slopes.
 template <class W>
 HORNER_HD int degree_of(const W&) {
   return 0;
 }
 HORNER_HD int degree_of(const Polynomial& p) {
-  return p.degree;
+  return p.degree > 4 && p.degree < 10 ? p.degree + p.degree % 2 : p.degree;
 }
 template <class W>
 HORNER_HD int slope_degree_of(const W&) {
   return 0;
 }
 HORNER_HD int slope_degree_of(const Polynomial& p) {
-  return p.is_series ? p.degree : 0;
+  return p.is_series && p.degree > 1 ? p.degree : 0;
 }
 
 // Eight numbers at a time, which is enough to keep a warp busy: more would take registers.

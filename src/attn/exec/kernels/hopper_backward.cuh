@@ -275,7 +275,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
     if (warp() % 4 == 0) copy_queries<W>(f, maps, memory, tiles);
   } else if (group < Shape::kGroups) {
     take_registers<Shape::kRegisters>();
-    with_degree(w, slope_degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+    with_slopes(w, [&](const auto& weight) __attribute__((always_inline)) {
       sum_over_queries<W, T>(f, weight, memory, tiles);
     });
   } else if constexpr (Shape::kDqGroup) {

@@ -8,6 +8,8 @@
 
 namespace horner::attn::kernels::cuda {
 
+inline constexpr int kMultiprocessors = 132;  // of the H100 and H200
+
 template <int C>
 struct HopperForwardShape {
   static constexpr bool kDecay = false, kRaw = true;
@@ -55,6 +57,20 @@ struct ForwardMemory {
       make_barrier(k_free(i), kWarps), make_barrier(v_free(i), kWarps);
     }
     barriers_are_made();
+  }
+};
+
+// Which head and which of its blocks a block of threads has, the longest being 0. The blocks of a
+// head follow one another, so that what they share stays in the cache; those of the last heads, two
+// rounds of the multiprocessors, go by their length, so that no long one is left for the end.
+struct Place {
+  int head, block;
+
+  __device__ Place(int heads, int blocks, int at_once) {
+    const int last = min(heads, (2 * at_once + blocks - 1) / blocks);
+    const int n = int(blockIdx.x), behind = n - (heads - last) * blocks;
+    head = behind < 0 ? n / blocks : heads - last + behind % last;
+    block = behind < 0 ? n % blocks : behind / last;
   }
 };
 
@@ -136,6 +152,40 @@ __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
     }
 }
 
+// From products to weights, in place, and added to the sum. A mask or a clamp changes them where
+// they are, in tiles that need it: all tiles run the same code otherwise.
+template <class Sums, class Weight>
+__device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
+                                           typename Sums::Products& x, int s0, bool masked) {
+  constexpr int n = 2 * Sums::kTiles;
+  const Fused& f = sums.f;
+  const int first = s0 + lane() % 4 * 2;
+  const auto hide = [&](int i, float other) __attribute__((always_inline)) {
+    const uint32_t seen = seen_keys<n>(f.seen, sums.head.b, sums.query(i), first);
+#pragma unroll
+    for (int j = 0; j < n; ++j)
+      if (!(seen >> j & 1)) x[0][j / 2][i * 2 + j % 2] = other;
+  };
+  if (Sums::kIsExp && masked) hide(0, -INFINITY), hide(1, -INFINITY);
+  if (f.clamp < INFINITY) {
+    const float most = f.clamp / f.scale;
+#pragma unroll
+    for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = at_most(x[0][j / 4][j % 4], most);
+  }
+  if constexpr (Sums::kIsExp)
+    sums.raise([&](int i) {
+      const auto y = Sums::of_row(x, i);
+      return Sums::by_fours(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
+    });
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
+    if (!Sums::kIsExp && masked) hide(i, 0);
+    if constexpr (!Sums::kScaled) sums.add(Sums::of_row(x, i), i);
+  }
+  if constexpr (Sums::kScaled) sums.by_largest(x);
+}
+
 __device__ inline void arrive_by_warp(uint32_t barrier) {
   __syncwarp();
   if (lane() == 0) arrive(barrier);
@@ -155,16 +205,13 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
   const auto phase = [](int i) { return i / kStages & 1; };
-  // Keys that every query of the group sees; for the first tile, code for all cases alone: less to
-  // fetch.
+  // Keys that every query of the group sees.
   const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
   const int last_seen = f.seen.keep ? 0 : f.seen.hi(min(t0, f.T - 1));
-  const Care plain = f.clamp < INFINITY ? Care::clamp : Care::none;
   const auto weigh = [&](int i) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
-    const bool whole = i > 0 && s0 >= first_seen && s0 + kKeys <= last_seen;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
-    sums.weigh(weight, whole ? plain : Care::any, x, s0, nullptr);
+    weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen);
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
   const auto copy_next = [&](int i) {
@@ -196,6 +243,8 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     touch(x[0]);
     arrive_by_warp(memory.k_free(stage));
     weigh(i);
+    // A branch, across which the compiler moves no wait for products: it would put the one below
+    // before the weights.
     if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
     wait_for_products<0>();
     touch(sums.N[0]), touch(weights);
@@ -239,11 +288,10 @@ __global__ __launch_bounds__(
   using Shape = HopperForwardShape<C>;
   extern __shared__ __align__(1024) unsigned char bytes[];
   const ForwardMemory<C> memory{shared_address(bytes)};
-  // The blocks of a head one after the other, so that its keys stay in the cache; longest rows
-  // first.
   const int blocks = (f.T + Shape::kQueries - 1) / Shape::kQueries;
-  const Head head(f, int(blockIdx.x) / blocks);
-  const int t0 = (blocks - 1 - int(blockIdx.x) % blocks) * Shape::kQueries;
+  const Place place(f.B * f.H, blocks, kMultiprocessors * Shape::kBlocks);
+  const Head head(f, place.head);
+  const int t0 = (blocks - 1 - place.block) * Shape::kQueries;
   const int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
   const auto tiles_of = [&](int queries) {
     const int end = f.seen.hi(min(t0 + queries, f.T) - 1);

@@ -7,6 +7,29 @@
 
 namespace horner::attn::kernels::cuda {
 
+// A polynomial of no more than this degree that is no series (a power, or 1 + x): its slope is a
+// sum of its own.
+template <int degree>
+struct UpToDegree {
+  const Polynomial& p;
+};
+template <int degree, int n>
+__device__ __forceinline__ Slope<Lanes<n>> slopes_of(const UpToDegree<degree>& w,
+                                                     const Lanes<n>& x) {
+  return weight_of_degree<degree>(w.p, x);
+}
+// f(weight), of a weight whose slopes have code of their own. Called around loops.
+template <class F>
+__device__ __forceinline__ void with_slopes(const Exp& w, const F& f) {
+  f(w);
+}
+template <class F>
+__device__ __forceinline__ void with_slopes(const Polynomial& p, const F& f) {
+  if (slope_degree_of(p) == 0 && p.degree <= 2) return f(UpToDegree<2>{p});
+  if (slope_degree_of(p) == 0 && p.degree <= 4) return f(UpToDegree<4>{p});
+  with_degree(p, slope_degree_of(p), f);
+}
+
 struct Marks {
   bool some;            // of the scores of this warp are hidden or clamped
   uint32_t seen, live;  // a bit for each; live: a gradient comes through
@@ -55,6 +78,15 @@ __device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, ui
   return m;
 }
 
+// The weights of scores that are not seen become 0, after rounding: so that their sums of products
+// above have no branch in them.
+__device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const uint32_t pair = seen >> 2 * j & 3;
+    weights[j / 4][j % 4] &= (pair & 1 ? 0xffff : 0) | (pair & 2 ? 0xffff0000 : 0);
+  }
+}
 // From products to weights times a, rounded, and slopes (of Exp: weights times a), in place of x.
 template <class T, int>
 __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryColumns& of,
@@ -67,11 +99,6 @@ __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryCol
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[j][i] = exp2_fast(x[j][i] * scale - (i % 2 ? sub.y : sub.x));
   }
-  if (care & QueryColumns::kMasked) {
-#pragma unroll
-    for (int j = 0; j < 32; ++j)
-      if (!(marks.seen >> j & 1)) x[j / 4][j % 4] = 0;
-  }
   if (care & QueryColumns::kNegative) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
@@ -82,29 +109,30 @@ __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryCol
       }
   }
   rounded<T>(weights, x);
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
 }
-template <class T, int batch, int degree>
-__device__ __forceinline__ void weigh(const Fused& f, const OfDegree<degree>& w,
-                                      const QueryColumns& of, uint32_t care, const Marks& marks,
-                                      float (&x)[8][4], uint32_t (&weights)[4][4]) {
+template <class T, int batch, class Weight>
+__device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
-    const auto z = lanes<n>(
-        [&](int i) { return degree == 0 ? x[j + i / 4][i % 4] * f.scale : x[j + i / 4][i % 4]; });
-    Slope<Lanes<n>> y = slopes_of(w, z);
-    if (care & QueryColumns::kMasked)
-      y.w = lanes<n>([&](int i) { return marks.seen >> (4 * j + i) & 1 ? y.w[i] : 0; });
+    const auto z = lanes<n>([&](int i) {
+      return kOfDegree<Weight> ? x[j + i / 4][i % 4] : x[j + i / 4][i % 4] * f.scale;
+    });
+    const Slope<Lanes<n>> y = slopes_of(w, z);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
-      uint32_t* const to = weights[j / 2] + (j + i) % 2 * 2;
+      uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
       to[0] = pair(T(), y.w[4 * i] * a.x, y.w[4 * i + 1] * a.y);
       to[1] = pair(T(), y.w[4 * i + 2] * a.x, y.w[4 * i + 3] * a.y);
     }
 #pragma unroll
     for (int i = 0; i < n; ++i) x[j + i / 4][i % 4] = y.dw[i];
   }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
 }
 // From slopes and the products of gradients and values to the gradients of scores, rounded.
 template <class T, class W>

@@ -42,17 +42,6 @@ static CUtensorMap map_of(const View& x, int channels, int64_t total_rows, int h
   return map;
 }
 
-// Where the kernel knows the degree, coefficients for products before the scale.
-static Exp before_scale(const Exp& w, float, int) {
-  return w;
-}
-static Polynomial before_scale(Polynomial p, float scale, int degree) {
-  double unit = 1;
-  for (int n = 0; knows_degree(degree) && n <= degree; ++n, unit *= scale)
-    p.c[n] = float(p.c[n] * unit);
-  return p;
-}
-
 // f(weight, channels): Exp or Polynomial, 64 or 128 as a constant.
 template <class F>
 static void with_kernel(const Fused& p, const Weights& weights, const F& f) {

@@ -86,11 +86,10 @@ struct QueryTiles {
 
   template <class Shape>
   __device__ QueryTiles(const Fused& f, Shape) : each(f.H / f.G) {
-    // The blocks of a head one after the other, so that its queries and their dq stay in the cache.
-    // Under a causal mask the first have most queries.
-    const int blocks = (f.S + Shape::kKeys - 1) / Shape::kKeys, head = int(blockIdx.x) / blocks;
-    b = head / f.G, g = head % f.G;
-    s0 = int(blockIdx.x) % blocks * Shape::kKeys;
+    // Under a causal mask the first keys have most queries.
+    const Place place(f.B * f.G, (f.S + Shape::kKeys - 1) / Shape::kKeys, kMultiprocessors);
+    b = place.head / f.G, g = place.head % f.G;
+    s0 = place.block * Shape::kKeys;
     begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
     end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
   }

@@ -1,0 +1,261 @@
+// What a block of keys gathers from the queries that see it. Scores are taken transposed, keys by
+// queries: weights and gradients of scores then stay in registers as the left factors of
+//   dv += w^T dN  and  dk += dx^T q.
+#pragma once
+
+#include "attn/exec/kernels/fused_cuda_tiles.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// What the keys of a warp gather. Where two warps share their keys, each takes the scores of half
+// of the queries and has the sums of half of the channels: what one has weighed it writes for both.
+template <class T, int C, class W, class Shape>
+struct KeySums {
+  static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kStep / 8;
+  static constexpr int kSharing = 16 * kAtoms * Shape::kWarps / Shape::kKeys;
+  static constexpr int kPart = Shape::kQueries / kSharing, kChannels = Shape::kOwn / kSharing;
+  using Products = float[kAtoms][kTiles][4];
+  using Factors = typename Mma<T>::Rounded[kAtoms][kTiles];
+
+  const Fused& f;
+  const W& w;
+  int s0, own;       // the first key of the block, and that of the warp in it
+  int part, column;  // of those who share; the first of the channels whose sums are here
+  Sight sight;       // of the warp's keys
+  float dk[kAtoms][kChannels / 8][4], dv[kAtoms][kChannels / 8][4];
+  double d_decay[kAtoms][2];
+
+  // A tile of queries of one head, in shared memory.
+  struct Queries {
+    Head head;
+    int t0;
+    Tile<T, C> q, g;
+    const Query* of;      // [kQueries]
+    const double* gates;  // [kQueries]
+    Tile<T, Shape::kQueries> dx, w;
+  };
+
+  __device__ KeySums(const Fused& f, const W& w, int s0, int first)
+      : f(f),
+        w(w),
+        s0(s0),
+        own(warp() / kSharing * 16 * kAtoms),
+        part(warp() % kSharing),
+        column(first + part * kChannels),
+        sight(queries_that_see(f.seen, s0 + own, s0 + own + 16 * kAtoms)),
+        dk{},
+        dv{},
+        d_decay{} {}
+  __device__ int key(int i) const {  // of the thread's row i
+    return s0 + own + i / 2 * 16 + i % 2 * 8 + lane() / 4;
+  }
+
+  // Hides the keys that a query does not see.
+  __device__ __forceinline__ void hide(const Queries& tile, int at, Factors& aw,
+                                       Factors& dx) const {
+    const uint32_t kept = f.seen.keep ? kept_keys(tile.head.b) : ~0u;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      uint32_t seen[kAtoms] = {};
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int t = min(tile.t0 + at + 8 * j + lane() % 4 * 2 + c, f.T - 1);
+        const int lo = f.seen.lo(t), hi = f.seen.hi(t);
+#pragma unroll
+        for (int i = 0; i < 2 * kAtoms; ++i)
+          if (key(i) >= lo && key(i) < hi && kept >> i & 1) seen[i / 2] |= 1u << (i % 2 * 2 + c);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtoms; ++i)
+        Mma<T>::keep(aw[i][j], seen[i]), Mma<T>::keep(dx[i][j], seen[i]);
+    }
+  }
+  __device__ uint32_t kept_keys(int b) const {  // a bit for each of the thread's rows
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i)
+      if (f.seen.keep[int64_t(b) * f.S + min(key(i), f.S - 1)]) bits |= 1u << i;
+    return bits;
+  }
+  // From products to weights times a and the gradients of scores, some columns of tiles at a time.
+  template <Care care, class Weight>
+  __device__ __forceinline__ void grade(const Weight& weight, const Queries& tile, int at,
+                                        Products& x, Products& dp, Factors& aw, Factors& dx) {
+    constexpr bool raw = kOfDegree<Weight>;  // of products before the scale
+    const float scale = f.scale * kUnit<W>, per_scale = raw && care != Care::none ? 1 / scale : 1;
+    constexpr int kTilesAtOnce = Shape::kTilesAtOnce, n = 4 * kTilesAtOnce * kAtoms;
+    // Number i of a batch: its atom, tile, row and column.
+#pragma unroll
+    for (int j = 0; j < kTiles; j += kTilesAtOnce) {
+      const auto tile_of = [](int i) { return i / 4 % kTilesAtOnce; };
+      const auto column_of = [&](int i) {
+        return at + (j + tile_of(i)) * 8 + lane() % 4 * 2 + i % 2;
+      };
+      const auto row_of = [](int i) { return i / (4 * kTilesAtOnce) * 2 + i / 2 % 2; };
+      const auto number = [&](Products& y, int i) -> float& {
+        return y[i / (4 * kTilesAtOnce)][j + tile_of(i)][i % 4];
+      };
+      Query query[2 * kTilesAtOnce];  // of the columns
+#pragma unroll
+      for (int c = 0; c < 2 * kTilesAtOnce; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
+      const auto of = [&](int i) -> const Query& { return query[tile_of(i) * 2 + i % 2]; };
+      Scored<n> s;
+      s.z = lanes<n>([&](int i) { return raw ? number(x, i) : number(x, i) * scale - of(i).sub; });
+      s.limit = lanes<n>([&](int i) { return of(i).limit * per_scale; });
+      s.dp = lanes<n>([&](int i) { return number(dp, i); });
+      s.a = lanes<n>([&](int i) { return of(i).a; });
+      s.dW = lanes<n>([&](int i) { return of(i).dW; });
+      s.seen = ~0u;
+      if constexpr (care == Care::any) {
+        s.seen = 0;
+#pragma unroll
+        for (int c = 0; c < 2 * kTilesAtOnce; ++c) {
+          const int t = min(tile.t0 + column_of(c / 2 * 4 + c % 2), f.T - 1);
+          const int lo = f.seen.lo(t), hi = f.seen.hi(t);
+#pragma unroll
+          for (int i = 0; i < n; ++i)
+            if (tile_of(i) == c / 2 && i % 2 == c % 2)
+              s.seen |= uint32_t(key(row_of(i)) >= lo && key(row_of(i)) < hi) << i;
+        }
+        if (f.seen.keep) {
+          const uint32_t kept = kept_keys(tile.head.b);
+#pragma unroll
+          for (int i = 0; i < n; ++i)
+            if (!(kept >> row_of(i) & 1)) s.seen &= ~(1u << i);
+        }
+      }
+      if (care == Care::any && f.decay) {
+        const auto faded = lanes<n>([&](int i) {
+          return fade(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
+        });
+        s.a = s.a * faded, s.dW = s.dW * faded;
+      }
+      const Graded<n> y = graded<care, n>(weight, f, s, [&](int i) {
+        return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1));
+      });
+#pragma unroll
+      for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
+#pragma unroll
+      for (int i = 0; i < kAtoms * kTilesAtOnce; ++i) {
+        const int atom = i / kTilesAtOnce, column = j + i % kTilesAtOnce;
+        aw[atom][column] = Mma<T>::rounded(x[atom][column]);
+        dx[atom][column] = Mma<T>::rounded(dp[atom][column]);
+      }
+      if (care == Care::any && f.decay) add_decay(s, y);
+      if (care == Care::any && f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
+    }
+  }
+  template <int n>
+  __device__ void add_decay(const Scored<n>& s, const Graded<n>& y) {
+    float sum[kAtoms][2] = {};
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      sum[i / (4 * Shape::kTilesAtOnce)][i / 2 % 2] += y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]);
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += sum[i / 2][i % 2];
+  }
+  // The centre of a query is subtracted from its scores.
+  template <int n>
+  __device__ void add_centre(const Queries& tile, int first, const Lanes<n>& dx) const {
+#pragma unroll
+    for (int c = 0; c < 2 * Shape::kTilesAtOnce; ++c) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < n; ++i)
+        if (i / 4 % Shape::kTilesAtOnce == c / 2 && i % 2 == c % 2) sum += dx[i];
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      const int t = tile.t0 + first + c / 2 * 8 + c % 2;
+      if (lane() < 4 && t < f.T) atomicAdd(f.d_centre + tile.head.row(f, t), -sum);
+    }
+  }
+
+  // Adds a tile of queries. `weight` is w, or says its degree; `careful` is for decay and centred
+  // scores.
+  template <bool careful, class Weight>
+  __device__ __forceinline__ void add(const Weight& weight, const Queries& tile, Tile<T, C> k,
+                                      Tile<T, C> v) {
+    const typename Mma<T>::template Writer<Shape::kQueries> to_dx(tile.dx, own), to_w(tile.w, own);
+#pragma unroll 1
+    for (int i = 0; i < kPart / Shape::kStep; ++i) {
+      const int at = part * kPart + i * Shape::kStep, t = tile.t0 + at, t1 = t + Shape::kStep;
+      if (sight.nothing_of(t, t1)) {
+        const Factors zeros = {};
+        if (kSharing > 1) write(to_w, at, zeros);
+        if (kSharing > 1 || f.dq_sum) write(to_dx, at, zeros);
+        continue;
+      }
+      Products x, dp;
+      rows_by_rows<T>(x, k, own, tile.q, at);
+      rows_by_rows<T>(dp, v, own, tile.g, at);
+      Factors aw, dx;
+      if constexpr (careful) {
+        grade<Care::any>(weight, tile, at, x, dp, aw, dx);
+      } else {
+        f.clamp < INFINITY ? grade<Care::clamp>(weight, tile, at, x, dp, aw, dx)
+                           : grade<Care::none>(weight, tile, at, x, dp, aw, dx);
+        if (!sight.all_of(t, t1)) hide(tile, at, aw, dx);
+      }
+      if (kSharing > 1) write(to_w, at, aw);
+      if (kSharing > 1 || f.dq_sum) write(to_dx, at, dx);
+      add_sums_by_columns<T>(dv, aw, tile.g, at, column);
+      add_sums_by_columns<T>(dk, dx, tile.q, at, column);
+    }
+  }
+  __device__ __forceinline__ void add(const Queries& tile, Tile<T, C> k, Tile<T, C> v) {
+    is_careful(f) ? add<true>(w, tile, k, v) : add<false>(w, tile, k, v);
+  }
+  template <class Writer>
+  static __device__ __forceinline__ void write(const Writer& to, int at, const Factors& x) {
+#pragma unroll
+    for (int i = 0; i < kAtoms; ++i)
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) to.put(16 * i, at + 8 * j, x[i][j]);
+  }
+  // What the other warp has written.
+  __device__ __forceinline__ void add_shared(const Queries& tile) {
+    static_assert(kSharing == 2);
+    const int at = (1 - part) * kPart;
+    add_rows_by_columns<kPart>(dv, tile.w, own, tile.g, at, column);
+    add_rows_by_columns<kPart>(dk, tile.dx, own, tile.q, at, column);
+  }
+
+  __device__ void finish_decay(const Head& head, double* shared) const {  // [kKeys]
+    static_assert(kSharing == 1 || 2 * Shape::kQueries >= Shape::kKeys);
+    for (int from = kSharing - 1; from >= 0; --from) {
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) {
+        double d = d_decay[i / 2][i % 2];
+        d += __shfl_xor_sync(~0u, d, 1);
+        d += __shfl_xor_sync(~0u, d, 2);
+        if (part != from || lane() % 4 != 0) continue;
+        if (from + 1 < kSharing) d += shared[key(i) - s0];
+        if (from > 0) shared[key(i) - s0] = d;
+        if (from == 0 && column == 0 && key(i) < f.S) f.d_decay_key[head.key(f, key(i))] = -d;
+      }
+      if (kSharing > 1) __syncthreads();
+    }
+  }
+  __device__ __forceinline__ void finish(const Head& head, double* shared) const {
+    if (f.d_decay_key) finish_decay(head, shared);
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      const bool wanted = key(i) < f.S;
+      const int64_t at = head.key(f, min(key(i), f.S - 1));
+#pragma unroll
+      for (int j = 0; j < kChannels / 8; j += 4) {
+        float k[8], v[8];
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          k[c] = dk[i / 2][j + c / 2][i % 2 * 2 + c % 2] * f.scale;
+          v[c] = dv[i / 2][j + c / 2][i % 2 * 2 + c % 2];
+        }
+        const int first = column + 8 * j;
+        store_32<T>(f.dk, at * f.D + first, f.D - first, wanted, k);
+        store_32<T>(f.dv, at * f.E + first, f.E - first, wanted, v);
+      }
+    }
+  }
+};
+
+}  // namespace horner::attn::kernels::cuda
