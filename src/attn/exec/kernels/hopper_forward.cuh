@@ -63,10 +63,10 @@ struct ForwardMemory {
 // Which head and which of its blocks a block of threads has, the longest being 0. The blocks of a
 // head follow one another, so that what they share stays in the cache; those of the last heads, two
 // rounds of the multiprocessors, go by their length, so that no long one is left for the end.
-struct Place {
+struct HopperPlace {
   int head, block;
 
-  __device__ Place(int heads, int blocks, int at_once) {
+  __device__ HopperPlace(int heads, int blocks, int at_once) {
     const int last = min(heads, (2 * at_once + blocks - 1) / blocks);
     const int n = int(blockIdx.x), behind = n - (heads - last) * blocks;
     head = behind < 0 ? n / blocks : heads - last + behind % last;
@@ -289,7 +289,7 @@ __global__ __launch_bounds__(
   extern __shared__ __align__(1024) unsigned char bytes[];
   const ForwardMemory<C> memory{shared_address(bytes)};
   const int blocks = (f.T + Shape::kQueries - 1) / Shape::kQueries;
-  const Place place(f.B * f.H, blocks, kMultiprocessors * Shape::kBlocks);
+  const HopperPlace place(f.B * f.H, blocks, kMultiprocessors * Shape::kBlocks);
   const Head head(f, place.head);
   const int t0 = (blocks - 1 - place.block) * Shape::kQueries;
   const int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;

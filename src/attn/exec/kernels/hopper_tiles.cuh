@@ -87,7 +87,7 @@ struct QueryTiles {
   template <class Shape>
   __device__ QueryTiles(const Fused& f, Shape) : each(f.H / f.G) {
     // Under a causal mask the first keys have most queries.
-    const Place place(f.B * f.G, (f.S + Shape::kKeys - 1) / Shape::kKeys, kMultiprocessors);
+    const HopperPlace place(f.B * f.G, (f.S + Shape::kKeys - 1) / Shape::kKeys, kMultiprocessors);
     b = place.head / f.G, g = place.head % f.G;
     s0 = place.block * Shape::kKeys;
     begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
