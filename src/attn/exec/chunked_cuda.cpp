@@ -1,6 +1,6 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
 // epilogue is in the kernels; features (but for relu of order 1 in bfloat16), the input gate and
-// divisors other than the sum are tensor code before them.
+// divisors other than the sum are taken before them, by kernels of their own.
 #include "attn/exec/kernels/chunked_cuda.h"
 
 #include <ATen/ATen.h>

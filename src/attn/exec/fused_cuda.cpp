@@ -1,6 +1,6 @@
 // One pass over tiles of keys, on an NVIDIA GPU: no T x S matrix, forward or backward. Features,
-// the centre, divisors other than the sum and, but for Hopper, the input gate are tensor code
-// before it. Two rows of the table: kernels that run everything, and those for Hopper.
+// the centre, divisors other than the sum and, but for Hopper, the input gate are taken before it,
+// by kernels of their own. Two rows of the table: kernels that run everything, and Hopper's.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
