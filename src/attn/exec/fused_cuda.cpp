@@ -173,7 +173,7 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
   if (x.gate.defined()) d.gate = at::empty_like(x.gate);
   if (x.decay.defined()) {
-    d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
+    d_query = at::zeros({f.B, f.H, f.T}, x.decay.options());
     d.decay = at::empty_like(x.decay);
   }
   r.give(f);
@@ -181,6 +181,7 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   f.queries = memory<cuda::Query>(queries), f.pulls = memory<cuda::Pull>(pulls);
   f.d_centre = memory<float>(d.centre), f.d_gate = memory<float>(d.gate);
   f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
+  if (f.dtype == cuda::Dtype::float32) f.d_decay_rows = f.d_decay_query;
   cuda::rows(f, job.weights, stream());
   if (f.pulls) cuda::pulls(f, job.weights, stream());
   sum_products(job, x, g, dq_sum, f, d);

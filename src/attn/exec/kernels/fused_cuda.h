@@ -148,7 +148,10 @@ struct Fused {
   void *dk, *dv;                        // [B, G, S, D], [B, G, S, E]
   float* d_centre;                      // [B, H, T], zeros before, or null
   double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], or null
-  float* d_gate;                        // [B, G, S], where there is a gate
+  // [B, H, T], zeros before: d_decay_query from the same numbers as d_decay_key, so that what they
+  // have in common cancels to the last bit; or null. In float32.
+  double* d_decay_rows;
+  float* d_gate;  // [B, G, S], where there is a gate
 };
 
 // Rows of one head are taken by blocks in the first step of backward.

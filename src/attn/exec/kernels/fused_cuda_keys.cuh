@@ -141,32 +141,40 @@ struct KeySums {
         aw[atom][column] = Mma<T>::rounded(x[atom][column]);
         dx[atom][column] = Mma<T>::rounded(dp[atom][column]);
       }
-      if (care == Care::any && f.decay) add_decay(s, y);
-      if (care == Care::any && f.d_centre && f.dq_sum) add_centre(tile, column_of(0), y.dx);
+      if (care == Care::any && f.decay) add_decay(tile, column_of(0), s, y);
+      if (care == Care::any && f.d_centre && f.dq_sum)  // subtracted from the scores of its query
+        over_queries(tile, column_of(0), y.dx,
+                     [&](int64_t row, double sum) { atomicAdd(f.d_centre + row, float(-sum)); });
     }
   }
   template <int n>
-  __device__ void add_decay(const Scored<n>& s, const Graded<n>& y) {
+  __device__ void add_decay(const Queries& tile, int first, const Scored<n>& s,
+                            const Graded<n>& y) {
+    const auto x = lanes<n>([&](int i) { return y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]); });
     float sum[kAtoms][2] = {};
 #pragma unroll
-    for (int i = 0; i < n; ++i)
-      sum[i / (4 * Shape::kTilesAtOnce)][i / 2 % 2] += y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]);
+    for (int i = 0; i < n; ++i) sum[i / (4 * Shape::kTilesAtOnce)][i / 2 % 2] += x[i];
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += sum[i / 2][i % 2];
+    if constexpr (std::is_same_v<T, float>)
+      if (f.d_decay_rows && f.dq_sum)
+        over_queries(tile, first, x,
+                     [&](int64_t row, double total) { atomicAdd(f.d_decay_rows + row, total); });
   }
-  // The centre of a query is subtracted from its scores.
-  template <int n>
-  __device__ void add_centre(const Queries& tile, int first, const Lanes<n>& dx) const {
+  // The sum over the keys of each query.
+  template <int n, class Add>
+  __device__ void over_queries(const Queries& tile, int first, const Lanes<n>& x,
+                               const Add& add) const {
 #pragma unroll
     for (int c = 0; c < 2 * Shape::kTilesAtOnce; ++c) {
-      float sum = 0;
+      double sum = 0;
 #pragma unroll
       for (int i = 0; i < n; ++i)
-        if (i / 4 % Shape::kTilesAtOnce == c / 2 && i % 2 == c % 2) sum += dx[i];
+        if (i / 4 % Shape::kTilesAtOnce == c / 2 && i % 2 == c % 2) sum += x[i];
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
       const int t = tile.t0 + first + c / 2 * 8 + c % 2;
-      if (lane() < 4 && t < f.T) atomicAdd(f.d_centre + tile.head.row(f, t), -sum);
+      if (lane() < 4 && t < f.T) add(tile.head.row(f, t), sum);
     }
   }
 

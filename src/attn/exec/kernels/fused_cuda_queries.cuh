@@ -108,6 +108,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
   const Block block(f, memory, true);
   float dq[1][C / 8][4] = {};
   float d_centre[2] = {};
+  double d_decay[2] = {};
   Query query[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -138,6 +139,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
       });
 #pragma unroll
       for (int j = 0; j < n; ++j) {
+        if constexpr (std::is_same_v<T, float>)
+          d_decay[i] += graded_row.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
         x[0][j / 2][i * 2 + j % 2] = graded_row.dx[j];
         d_centre[i] -= graded_row.dx[j];
       }
@@ -147,9 +150,12 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float centre = quad_sum(d_centre[i]);
+    double decay = d_decay[i];
+    for (int step = 1; step < 4; step *= 2) decay += __shfl_xor_sync(~0u, decay, step);
     if (block.query(i) >= f.T) continue;
     const int64_t at = block.row(i);
     if (f.d_centre && lane() % 4 == 0) f.d_centre[at] = centre;
+    if (f.d_decay_rows && lane() % 4 == 0) f.d_decay_rows[at] = decay;
 #pragma unroll
     for (int j = 0; j < C / 8; ++j) {
       const int c = 8 * j + lane() % 4 * 2;

@@ -83,7 +83,7 @@ struct OwnRow {
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
     f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
-    if (f.d_decay_query) f.d_decay_query[row] = d.pull;
+    if (f.d_decay_query && !f.d_decay_rows) f.d_decay_query[row] = d.pull;
   }
 };
 
