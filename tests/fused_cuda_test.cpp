@@ -278,7 +278,7 @@ TEST_F(Cuda, NanStaysVisible) {
 
 TEST_F(Cuda, SizesMayBeZero) {
   const Case cases[] = {{.B = 0}, {.T = 0, .S = 5}};
-  for (const char* name : {"softmax", "taylor2", "gated"})
+  for (const char* name : {"softmax", "taylor2", "gated", "cosine_softmax", "cumulative_gate"})
     for (Case c : cases) {
       c.D = c.E = 64, c.dtype = at::kBFloat16, c.device = at::kCUDA;
       const Spec spec = find(name).spec;

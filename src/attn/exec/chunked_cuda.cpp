@@ -1,6 +1,6 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
 // epilogue is in the kernels; features (but for relu of order 1 in bfloat16), the input gate and
-// divisors other than the sum are tensor code before them.
+// divisors other than the sum are taken before them, by kernels of their own.
 #include "attn/exec/kernels/chunked_cuda.h"
 
 #include <ATen/ATen.h>
@@ -228,8 +228,9 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const Features before = job->relu ? Features{Identity{}} : spec.features;
   const at::Tensor q = mapped_on_gpu(before, in.q, in.query_projection, 1, of_row);
   const at::Tensor k = mapped_on_gpu(before, in.k, in.key_projection, repeats);
-  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-  ChunksTensors x{laid_out(q), laid_out(k), laid_out(v.to(dtype))};
+  const at::Tensor gate = spec.input_gate ? in.input_gate.unsqueeze(-1) : at::Tensor();
+  const at::Tensor v = mapped_on_gpu(Identity{}, in.v, {}, 1, gate);
+  ChunksTensors x{laid_out(q), laid_out(k), laid_out(v)};
   x.decay = decay_on_gpu(in.decay);
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);

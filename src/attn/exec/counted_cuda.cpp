@@ -35,10 +35,11 @@ struct CountedJob : torch::CustomClassHolder {
   at::Tensor run(const at::Tensor& x) const {
     const auto floats = x.options().dtype(at::kFloat);
     const at::Tensor y = at::empty({p.B, p.H, p.seen.T}, floats);
-    kernel(p, x, memory<float>(y), nullptr, {});
+    if (y.numel() > 0) kernel(p, x, memory<float>(y), nullptr, {});
     return y;
   }
   at::Tensor gradient(const at::Tensor& x, const at::Tensor& dy) const {
+    if (dy.numel() == 0) return at::zeros_like(x);
     const at::Tensor dx = at::empty_like(x), given = plain(dy);
     kernel(p, x, nullptr, memory<float>(given), dx);
     return dx;
@@ -86,39 +87,39 @@ static at::Tensor apply(const c10::intrusive_ptr<CountedJob<Problem>>& job, cons
   return Counted<Problem>::apply(job, given);
 }
 
-static cuda::DecaySums decay_of(const at::Tensor& gates) {
-  return {int(gates.size(0)), int(gates.size(1)), int(gates.size(2))};
-}
-static at::Tensor decay_sums(const at::Tensor& gates) {
-  const c10::cuda::CUDAGuard guard(gates.device());
-  const at::Tensor sums = at::empty(gates.sizes(), gates.options().dtype(at::kDouble));
-  cuda::DecaySums p = decay_of(gates);
-  p.gates = numbers(gates), p.sums = memory<double>(sums);
-  cuda::decay_sums(p, stream());
-  return sums;
+// From gates to sums, or from the sums' gradient, in double, to that of the gates.
+static at::Tensor decay_sums(const at::Tensor& x, at::ScalarType to, bool backward) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor y = at::empty(x.sizes(), x.options().dtype(to));
+  cuda::DecaySums p{int(x.size(0)), int(x.size(1)), int(x.size(2))};
+  const at::Tensor scratch = at::empty({p.B, p.G, p.parts()}, x.options().dtype(at::kDouble));
+  p.scratch = memory<double>(scratch);
+  if (backward) {
+    p.d_sums = memory<double>(x), p.d_gates = numbers(y);
+    cuda::decay_sums_backward(p, stream());
+  } else {
+    p.gates = numbers(x), p.sums = memory<double>(y);
+    cuda::decay_sums(p, stream());
+  }
+  return y;
 }
 struct DecayOnGpu : torch::autograd::Function<DecayOnGpu> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gates) {
     ctx->saved_data["dtype"] = int64_t(gates.scalar_type());
-    return decay_sums(gates);
+    return decay_sums(gates, at::kDouble, false);
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
                                           const std::vector<at::Tensor>& grads) {
     check_first_order("the CUDA kernels");
-    const at::Tensor d = grads[0].contiguous();
-    const c10::cuda::CUDAGuard guard(d.device());
-    const auto dtype = at::ScalarType(ctx->saved_data["dtype"].toInt());
-    const at::Tensor d_gates = at::empty(d.sizes(), d.options().dtype(dtype));
-    cuda::DecaySums p = decay_of(d);
-    p.d_sums = memory<double>(d), p.d_gates = numbers(d_gates);
-    cuda::decay_sums_backward(p, stream());
-    return {d_gates};
+    return {
+        decay_sums(grads[0].contiguous(), at::ScalarType(ctx->saved_data["dtype"].toInt()), true)};
   }
 };
 at::Tensor decay_on_gpu(const at::Tensor& gates) {
   if (!gates.defined()) return gates;
   const at::Tensor given = exec::gates(gates);
-  if (!given.requires_grad() || !at::GradMode::is_enabled()) return decay_sums(given);
+  if (!given.requires_grad() || !at::GradMode::is_enabled())
+    return decay_sums(given, at::kDouble, false);
   return DecayOnGpu::apply(given);
 }
 

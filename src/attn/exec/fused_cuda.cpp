@@ -1,6 +1,6 @@
 // One pass over tiles of keys, on an NVIDIA GPU: no T x S matrix, forward or backward. Features,
-// the centre, divisors other than the sum and, but for Hopper, the input gate are tensor code
-// before it. Two rows of the table: kernels that run everything, and those for Hopper.
+// the centre, divisors other than the sum and, but for Hopper, the input gate are taken before it,
+// by kernels of their own. Two rows of the table: kernels that run everything, and Hopper's.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -278,7 +278,6 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     return run<false>(spec, wide, statistics).to(at::kHalf);
   }
   const c10::cuda::CUDAGuard guard(in.q.device());
-  const auto dtype = in.q.scalar_type();
   const CountedKeys counted(spec.mask, in);
   const auto job = job_for(spec, in, statistics);
   job->hopper = hopper;
@@ -296,7 +295,8 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   if (!by_row && factor <= 0) q = q * factor;
   x.q = for_kernels(*job, q), x.k = for_kernels(*job, k);
   const bool gate_before = spec.input_gate && !hopper;
-  x.v = for_kernels(*job, gate_before ? (in.v * in.input_gate.unsqueeze(-1)).to(dtype) : in.v);
+  const at::Tensor gate = gate_before ? in.input_gate.unsqueeze(-1) : at::Tensor();
+  x.v = for_kernels(*job, mapped_on_gpu(Identity{}, in.v, {}, 1, gate));
   if (spec.input_gate && hopper) x.gate = plain(in.input_gate);
   if (is<Adaptive>(spec.sharpness)) {
     q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(*job, x.q.detach(), x.k.detach()));

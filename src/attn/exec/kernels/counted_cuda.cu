@@ -7,11 +7,11 @@ namespace horner::attn::kernels::cuda {
 
 inline constexpr int kScanThreads = 1024, kScanEach = 4;
 
-// put(i, f(0) + ... + f(i)) for i below n, by the whole block, which then may read what was put.
+// put(i, carry + f(0) + ... + f(i)) for i below n, by the whole block, which then may read what was
+// put.
 template <class F, class Put>
-__device__ inline void running_sums(int n, const F& f, const Put& put) {
+__device__ inline void running_sums(int n, double carry, const F& f, const Put& put) {
   __shared__ double of_warps[kScanThreads / 32];
-  double carry = 0;
   for (int start = 0; start < n; start += kScanThreads * kScanEach) {
     const int first = start + int(threadIdx.x) * kScanEach;
     double x[kScanEach], own = 0;
@@ -46,21 +46,56 @@ __device__ inline void running_sums(int n, const F& f, const Put& put) {
 template <class F>
 __device__ inline void sums_before(int n, double* to, const F& f) {
   if (threadIdx.x == 0) to[0] = 0;
-  running_sums(n, f, [&](int i, double sum) { to[i + 1] = sum; });
+  running_sums(n, 0, f, [&](int i, double sum) { to[i + 1] = sum; });
 }
 
-__global__ __launch_bounds__(kScanThreads) void decay_kernel(const __grid_constant__ DecaySums p) {
-  const int64_t at = int64_t(blockIdx.x) * p.S;
-  running_sums(
-      p.S, [&](int s) { return double(p.gates[at + s]); },
-      [&](int s, double sum) { p.sums[at + s] = sum; });
-}
-__global__ __launch_bounds__(kScanThreads) void decay_backward_kernel(
+// A part of a head's tokens, from the first on or backwards from the last.
+template <bool backward>
+struct DecayTokens {
+  const DecaySums& p;
+  int64_t start;
+  int n;
+
+  __device__ explicit DecayTokens(const DecaySums& p) : p(p) {
+    const int first = int(blockIdx.y) * kDecayPart;
+    start = int64_t(blockIdx.x) * p.S + (backward ? p.S - 1 - first : first);
+    n = min(p.S - first, kDecayPart);
+  }
+  __device__ int64_t at(int i) const { return backward ? start - i : start + i; }
+  __device__ double operator[](int i) const {
+    return backward ? p.d_sums[at(i)] : double(p.gates[at(i)]);
+  }
+};
+template <bool backward>
+__global__ __launch_bounds__(kScanThreads) void decay_parts_kernel(
     const __grid_constant__ DecaySums p) {
-  const int64_t last = int64_t(blockIdx.x) * p.S + p.S - 1;
+  const DecayTokens<backward> tokens(p);
   running_sums(
-      p.S, [&](int i) { return p.d_sums[last - i]; },
-      [&](int i, double sum) { p.d_gates.set(last - i, float(sum)); });
+      tokens.n, 0, [&](int i) { return tokens[i]; },
+      [&](int i, double sum) {
+        if (i == tokens.n - 1) p.scratch[int64_t(blockIdx.x) * p.parts() + blockIdx.y] = sum;
+      });
+}
+template <bool backward>
+__global__ __launch_bounds__(kScanThreads) void decay_kernel(const __grid_constant__ DecaySums p) {
+  const DecayTokens<backward> tokens(p);
+  double carry = 0;
+  for (int part = 0; part < int(blockIdx.y); ++part)
+    carry += p.scratch[int64_t(blockIdx.x) * p.parts() + part];
+  running_sums(
+      tokens.n, carry, [&](int i) { return tokens[i]; },
+      [&](int i, double sum) {
+        if constexpr (backward)
+          p.d_gates.set(tokens.at(i), float(sum));
+        else
+          p.sums[tokens.at(i)] = sum;
+      });
+}
+template <bool backward>
+static void start_decay(const DecaySums& p, Stream stream) {
+  const Grid grid{int64_t(p.B) * p.G, p.parts(), kScanThreads, 0};
+  if (p.parts() > 1) launch(decay_parts_kernel<backward>, grid, stream, p);
+  launch(decay_kernel<backward>, grid, stream, p);
 }
 
 // A head of keys and what has been summed of it.
@@ -166,10 +201,10 @@ void gate_divisor_backward(const GateSums& p, Stream stream) {
   launch(gate_backward_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
 }
 void decay_sums(const DecaySums& p, Stream stream) {
-  launch(decay_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+  start_decay<false>(p, stream);
 }
 void decay_sums_backward(const DecaySums& p, Stream stream) {
-  launch(decay_backward_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+  start_decay<true>(p, stream);
 }
 void counted_rows(const CountedRows& p, Stream stream) {
   const Grid grid{int64_t(p.B) * p.H, blocks(p.seen.T, kScanThreads), kScanThreads, 0};

@@ -28,12 +28,17 @@ HORNER_HD int64_t gate_scratch(const GateSums& p) {
   return int64_t(p.seen.S + 1) * (counts_keys(p) ? 2 : 1) + (p.d_divisor ? p.seen.T + 1 : 0);
 }
 
+// Heads are taken in parts, all of them at once.
+inline constexpr int kDecayPart = 4096;  // tokens
 struct DecaySums {
   int B, G, S;
   Numbers gates;         // [B, G, S]
   double* sums;          // likewise
   const double* d_sums;  // likewise, of backward
   Numbers d_gates;
+  double* scratch;  // [B, G, parts()]
+
+  HORNER_HD int parts() const { return (S + kDecayPart - 1) / kDecayPart; }
 };
 
 // A learned number of each head and the number of keys. No key is hidden by `keep`.

@@ -147,8 +147,8 @@ struct KeyBlock {
       if (h <= last_head) copy_queries(stage ^ 1, h, t0);
       sums.template add<careful>(weight, tile, k(), v());
       if (Shape::kSharing > 1 || f.dq_sum) __syncthreads();  // every warp has written its dx
-      if (f.dq_sum) add_dq<Shape>(f, tile, k(), column);
       if constexpr (Shape::kSharing > 1) sums.add_shared(tile);
+      if (f.dq_sum) add_dq<Shape>(f, tile, k(), column);
     }
   }
 };
