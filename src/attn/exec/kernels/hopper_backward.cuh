@@ -23,6 +23,36 @@ __device__ inline void begin_rows_by_rows(float (&x)[columns][4], Panel<R, C> a,
   end_of_batch();
 }
 
+// With 64 channels, polynomials of low degree hold their keys as left factors in registers:
+// products then read half as much of shared memory. Higher ones and exp are no faster that way.
+template <class Weight>
+inline constexpr bool kHoldsKeys = false;
+template <int degree>
+inline constexpr bool kHoldsKeys<OfDegree<degree>> = degree == 2 || degree == 3 || degree == 4;
+template <int degree>
+inline constexpr bool kHoldsKeys<UpToDegree<degree>> = true;
+
+// A warp's rows of a panel as left factors.
+template <int R, int C>
+__device__ __forceinline__ void load_rows(uint32_t (&x)[C / 16][4], Panel<R, C> a) {
+  const int row = warp() * 16 + lane() % 16;
+#pragma unroll
+  for (int j = 0; j < C / 16; ++j) {
+    const int c = 2 * j + lane() / 16;
+    const uint32_t at = a.at + uint32_t(c / 8 * a.kColumn + row * 128 + ((c % 8 ^ (row & 7)) << 4));
+    load_matrices(x[j], at);
+  }
+}
+// Their product with the rows of another, begun.
+template <class T, int S, int C>
+__device__ inline void begin_by_rows(float (&x)[8][4], const uint32_t (&a)[C / 16][4],
+                                     Panel<S, C> b) {
+  set_product<T, Over::channels>(x, a[0], b.by_channels(0, 0));
+#pragma unroll
+  for (int i = 1; i < C / 16; ++i) add_product<T, Over::channels>(x, a[i], b.by_channels(0, i));
+  end_of_batch();
+}
+
 // dq of a tile and `columns` * 8 channels from `channel` on, begun; then added to memory.
 template <class T, int C, int columns>
 struct QuerySums {
@@ -149,7 +179,8 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
   const int group = group_of_warp(), key = tiles.s0 + warp() * 16 + lane() / 4;
   QueryTile now(tiles);
   float x[8][4], dp[8][4];
-  uint32_t weights[4][4], slopes[4][4];
+  uint32_t weights[4][4], slopes[4][4], keys[C / 16][4];
+  if constexpr (kHoldsKeys<Weight>) load_rows(keys, given.k());
   int i = 0;
 #pragma unroll 1
   do {
@@ -158,7 +189,12 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
     const QueryColumns& of = memory.of(stage);
     wait(memory.full(stage), i / kStages & 1);
     before_products();
-    begin_rows_by_rows<T>(x, memory.k(), 64 * group, memory.q(stage));
+    if constexpr (kHoldsKeys<Weight>) {
+      touch(keys);
+      begin_by_rows<T>(x, keys, memory.q(stage));
+    } else {
+      begin_rows_by_rows<T>(x, memory.k(), 64 * group, memory.q(stage));
+    }
     begin_rows_by_rows<T>(dp, memory.v(), 64 * group, memory.g(stage));
     const uint32_t care = of.care[group];
     wait_for_products<1>();
@@ -266,20 +302,22 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   using Shape = HopperBackwardShape<C>;
   extern __shared__ __align__(1024) unsigned char bytes[];
   const BackwardMemory<C> memory{bytes, shared_address(bytes)};
+  // Registers of the other two groups that the keys held by some polynomials take.
+  constexpr int kMore = Shape::kDqGroup && std::is_same_v<W, Polynomial> ? 8 : 0;
   const QueryTiles tiles(f, Shape());
   if (threadIdx.x == 0) memory.make_barriers();
   __syncthreads();
   const int group = group_of_warp();
   if (group == Shape::kGroups + Shape::kDqGroup) {
-    give_registers<Shape::kFewRegisters>();
+    give_registers<Shape::kFewRegisters - kMore>();
     if (warp() % 4 == 0) copy_queries<W>(f, maps, memory, tiles);
   } else if (group < Shape::kGroups) {
-    take_registers<Shape::kRegisters>();
+    take_registers<Shape::kRegisters + kMore>();
     with_slopes(w, [&](const auto& weight) __attribute__((always_inline)) {
       sum_over_queries<W, T>(f, weight, memory, tiles);
     });
   } else if constexpr (Shape::kDqGroup) {
-    give_registers<Shape::kDqRegisters>();
+    give_registers<Shape::kDqRegisters - kMore>();
     sum_queries<T>(f, memory, tiles);
   }
 }

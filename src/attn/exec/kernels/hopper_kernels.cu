@@ -24,6 +24,7 @@ static Encode encode() {  // the driver's, without linking to it
 // Boxes of `rows` rows and 64 channels, zeros outside.
 static CUtensorMap map_of(const View& x, int channels, int64_t total_rows, int heads, int batch,
                           int rows) {
+  if (total_rows * heads * batch == 0) return {};  // no tile of it is ever copied
   const auto dtype = std::is_same_v<HORNER_DTYPE, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const auto bytes = [](int64_t stride, int64_t n) { return n > 1 ? cuuint64_t(stride) * 2 : 16; };

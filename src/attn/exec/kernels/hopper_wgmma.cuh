@@ -67,6 +67,12 @@ enum class Over { channels, rows };
                "k16.f32." type "." type " {" names "}, {" a "}, " b ", p, 1, 1, " right ";\n}\n" \
                : __VA_ARGS__                                                                     \
                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "n"(int(Y)))
+#define HORNER_SET(type)                                                                         \
+  asm volatile(                                                                                  \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
+      "." type " {" HORNER_NAMES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}\n"              \
+      : HORNER_SUMS_32("=f", c)                                                                  \
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "n"(int(Y)))
 #define HORNER_SHARED_N(type, m)                                                 \
   if constexpr (n == 32)                                                         \
     HORNER_SHARED(32, type, HORNER_NAMES_16, "%16", "%17", "%18", "%19", "%20",  \
@@ -112,6 +118,16 @@ __device__ __forceinline__ void add_product(float (&c)[columns][4], const uint32
     HORNER_REGISTERS_N("f16");
   }
 }
+// C [64, 64] = X [64, 16] Y [16, 64], begun, with X in registers.
+template <class T, Over Y>
+__device__ __forceinline__ void set_product(float (&c)[8][4], const uint32_t (&x)[4], uint64_t y) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    HORNER_SET("bf16");
+  } else {
+    HORNER_SET("f16");
+  }
+}
+#undef HORNER_SET
 #undef HORNER_REGISTERS_N
 #undef HORNER_SHARED_N
 #undef HORNER_REGISTERS
