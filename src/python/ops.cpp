@@ -232,7 +232,8 @@ constexpr int64_t kWaiting = 64;  // tokens that are folded into sums together
 static StreamPtr make_stream(const std::string& variant, const std::vector<int64_t>& shape,
                              at::ScalarType dtype, at::Device device) {
   const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
-  return c10::make_intrusive<Stream>(attn::make_state(attn::find(variant).spec, s, dtype, kWaiting, device));
+  return c10::make_intrusive<Stream>(
+      attn::make_state(attn::find(variant).spec, s, dtype, kWaiting, device));
 }
 
 static at::Tensor step(const StreamPtr& self, const std::vector<std::optional<at::Tensor>>& rows) {
