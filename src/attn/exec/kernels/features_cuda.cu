@@ -1,11 +1,11 @@
-// Eight channels a lane, as many lanes as a row has of them, several rows a thread: all of its
-// loads are on their way before the first is used.
+// Eight channels a lane, as many lanes as a row has of them. Forward a thread has several rows in
+// 16 bits: all of its loads are on their way before the first is used. Backward one is faster.
 #include "attn/exec/kernels/features_cuda.h"
 #include "attn/exec/kernels/fused_cuda_launch.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kMapThreads = 256, kMapRows = 4;  // of a thread at once, in 16 bits
+inline constexpr int kMapThreads = 256;
 inline constexpr float kLeastLength = 1e-12f;
 
 // The problem, and how many lanes have a row: a power of two.
@@ -53,18 +53,20 @@ struct alignas(16) Channels {
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = T(whole || i < n ? f(i, float(x[i])) : 0.f);
   }
+  // The sums over a row are double for float32: in the gradient of a factor large numbers cancel.
+  using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
   template <class F>
-  __device__ float sum(const F& f) const {
-    float s = 0;
+  __device__ Sum sum(const F& f) const {
+    Sum s = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) s += f(i, float(x[i]));
+    for (int i = 0; i < 8; ++i) s += f(i, Sum(float(x[i])));
     return s;
   }
 };
 
 // Over the lanes of each row.
-template <int rows>
-__device__ inline void total(float (&x)[rows], int lanes) {
+template <class Sum, int rows>
+__device__ inline void total(Sum (&x)[rows], int lanes) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     if (step >= lanes) return;
@@ -124,7 +126,8 @@ __global__ __launch_bounds__(kMapThreads) void map_kernel(const __grid_constant_
   const FeatureRows& p = job.p;
   const MapPlace at(job, blockIdx.x, rows);
   Channels<T> x[rows] = {};
-  float by[rows], squares[rows];
+  float by[rows];
+  typename Channels<T>::Sum squares[rows];
 #pragma unroll
   for (int j = 0; j < rows; ++j) {
     const int t = min(at.t + j * at.step, p.T - 1);
@@ -133,10 +136,10 @@ __global__ __launch_bounds__(kMapThreads) void map_kernel(const __grid_constant_
   }
   if constexpr (map == Map::cosine) {
 #pragma unroll
-    for (int j = 0; j < rows; ++j) squares[j] = x[j].sum([](int, float y) { return y * y; });
+    for (int j = 0; j < rows; ++j) squares[j] = x[j].sum([](int, auto y) { return y * y; });
     total(squares, job.lanes);
 #pragma unroll
-    for (int j = 0; j < rows; ++j) by[j] *= Unit(squares[j]).per_length;
+    for (int j = 0; j < rows; ++j) by[j] *= Unit(float(squares[j])).per_length;
   }
 #pragma unroll
   for (int j = 0; j < rows; ++j) {
@@ -154,7 +157,8 @@ __global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
   // From the last head on: what has been written last is still in a cache.
   const MapPlace at(job, gridDim.x - 1 - blockIdx.x, rows);
   Channels<T> x[rows] = {}, d[rows] = {};
-  float by[rows], squares[rows], dot[rows];
+  float by[rows];
+  typename Channels<T>::Sum squares[rows], dot[rows];
 #pragma unroll
   for (int j = 0; j < rows; ++j) {
     const int t = min(at.t + j * at.step, p.T - 1);
@@ -166,14 +170,14 @@ __global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
   }
   if constexpr (map == Map::cosine) {
 #pragma unroll
-    for (int j = 0; j < rows; ++j) squares[j] = x[j].sum([](int, float y) { return y * y; });
+    for (int j = 0; j < rows; ++j) squares[j] = x[j].sum([](int, auto y) { return y * y; });
     total(squares, job.lanes);
   }
   if (map == Map::cosine || p.d_factor) {
 #pragma unroll
     for (int j = 0; j < rows; ++j)
-      dot[j] = x[j].sum([&](int i, float y) {
-        return whole || i < at.there ? value<map>(y) * float(d[j].x[i]) : 0;
+      dot[j] = x[j].sum([&](int i, auto y) {
+        return whole || i < at.there ? decltype(y)(value<map>(float(y))) * float(d[j].x[i]) : 0;
       });
     total(dot, job.lanes);
   }
@@ -182,10 +186,11 @@ __global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
     const int t = at.t + j * at.step;
     float along = 0;
     if constexpr (map == Map::cosine) {
-      const Unit unit(squares[j]);
-      by[j] *= unit.per_length, along = dot[j] * unit.per_square, dot[j] *= unit.per_length;
+      const Unit unit{float(squares[j])};
+      by[j] *= unit.per_length, along = float(dot[j]) * unit.per_square, dot[j] *= unit.per_length;
     }
-    if (p.d_factor && at.first == 0 && t < p.T) p.d_factor[(at.b * p.H + at.h) * p.T + t] = dot[j];
+    if (p.d_factor && at.first == 0 && t < p.T)
+      p.d_factor[(at.b * p.H + at.h) * p.T + t] = float(dot[j]);
     d[j].template set<whole>(at.there, [&](int i, float dy) {
       const float own = float(x[j].x[i]);
       if constexpr (map == Map::cosine) dy -= own * along;
@@ -269,7 +274,7 @@ static void start(const FeatureRows& p, Stream stream) {
     return launch(over_heads_kernel<T, whole, backward>,
                   Grid{blocks(int64_t(p.B) * p.T, at_once), 1, kMapThreads, 0}, stream, job);
   with_map(p.map, [&]<Map map>(std::integral_constant<Map, map>) {
-    constexpr int rows = !whole ? 1 : sizeof(T) == 2 ? kMapRows : kMapRows / 2;
+    constexpr int rows = whole && !backward && sizeof(T) == 2 ? 4 : 1;
     const int64_t all = int64_t(p.B) * p.H * blocks(p.T, at_once * rows);
     check(all < INT_MAX, "more blocks of tokens than a GPU takes: ", all);
     const Grid grid{all, 1, kMapThreads, 0};
