@@ -121,10 +121,31 @@ __device__ inline RowSums plain_sums(const Lanes<8>& u, const Lanes<8>& du, floa
   const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
   return {dot * on, dot};
 }
+// What multiplies u (by_normed) in float32, where what is orthogonal to u must cancel to the last
+// bits: by what u.u is, not by what it would be if r were exact.
+template <int lanes_of_row>
+__device__ inline float by_squares(const Epilogue& p, int channels, const Lanes<8>& u,
+                                   const Lanes<8>& du, float r, float shift) {
+  const auto total = [](double x) {
+#pragma unroll
+    for (int step = 1; step < lanes_of_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+  };
+  double dot = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    dot += double(du[i]) * double(u[i]);
+    squares += double(u[i]) * double(u[i]);
+  }
+  dot = total(dot), squares = total(squares);
+  if (p.norm != Epilogue::l2)
+    squares += double(channels) * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
+  return squares > 0 && !at_bound(p, channels, r) ? float(dot / squares) : 0;
+}
 // From the gradient of the result to that of y over r, in place.
-template <int lanes_of_row, bool learned>
-__device__ inline RowSums normed_sums(const Fused& f, float on, float r, const Lanes<8>& u,
-                                      Lanes<8>& du, NormOfLane& norm) {
+template <int lanes_of_row, bool learned, bool exact>
+__device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift,
+                                      const Lanes<8>& u, Lanes<8>& du, NormOfLane& norm) {
   const Epilogue& p = f.epilogue;
   const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
   RowSums sums{};
@@ -138,7 +159,11 @@ __device__ inline RowSums normed_sums(const Fused& f, float on, float r, const L
     du = du * norm.weight;
   }
   sums.dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
-  const float by_u = by_normed(p, f.channels, sums.dot, r);
+  float by_u;
+  if constexpr (exact)
+    by_u = by_squares<lanes_of_row>(p, f.channels, u, du, r, shift);
+  else
+    by_u = by_normed(p, f.channels, sums.dot, r);
   float less = 0;
   if (p.norm == Epilogue::layer)
     less = sum_over<8>(total, [&](int i) { return du[i]; }) / float(f.channels);
@@ -184,7 +209,9 @@ __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant
       if constexpr (kind == RowKind::plain) {
         sums = plain_sums<kLanes>(u, du, on);
       } else {
-        sums = normed_sums < kLanes, kind == RowKind::learned > (f, on, r, u, du, norm);
+        constexpr bool kLearned = kind == RowKind::learned, kExact = std::is_same_v<T, float>;
+        const float shift = kExact ? __shfl_sync(~0u, own.shift, row) : 0;
+        sums = normed_sums<kLanes, kLearned, kExact>(f, on, r, shift, u, du, norm);
         if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
       }
       // To the lane whose row it is.
