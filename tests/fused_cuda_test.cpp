@@ -116,7 +116,7 @@ TEST_F(Cuda, SmallCasesAreRightWithoutAtomicAdditions) {
 }
 
 TEST_F(Cuda, EveryWidthOfHeadsIsRight) {
-  for (const char* name : {"softmax", "taylor4", "gated_decay", "entmax15"})
+  for (const char* name : {"softmax", "taylor4", "gated_decay", "centred_taylor2", "entmax15"})
     for (at::ScalarType dtype : kDtypes)
       for (int64_t D : {16, 33, 64, 80, 128, 160, 256})
         for (int64_t E : {D, 64 + D / 4})

@@ -142,7 +142,8 @@ struct KeySums {
         dx[atom][column] = Mma<T>::rounded(dp[atom][column]);
       }
       if (care == Care::any && f.decay) add_decay(tile, column_of(0), s, y);
-      if (care == Care::any && f.d_centre && f.dq_sum)  // subtracted from the scores of its query
+      // A centre is subtracted from the scores of its query.
+      if (care == Care::any && f.d_centre && adds_rows())
         over_queries(tile, column_of(0), y.dx,
                      [&](int64_t row, double sum) { atomicAdd(f.d_centre + row, float(-sum)); });
     }
@@ -157,10 +158,13 @@ struct KeySums {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += sum[i / 2][i % 2];
     if constexpr (std::is_same_v<T, float>)
-      if (f.d_decay_rows && f.dq_sum)
+      if (f.d_decay_rows && adds_rows())
         over_queries(tile, first, x,
                      [&](int64_t row, double total) { atomicAdd(f.d_decay_rows + row, total); });
   }
+  // Of the blocks that take the same scores for other channels, the first adds to what is one
+  // number a query; without atomic additions `queries` does.
+  __device__ bool adds_rows() const { return f.dq_sum && column < Shape::kOwn; }
   // The sum over the keys of each query.
   template <int n, class Add>
   __device__ void over_queries(const Queries& tile, int first, const Lanes<n>& x,
