@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/kernels/centre_cuda.h"
 
@@ -50,6 +51,7 @@ struct CentreFunction : torch::autograd::Function<CentreFunction> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& grads) {
+    check_first_order("the CUDA kernels");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], given = grads[0].contiguous();
     const c10::cuda::CUDAGuard guard(q.device());
