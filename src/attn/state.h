@@ -43,8 +43,9 @@ struct State {
 // Empty. `buffer`: how many tokens wait to be folded into a finite state together; 0: none is ever,
 // all keys and values are kept, as they are on a GPU for sums in double. Throws, with its size,
 // where a state is too large (plan.h).
-State make_state(const Spec&, const StateShape&, at::ScalarType = at::kFloat, int64_t buffer = 64,
-                 at::Device = at::kCPU);
+inline constexpr int64_t kWaiting = 64;
+State make_state(const Spec&, const StateShape&, at::ScalarType = at::kFloat,
+                 int64_t buffer = kWaiting, at::Device = at::kCPU);
 
 // Takes in T tokens and gives their results [B, H, T, E]: many at once for a prompt, one when
 // decoding. The same as attending to all tokens so far. Without gradients.

@@ -226,14 +226,12 @@ struct Stream : torch::CustomClassHolder {
 };
 using StreamPtr = c10::intrusive_ptr<Stream>;
 
-constexpr int64_t kWaiting = 64;  // tokens that are folded into sums together
-
 // `shape`: B, G, D, E.
 static StreamPtr make_stream(const std::string& variant, const std::vector<int64_t>& shape,
                              at::ScalarType dtype, at::Device device) {
   const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
   return c10::make_intrusive<Stream>(
-      attn::make_state(attn::find(variant).spec, s, dtype, kWaiting, device));
+      attn::make_state(attn::find(variant).spec, s, dtype, attn::kWaiting, device));
 }
 
 static at::Tensor step(const StreamPtr& self, const std::vector<std::optional<at::Tensor>>& rows) {

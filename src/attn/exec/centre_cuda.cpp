@@ -3,11 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attn/exec/cpu.h"
-#include "attn/exec/cuda.h"
+#include "attn/exec/cuda_stream.h"
 #include "attn/exec/kernels/centre_cuda.h"
 
 namespace horner::attn::exec {
@@ -23,9 +22,8 @@ static cuda::Centre problem(const CentreOf& of, const at::Tensor& q, const at::T
   cuda::Centre f{};
   f.B = int(q.size(0)), f.H = int(q.size(1)), f.T = int(q.size(2)), f.D = int(q.size(3));
   f.G = int(k.size(1)), f.S = int(k.size(2));
-  f.dtype = dtype_of(q), f.scale = of.scale, f.seen = of.seen;
-  f.seen.begin = memory<int32_t>(of.begin), f.seen.end = memory<int32_t>(of.end);
-  f.seen.keep = memory<uint8_t>(of.keep), f.count = memory<float>(of.count);
+  f.dtype = dtype_of(q), f.scale = of.scale, f.seen = of.keys.seen;
+  f.count = memory<float>(of.count);
   f.q = view(q), f.k = view(k);
   return f;
 }
@@ -44,7 +42,7 @@ struct CentreFunction : torch::autograd::Function<CentreFunction> {
     const at::Tensor sums = scratch(f, q);
     const at::Tensor centre = at::zeros({f.B, f.H, f.T}, q.options().dtype(at::kFloat));
     f.centre = memory<float>(centre);
-    cuda::centre_forward(f, c10::cuda::getCurrentCUDAStream().stream());
+    cuda::centre_forward(f, stream());
     ctx->save_for_backward({q, k});
     ctx->saved_data["job"] = c10::IValue::make_capsule(job);
     return centre;
@@ -63,7 +61,7 @@ struct CentreFunction : torch::autograd::Function<CentreFunction> {
     const at::Tensor dk = at::empty({f.B, f.G, f.S, f.D}, k.options());
     if (f.T == 0 || f.S == 0) return {at::Tensor(), dq.zero_(), dk.zero_()};
     f.d_centre = memory<float>(given), f.dq = dq.data_ptr(), f.dk = dk.data_ptr();
-    cuda::centre_backward(f, c10::cuda::getCurrentCUDAStream().stream());
+    cuda::centre_backward(f, stream());
     return {at::Tensor(), dq, dk};
   }
 };

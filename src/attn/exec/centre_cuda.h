@@ -1,17 +1,14 @@
 // The mean scores of queries on a GPU, with gradients (kernels/centre_cuda.h).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include "attn/exec/kernels/fused_cuda.h"
+#include "attn/exec/cuda.h"
 
 namespace horner::attn::exec {
 
 // What a centre needs beside q and k, which are laid out.
 struct CentreOf {
-  kernels::cuda::Seen seen{};
-  at::Tensor begin, end, keep;  // the memory of `seen`
-  at::Tensor count;             // [B, T] float32 where there is a `keep`: the keys that it leaves
+  SeenKeys keys;
+  at::Tensor count;  // [B, T] float32 where there is a `keep`: the keys that it leaves
   float scale = 1;
 };
 

@@ -5,12 +5,12 @@
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
+#include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
 #include "attn/exec/stages.h"
@@ -70,10 +70,6 @@ struct ChunksResult {
   at::Tensor o, u, W, shift, r;
   StatesMemory before;
 };
-
-static cuda::Stream stream() {
-  return c10::cuda::getCurrentCUDAStream().stream();
-}
 
 // Tokens of a chunk: scores inside it grow with them, passes over a state become fewer.
 static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {

@@ -2,10 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attn/exec/cpu.h"
+#include "attn/exec/cuda_stream.h"
 #include "attn/exec/kernels/counted_cuda.h"
 #include "attn/exec/stages.h"
 
@@ -13,24 +13,15 @@ namespace horner::attn::exec {
 
 namespace cuda = kernels::cuda;
 
-static cuda::Stream stream() {
-  return c10::cuda::getCurrentCUDAStream().stream();
-}
-
-// One of the problems of kernels/counted_cuda.h, without its pointers, and the memory of its
-// `seen`.
+// One of the problems of kernels/counted_cuda.h, without its pointers.
 template <class Problem>
 struct CountedJob : torch::CustomClassHolder {
   Problem p{};
-  at::Tensor begin, end, keep;
+  SeenKeys keys;
 
-  CountedJob(const Spec& spec, const Inputs& in) {
+  CountedJob(const Spec& spec, const Inputs& in) : keys(seen_keys(spec.mask, in)) {
     p.B = int(in.q.size(0)), p.H = int(in.q.size(1));
-    p.seen = cuda_seen(spec.mask, in);
-    if (in.cu_seqlens.defined()) std::tie(begin, end) = sequences(in);
-    if (in.keep.defined()) keep = in.keep.contiguous();
-    p.seen.begin = memory<int32_t>(begin), p.seen.end = memory<int32_t>(end);
-    p.seen.keep = memory<uint8_t>(keep);
+    p.seen = keys.seen;
   }
   at::Tensor run(const at::Tensor& x) const {
     const auto floats = x.options().dtype(at::kFloat);

@@ -49,18 +49,23 @@ cuda::Epilogue cuda_epilogue(const Spec& spec, const Inputs& in) {
   return p;
 }
 
-cuda::Seen cuda_seen(const Mask& mask, const Inputs& in) {
-  cuda::Seen seen{};
-  seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2)), seen.causal = !is<Full>(mask);
-  if (const auto* window = std::get_if<Window>(&mask)) seen.window = window->size;
-  return seen;
-}
-
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
   const at::Tensor cuts = in.cu_seqlens.to(at::kInt).contiguous();
   const at::Tensor t = at::arange(in.q.size(2), cuts.options());
   const at::Tensor next = at::searchsorted(cuts, t, /*out_int32=*/false, /*right=*/true);
   return {cuts.index_select(0, next - 1), cuts.index_select(0, next)};
+}
+
+SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
+  SeenKeys keys;
+  cuda::Seen& seen = keys.seen;
+  seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2)), seen.causal = !is<Full>(mask);
+  if (const auto* window = std::get_if<Window>(&mask)) seen.window = window->size;
+  if (in.cu_seqlens.defined()) std::tie(keys.begin, keys.end) = sequences(in);
+  if (in.keep.defined()) keys.keep = in.keep.contiguous();
+  seen.begin = memory<int32_t>(keys.begin), seen.end = memory<int32_t>(keys.end);
+  seen.keep = memory<uint8_t>(keys.keep);
+  return keys;
 }
 
 at::Tensor laid_out(const at::Tensor& x) {

@@ -12,11 +12,17 @@ namespace horner::attn::exec {
 
 kernels::cuda::Weights cuda_weights(const Weight&);
 kernels::cuda::Epilogue cuda_epilogue(const Spec&, const Inputs&);  // without its pointers
-kernels::cuda::Seen cuda_seen(const Mask&, const Inputs&);          // likewise
 bool needs_the_row(const Weight&);                                  // more than one score
 
 // Where the packed sequence of each token begins and ends: [T] each, int32.
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
+
+// The keys that each query sees, and the memory that `seen` points to.
+struct SeenKeys {
+  kernels::cuda::Seen seen{};
+  at::Tensor begin, end, keep;
+};
+SeenKeys seen_keys(const Mask&, const Inputs&);
 
 // With channels side by side, zeros up to a multiple of kPad, and rows that begin at multiples of
 // kAlignment bytes.

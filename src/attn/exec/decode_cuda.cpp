@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
+#include "attn/exec/cuda_stream.h"
 #include "attn/exec/kernels/decode_cuda.h"
 
 namespace horner::attn::exec {
@@ -17,12 +17,12 @@ void ask_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const at::Tensor scratch =
       at::empty({kernels::cuda::decode_scratch(c)}, like.options().dtype(at::kFloat));
-  kernels::cuda::decode_ask(c, scratch.data_ptr<float>(), c10::cuda::getCurrentCUDAStream());
+  kernels::cuda::decode_ask(c, scratch.data_ptr<float>(), stream());
 }
 
 void fold_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
-  kernels::cuda::decode_fold(c, c10::cuda::getCurrentCUDAStream());
+  kernels::cuda::decode_fold(c, stream());
 }
 
 }  // namespace horner::attn::exec

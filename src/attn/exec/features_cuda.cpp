@@ -3,21 +3,17 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
+#include "attn/exec/cuda_stream.h"
 #include "attn/exec/kernels/features_cuda.h"
 #include "attn/exec/stages.h"
 
 namespace horner::attn::exec {
 
 namespace cuda = kernels::cuda;
-
-static cuda::Stream stream() {
-  return c10::cuda::getCurrentCUDAStream().stream();
-}
 
 // x [B, H, T, D]; factor [B, H, T, 1] in float32, expanded, or undefined.
 static cuda::FeatureRows rows_of(cuda::Map map, double repeats, const at::Tensor& x,

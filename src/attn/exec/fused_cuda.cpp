@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -14,6 +13,7 @@
 #include "attn/exec/centre_cuda.h"
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
+#include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
 #include "attn/exec/kernels/hopper_cuda.h"
@@ -32,12 +32,11 @@ struct CudaJob : torch::CustomClassHolder {
   bool own_q = false, own_k = false;  // q and k are of our making, and of no other's use
   cuda::Weights weights;
   float clamp, scale;
-  cuda::Seen seen{};
-  at::Tensor begin, end, keep;  // the memory of `seen`
-  at::Tensor found;             // [B, H, T, 4], or undefined
-  at::Tensor statistics;        // [4, B, H, T] to write to, or undefined
-  cuda::Epilogue epilogue{};    // without its pointers
-  int channels;                 // of the result
+  SeenKeys keys;
+  at::Tensor found;           // [B, H, T, 4], or undefined
+  at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
+  cuda::Epilogue epilogue{};  // without its pointers
+  int channels;               // of the result
 
   bool has_g() const { return epilogue.norm != cuda::Epilogue::none; }
 };
@@ -72,9 +71,7 @@ static Fused problem(const CudaJob& job, const CudaTensors& x) {
   Fused f = problem_of(x, job.epilogue, job.channels);
   f.scale = job.scale, f.clamp = job.clamp;
   f.centre = memory<float>(x.centre), f.gate = memory<float>(x.gate);
-  f.seen = job.seen;
-  f.seen.begin = memory<int32_t>(job.begin), f.seen.end = memory<int32_t>(job.end);
-  f.seen.keep = memory<uint8_t>(job.keep);
+  f.seen = job.keys.seen;
   f.epilogue.counted = f.seen;
   f.found = memory<cuda::Found>(job.found);
   return f;
@@ -86,10 +83,6 @@ static at::Tensor for_kernels(const CudaJob& job, const at::Tensor& given) {
   bool repeats = false;
   for (int64_t i = 0; i < x.dim(); ++i) repeats |= x.size(i) > 1 && x.stride(i) == 0;
   return job.hopper && repeats ? x.clone(at::MemoryFormat::Contiguous) : x;
-}
-
-static cuda::Stream stream() {
-  return c10::cuda::getCurrentCUDAStream().stream();
 }
 
 static bool no_tokens(const Fused& f) {
@@ -249,9 +242,7 @@ static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
   auto job = c10::make_intrusive<CudaJob>();
   job->weights = cuda_weights(spec.weight);
   job->clamp = spec.clamp, job->channels = int(in.v.size(-1));
-  job->seen = cuda_seen(spec.mask, in);
-  if (in.cu_seqlens.defined()) std::tie(job->begin, job->end) = sequences(in);
-  if (in.keep.defined()) job->keep = in.keep.contiguous();
+  job->keys = seen_keys(spec.mask, in);
   job->epilogue = cuda_epilogue(spec, in);
   const auto rows = in.q.options().dtype(at::kFloat);
   if (needs_the_row(spec.weight))
@@ -304,7 +295,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     x.q = for_kernels(*job, q);
   }
   if (spec.centred) {  // the query times the mean key
-    CentreOf of{job->seen, job->begin, job->end, job->keep, {}, job->scale};
+    CentreOf of{job->keys, {}, job->scale};
     if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
     x.centre = centre(of, x.q, x.k);
   }

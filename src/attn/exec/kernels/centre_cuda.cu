@@ -1,19 +1,16 @@
 // A thread has a channel, a block a chunk of rows. P(j), the sum of the rows before j, is that of
 // the chunks before, from memory, and of some rows of the next: the sum over [lo, hi) is
 // P(hi) - P(lo), and as lo and hi never go back, each row is added once.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "attn/exec/kernels/centre_cuda.h"
-#include "core/check.h"
+#include "attn/exec/kernels/fused_cuda_launch.cuh"
 
 namespace horner::attn::kernels::cuda {
 
 constexpr int kChunk = 32;  // rows
 
-static int chunks(int rows) {
+HORNER_HD int chunks(int rows) {
   return (rows + kChunk - 1) / kChunk;
 }
 
@@ -53,8 +50,7 @@ struct Queries {
 // [head of keys][chunk]: behind each chunk, so that 0 stands before the first.
 template <class Rows>
 __device__ inline double* sums_of(const Centre& f, const Rows& x) {
-  const int n = (x.rows() + kChunk - 1) / kChunk + 1;
-  return f.sums + int64_t(blockIdx.y) * n * f.D;
+  return f.sums + int64_t(blockIdx.y) * (chunks(x.rows()) + 1) * f.D;
 }
 
 template <template <class> class Rows, class T>
@@ -78,8 +74,7 @@ __global__ void scan_kernel(const __grid_constant__ Centre f) {
   double sum = 0;
   at[0] = 0;
 #pragma unroll 8
-  for (int i = 1; i <= (x.rows() + kChunk - 1) / kChunk; ++i)
-    at[int64_t(i) * f.D] = sum += at[int64_t(i) * f.D];
+  for (int i = 1; i <= chunks(x.rows()); ++i) at[int64_t(i) * f.D] = sum += at[int64_t(i) * f.D];
 }
 
 // P(j) of a channel, for j that never go back.
@@ -157,13 +152,9 @@ __global__ void centre_dk_kernel(const __grid_constant__ Centre f) {
   }
 }
 
-// A block for each chunk of so many rows and each head of keys; a thread for each channel.
-static void start(void (*kernel)(Centre), int rows, const Centre& f, Stream stream) {
-  const dim3 grid(unsigned(rows), unsigned(f.B * f.G));
-  check(grid.y < 65536, "more heads of keys than a GPU takes: ", grid.y);
-  kernel<<<grid, unsigned((f.D + 31) / 32 * 32), 0, stream>>>(f);
-  const cudaError_t error = cudaGetLastError();
-  check(error == cudaSuccess, "the GPU cannot centre scores: ", cudaGetErrorString(error));
+// A block for each chunk and each head of keys; a thread for each channel.
+static void start(void (*kernel)(Centre), int blocks, const Centre& f, Stream stream) {
+  launch(kernel, {blocks, f.B * f.G, (f.D + 31) / 32 * 32, 0}, stream, f);
 }
 
 template <template <class> class Rows, class T>
@@ -189,14 +180,14 @@ int64_t centre_scratch(const Centre& f) {
   return int64_t(f.B) * f.G * f.D * (chunks(std::max(f.T, f.S)) + 1);
 }
 void centre_forward(const Centre& f, Stream stream) {
-  const auto run = f.dtype == Dtype::bfloat16  ? forward<__nv_bfloat16>
-                   : f.dtype == Dtype::float16 ? forward<__half>
+  const auto run = f.dtype == Dtype::bfloat16  ? forward<bf16>
+                   : f.dtype == Dtype::float16 ? forward<fp16>
                                                : forward<float>;
   if (f.B > 0 && f.T > 0 && f.S > 0) run(f, stream);
 }
 void centre_backward(const Centre& f, Stream stream) {
-  const auto run = f.dtype == Dtype::bfloat16  ? backward<__nv_bfloat16>
-                   : f.dtype == Dtype::float16 ? backward<__half>
+  const auto run = f.dtype == Dtype::bfloat16  ? backward<bf16>
+                   : f.dtype == Dtype::float16 ? backward<fp16>
                                                : backward<float>;
   if (f.B > 0 && f.T > 0 && f.S > 0) run(f, stream);
 }

@@ -1,0 +1,14 @@
+// Where the CUDA kernels are started. Only where torch has CUDA.
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+
+#include "attn/exec/kernels/fused_cuda.h"
+
+namespace horner::attn::exec {
+
+inline kernels::cuda::Stream stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+
+}  // namespace horner::attn::exec
