@@ -150,6 +150,21 @@ TEST_F(Cuda, EveryLengthIsRight) {
                               .seed = uint64_t(T)});
 }
 
+// Where it runs softmax it runs what fades, but for a denominator that fades too.
+TEST_F(Cuda, HopperRunsDecay) {
+  const Case c{.D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA};
+  const auto why_not = [&](const Spec& spec) {
+    return execution("hopper_cuda").why_not(spec, random_inputs(spec, c));
+  };
+  if (!why_not(find("softmax").spec).empty()) GTEST_SKIP() << "no GPU of compute capability 9.0";
+  for (const char* name : {"gated_decay", "mamba_exp", "linear_mamba", "retention"}) {
+    Spec spec = find(name).spec;
+    EXPECT_EQ(why_not(spec), "") << name;
+    spec.denominator = Sum{};
+    EXPECT_NE(why_not(spec), "") << name;
+  }
+}
+
 // Of one chunk, of several, and of a last one that is not full.
 TEST_F(Cuda, EveryNumberOfChunksIsRight) {
   for (const char* name : {"linear", "linear_elu", "linear_relu", "linear_cosine", "taylor1",
