@@ -17,6 +17,9 @@ const char* const kVariants[] = {"softmax",
                                  "taylor3",
                                  "gated",
                                  "gated_decay",
+                                 "mamba_exp",
+                                 "linear_mamba",
+                                 "retention",
                                  "centred_taylor4",
                                  "rms",
                                  "l2",
@@ -86,7 +89,7 @@ TEST_F(Cuda, SmallRunsAreFinite) {
 
 // Each kernel of every execution once, in seconds even under racecheck.
 TEST_F(Cuda, FewRunsAreFinite) {
-  for (const char* name : {"softmax", "taylor4", "gated", "taylor2"})
+  for (const char* name : {"softmax", "taylor4", "gated", "taylor2", "gated_decay", "retention"})
     for (int64_t D : {64, 128})
       expect_finite(name, {.B = 1,
                            .H = 2,
@@ -116,7 +119,8 @@ TEST_F(Cuda, SmallCasesAreRightWithoutAtomicAdditions) {
 }
 
 TEST_F(Cuda, EveryWidthOfHeadsIsRight) {
-  for (const char* name : {"softmax", "taylor4", "gated_decay", "centred_taylor2", "entmax15"})
+  for (const char* name :
+       {"softmax", "taylor4", "gated_decay", "retention", "centred_taylor2", "entmax15"})
     for (at::ScalarType dtype : kDtypes)
       for (int64_t D : {16, 33, 64, 80, 128, 160, 256})
         for (int64_t E : {D, 64 + D / 4})
@@ -131,7 +135,8 @@ TEST_F(Cuda, EveryWidthOfHeadsIsRight) {
 
 // Blocks of queries and keys that end anywhere, and rows that see few of them.
 TEST_F(Cuda, EveryLengthIsRight) {
-  for (const char* name : {"softmax", "softmax_window", "taylor4", "l2", "gated"})
+  for (const char* name : {"softmax", "softmax_window", "taylor4", "l2", "gated", "gated_decay",
+                           "linear_mamba", "retention"})
     for (int64_t D : {64, 128})
       for (int64_t T : {63, 64, 65, 128, 190, 257, 520})
         for (int64_t S : {T, T + 70})
@@ -143,6 +148,21 @@ TEST_F(Cuda, EveryLengthIsRight) {
                               .dtype = at::kBFloat16,
                               .device = at::kCUDA,
                               .seed = uint64_t(T)});
+}
+
+// Where it runs softmax it runs what fades, but for a denominator that fades too.
+TEST_F(Cuda, HopperRunsDecay) {
+  const Case c{.D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA};
+  const auto why_not = [&](const Spec& spec) {
+    return execution("hopper_cuda").why_not(spec, random_inputs(spec, c));
+  };
+  if (!why_not(find("softmax").spec).empty()) GTEST_SKIP() << "no GPU of compute capability 9.0";
+  for (const char* name : {"gated_decay", "mamba_exp", "linear_mamba", "retention"}) {
+    Spec spec = find(name).spec;
+    EXPECT_EQ(why_not(spec), "") << name;
+    spec.denominator = Sum{};
+    EXPECT_NE(why_not(spec), "") << name;
+  }
 }
 
 // Of one chunk, of several, and of a last one that is not full.
@@ -278,7 +298,8 @@ TEST_F(Cuda, NanStaysVisible) {
 
 TEST_F(Cuda, SizesMayBeZero) {
   const Case cases[] = {{.B = 0}, {.T = 0, .S = 5}};
-  for (const char* name : {"softmax", "taylor2", "gated", "cosine_softmax", "cumulative_gate"})
+  for (const char* name : {"softmax", "taylor2", "gated", "gated_decay", "retention",
+                           "cosine_softmax", "cumulative_gate"})
     for (Case c : cases) {
       c.D = c.E = 64, c.dtype = at::kBFloat16, c.device = at::kCUDA;
       const Spec spec = find(name).spec;
@@ -301,7 +322,8 @@ TEST_F(Cuda, SizesMayBeZero) {
 // What backward overwrites of what forward has kept is still there where it is wanted again.
 TEST_F(Cuda, AGraphThatIsKeptRunsTwice) {
   const Deterministic guard;
-  for (const char* name : {"gated", "l2_post_gate", "rms", "cosine_softmax", "ssmax"})
+  for (const char* name :
+       {"gated", "gated_decay", "l2_post_gate", "rms", "cosine_softmax", "ssmax"})
     for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
       const Spec spec = find(name).spec;
       Inputs in = random_inputs(

@@ -89,6 +89,15 @@ static bool no_tokens(const Fused& f) {
   return f.B == 0 || f.T == 0;
 }
 
+// What Hopper's kernels need of a decay, or undefined.
+static at::Tensor hopper_fades(const Fused& f, const CudaTensors& x) {
+  if (!f.decay) return {};
+  const at::Tensor fades =
+      at::empty({f.B, f.G, cuda::fade_keys(f)}, x.decay.options().dtype(at::kFloat));
+  cuda::hopper_fades(f, memory<float>(fades), stream());
+  return fades;
+}
+
 static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_backward) {
   Fused f = problem(job, x);
   CudaResult r;
@@ -101,8 +110,12 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
   if (std::holds_alternative<cuda::Other>(job.weights) && f.found)
     cuda::find(f, job.weights, /*adaptive=*/false, stream());
   // The copy engine takes no tensor without tokens.
-  const bool hopper = job.hopper && !no_tokens(f);
-  (hopper ? cuda::hopper_forward : cuda::forward)(f, job.weights, stream());
+  if (job.hopper && !no_tokens(f)) {
+    const at::Tensor fades = hopper_fades(f, x);
+    cuda::hopper_forward(f, job.weights, memory<float>(fades), stream());
+  } else {
+    cuda::forward(f, job.weights, stream());
+  }
   if (f.statistics) cuda::statistics(f, job.weights, stream());
   return r;
 }
@@ -132,7 +145,12 @@ static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Ten
         : g.defined() && f.D == f.E ? g.detach()
                                     : at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr(), f.dq = d.q.data_ptr();
-  (job.hopper ? cuda::hopper_keys : cuda::keys)(f, job.weights, stream());
+  if (job.hopper) {
+    const at::Tensor fades = hopper_fades(f, x);
+    cuda::hopper_keys(f, job.weights, memory<float>(fades), stream());
+  } else {
+    cuda::keys(f, job.weights, stream());
+  }
   if (!dq_sum.defined()) {  // no atomic additions: two products more
     cuda::queries(f, job.weights, stream());
   } else if (job.hopper) {
@@ -334,7 +352,8 @@ static std::string why_not_hopper(const Spec& spec, const Inputs& in) {
   if (dtype == at::kHalf && needs_float32(spec)) return "in float16 this variant runs in float32";
   if (std::holds_alternative<cuda::Other>(cuda_weights(spec.weight)))
     return "exponentials and polynomials only";
-  if (in.decay.defined()) return "no decay";
+  if (in.decay.defined() && cuda_epilogue(spec, in).by_sum)
+    return "no decay with a sum as denominator";
   if (spec.centred) return "no centred scores";
   const auto* projected = std::get_if<Project>(&spec.features);
   const int64_t D = projected ? projected->dim : in.q.size(-1);

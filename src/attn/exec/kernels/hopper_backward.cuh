@@ -127,8 +127,9 @@ __device__ __forceinline__ void store_dx(Panel<R, C> dx, const uint32_t (&x)[ste
   stored_for_products();
 }
 
-// The gradients of the gates: values times what they gather without a gate.
-template <class T, int C, int columns>
+// The gradients of the gates: values times what they gather without a gate. That of the decay, of
+// what they gather with it: a key's weights times their gradients.
+template <class T, bool decays, int C, int columns>
 __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory<C>& memory,
                                             const Head& head, int s0,
                                             const float (&dv)[columns][4]) {
@@ -145,7 +146,13 @@ __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory
       sum += dv[j][2 * i] * float(y[0]) + dv[j][2 * i + 1] * float(y[1]);
     }
     sum = quad_sum(sum);
-    if (lane() % 4 == 0 && s0 + row < f.S) f.d_gate[head.key(f, s0 + row)] = sum;
+    if (lane() % 4 == 0 && s0 + row < f.S) {
+      if (!decays || f.gate) f.d_gate[head.key(f, s0 + row)] = sum;
+      if constexpr (decays) {
+        const float gate = f.gate ? gate_of_key(f, head, s0 + row) : 1;
+        f.d_decay_key[head.key(f, s0 + row)] = -double(sum) * gate;
+      }
+    }
   }
   __syncwarp();
 }
@@ -174,7 +181,8 @@ struct KeyRows {
 template <class W, class T, int C, class Weight>
 __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
                                               const BackwardMemory<C>& given,
-                                              const QueryTiles& tiles, KeyRows<C>& sums) {
+                                              const QueryTiles& tiles,
+                                              const KeyFades<kDecays<W>>& fades, KeyRows<C>& sums) {
   constexpr int kStages = HopperBackwardShape<C>::kStages;
   const int group = group_of_warp(), key = tiles.s0 + warp() * 16 + lane() / 4;
   QueryTile now(tiles);
@@ -201,7 +209,7 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
     touch(x), touch(weights), touch(slopes);
     if (i > 0) arrive(memory.free((i - 1) % kStages));
     const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
-    weigh<T, 2>(f, w, of, care, marks, x, weights);
+    weigh<T, 2>(f, w, of, care, marks, fades, x, weights);
     before_products();
     begin_sums<T>(sums.dv, weights, memory.g(stage));
     end_of_batch();
@@ -227,7 +235,7 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
 template <class W, class T, int C, class Weight>
 __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
                                             const BackwardMemory<C>& given, const QueryTiles& tiles,
-                                            KeyRows<C>& sums) {
+                                            const KeyFades<kDecays<W>>& fades, KeyRows<C>& sums) {
   using Shape = HopperBackwardShape<C>;
   constexpr int kStages = Shape::kStages;
   const int group = group_of_warp(), key = tiles.s0 + warp() * 16 + lane() / 4;
@@ -248,7 +256,7 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     wait_for_products<1>();
     touch(x);
     const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
-    weigh<T, 1>(f, w, of, care, marks, x, weights);
+    weigh<T, 1>(f, w, of, care, marks, fades, x, weights);
     before_products();
     begin_sums<T>(sums.dv, weights, memory.g(stage));
     end_of_batch();
@@ -273,23 +281,25 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
   if (threadIdx.x % 128 == 0) added_to_memory<0>();
 }
 
-template <class W, class T, int C, class Weight>
-__device__ __forceinline__ void sum_over_queries(const Fused& f, const Weight& w,
+template <class T, class W, int C, class Weight>
+__device__ __forceinline__ void sum_over_queries(const Fused& f, const W& given, const Weight& w,
                                                  const BackwardMemory<C>& memory,
                                                  const QueryTiles& tiles) {
   KeyRows<C> sums;
+  const KeyFades<kDecays<W>> fades(f, given, Head(tiles.b, 0, tiles.g),
+                                   tiles.s0 + warp() * 16 + lane() / 4);
   wait(memory.keys_full(), 0);
   if (QueryTile(tiles).inside(tiles)) {
     if constexpr (HopperBackwardShape<C>::kDqGroup) {
-      sum_beside_dq<W, T>(f, w, memory, tiles, sums);
+      sum_beside_dq<W, T>(f, w, memory, tiles, fades, sums);
     } else {
-      sum_with_dq<W, T>(f, w, memory, tiles, sums);
+      sum_with_dq<W, T>(f, w, memory, tiles, fades, sums);
     }
   }
-  if (f.gate) {
+  if (kDecays<W> || f.gate) {
     const Head head(tiles.b, 0, tiles.g);
-    store_gates<T>(f, memory, head, tiles.s0, sums.dv);
-    gate_rows(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
+    store_gates<T, kDecays<W>>(f, memory, head, tiles.s0, sums.dv);
+    if (!kDecays<W> || f.gate) gate_rows(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
   }
   store_keys<T>(f, memory, tiles, sums.dk, sums.dv);
 }
@@ -303,7 +313,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   extern __shared__ __align__(1024) unsigned char bytes[];
   const BackwardMemory<C> memory{bytes, shared_address(bytes)};
   // Registers of the other two groups that the keys held by some polynomials take.
-  constexpr int kMore = Shape::kDqGroup && std::is_same_v<W, Polynomial> ? 8 : 0;
+  constexpr int kMore = Shape::kDqGroup && !kIsExp<W> ? 8 : 0;
   const QueryTiles tiles(f, Shape());
   if (threadIdx.x == 0) memory.make_barriers();
   __syncthreads();
@@ -314,7 +324,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   } else if (group < Shape::kGroups) {
     take_registers<Shape::kRegisters + kMore>();
     with_slopes(w, [&](const auto& weight) __attribute__((always_inline)) {
-      sum_over_queries<W, T>(f, weight, memory, tiles);
+      sum_over_queries<T>(f, w, weight, memory, tiles);
     });
   } else if constexpr (Shape::kDqGroup) {
     give_registers<Shape::kDqRegisters - kMore>();

@@ -18,8 +18,15 @@ inline constexpr int kHopperTile = 64;
 inline int hopper_channels(const Fused& f) {
   return f.D <= 64 && f.E <= 64 ? 64 : 128;
 }
-void hopper_forward(const Fused&, const Weights&, Stream);
-void hopper_keys(const Fused&, const Weights&, Stream);
+// With decay, c the running sums of its log gates, each key's c_ref - c_s in units of ln 2, where
+// c_ref is that of the first of its kFadeTile keys: [B, G, fade_keys()]; null without.
+inline constexpr int kFadeTile = 128;
+HORNER_HD int64_t fade_keys(const Fused& f) {
+  return (int64_t(f.S) + kFadeTile - 1) / kFadeTile * kFadeTile;
+}
+void hopper_fades(const Fused&, float* fades, Stream);
+void hopper_forward(const Fused&, const Weights&, const float* fades, Stream);
+void hopper_keys(const Fused&, const Weights&, const float* fades, Stream);
 void hopper_dq(const Fused&, Stream);
 
 }  // namespace horner::attn::kernels::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attn/exec/kernels/fused_cuda_forward.cuh"
+#include "attn/exec/kernels/hopper_decay.cuh"
 #include "attn/exec/kernels/hopper_wgmma.cuh"
 
 namespace horner::attn::kernels::cuda {
@@ -26,6 +27,10 @@ struct HopperForwardShape {
   static constexpr int kBarriers =
       Queries::kBytes + 2 * kStages * Keys::kBytes;  // where they begin
   static constexpr int kBytes = kBarriers + (1 + 4 * kStages) * 8;
+  // With decay, what the keys of each stage need of it.
+  static constexpr int kFades = kBarriers + 256, kFadeBytes = kKeys * 4;
+  static constexpr int kBytesWithFades = kFades + kStages * kFadeBytes;
+  static_assert(kBytes <= kFades);
 };
 
 // Where everything lies in shared memory.
@@ -42,6 +47,9 @@ struct ForwardMemory {
     return {at + uint32_t(Shape::Queries::kBytes + 2 * stage * Shape::Keys::kBytes)};
   }
   __device__ typename Shape::Keys v(int stage) const { return {k(stage).at + Shape::Keys::kBytes}; }
+  __device__ uint32_t fades(int stage) const {
+    return at + uint32_t(Shape::kFades + stage * Shape::kFadeBytes);
+  }
   __device__ uint32_t barrier(int i) const { return at + uint32_t(Shape::kBarriers + 8 * i); }
   __device__ uint32_t q_full() const { return barrier(0); }
   __device__ uint32_t k_full(int stage) const { return barrier(1 + 4 * stage); }
@@ -79,15 +87,18 @@ struct ForwardMaps {
 };
 
 // Begins the copies of tile i of the keys from `begin` on, when its place is free.
-template <int C>
-__device__ inline void copy_tile(const ForwardMaps& maps, ForwardMemory<C> memory, const Head& head,
-                                 int begin, int i) {
+template <int C, class W>
+__device__ inline void copy_tile(const Fused& f, const W& w, const ForwardMaps& maps,
+                                 ForwardMemory<C> memory, const Head& head, int begin, int i) {
   using Shape = HopperForwardShape<C>;
   const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
   const int free = (i / Shape::kStages & 1) ^ 1;  // the first time it is free anyway
   wait(memory.k_free(stage), free);
-  arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes);
+  constexpr int kFadeBytes = kDecays<W> ? Shape::kFadeBytes : 0;
+  arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes + kFadeBytes);
   copy_panel(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
+  if constexpr (kDecays<W>)
+    copy_bytes(memory.fades(stage), fades_of(f, w, head) + s0, kFadeBytes, memory.k_full(stage));
   wait(memory.v_free(stage), free);
   arrive_and_expect(memory.v_full(stage), Shape::Keys::kBytes);
   copy_panel(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
@@ -154,9 +165,10 @@ __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
 
 // From products to weights, in place, and added to the sum. A mask or a clamp changes them where
 // they are, in tiles that need it: all tiles run the same code otherwise.
-template <class Sums, class Weight>
+template <class Sums, class Weight, class Fade>
 __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
-                                           typename Sums::Products& x, int s0, bool masked) {
+                                           typename Sums::Products& x, int s0, bool masked,
+                                           const Fade& fade) {
   constexpr int n = 2 * Sums::kTiles;
   const Fused& f = sums.f;
   const int first = s0 + lane() % 4 * 2;
@@ -177,9 +189,19 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
       const auto y = Sums::of_row(x, i);
       return Sums::by_fours(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
     });
+  if constexpr (Fade::kThere && Sums::kIsExp) {
+    const float sub[2] = {Sums::finite(sums.shift[0][0]), Sums::finite(sums.shift[0][1])};
+    fade.weigh(x[0], f.scale * kLog2e, sub);
+  } else if constexpr (Fade::kThere) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
+    fade.multiply(x[0]);
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
+    if constexpr (!Fade::kThere)
+      Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
     if (!Sums::kIsExp && masked) hide(i, 0);
     if constexpr (!Sums::kScaled) sums.add(Sums::of_row(x, i), i);
   }
@@ -201,32 +223,37 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
   const int group = group_of_warp();
   const int first_row = t0 + warp() % 4 * 16 + lane() / 4;
-  RunningSums<T, C, W, Shape> sums(f, w, head, first_row);
+  RunningSums<T, C, Undecayed<W>, Shape> sums(f, undecayed(w), head, first_row);
+  const RowFades<kDecays<W>> rows(f, head, t0, first_row);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
   const auto phase = [](int i) { return i / kStages & 1; };
   // Keys that every query of the group sees.
   const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
   const int last_seen = f.seen.keep ? 0 : f.seen.hi(min(t0, f.T - 1));
-  const auto weigh = [&](int i) __attribute__((always_inline)) {
+  const auto weigh = [&](int i, const auto& from) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
-    weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen);
+    weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
+               rows.of_tile(given.fades(i % kStages), from));
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
   const auto copy_next = [&](int i) {
     const int next = i + kStages - 2;
     if (!Shape::kCopier && threadIdx.x == 128 * (Shape::kGroups - 1) && i > 0 && next < tiles)
-      copy_tile(maps, given, head, begin, next);
+      copy_tile(f, w, maps, given, head, begin, next);
   };
   wait(given.q_full(), 0);
   if (own > 0) {
+    const auto gates = rows.load(f, head, t0, begin);
     wait(given.k_full(0), 0);
     begin_scores<T>(x[0], given, group, 0);
+    const auto from = rows.from(gates);
     wait_for_products<0>();
     touch(x[0]);
-    arrive_by_warp(given.k_free(0));
-    weigh(0);
+    if (!kDecays<W>) arrive_by_warp(given.k_free(0));
+    weigh(0, from);
+    if (kDecays<W>) arrive_by_warp(given.k_free(0));
     if (f.gate) gate(f, head, begin, x[0]);
     rounded<T>(weights, x[0]);
   }
@@ -235,14 +262,17 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     const ForwardMemory<C> memory = given.in_round(i);
     const int stage = i % kStages, before = (i - 1) % kStages;
     copy_next(i);
+    const auto gates = rows.load(f, head, t0, begin + i * kKeys);
     wait(memory.k_full(stage), phase(i));
     begin_scores<T>(x[0], memory, group, stage);
     wait(memory.v_full(before), phase(i - 1));
     begin_values<T>(sums.N[0], weights, memory, before);
+    const auto from = rows.from(gates);
     wait_for_products<1>();
     touch(x[0]);
-    arrive_by_warp(memory.k_free(stage));
-    weigh(i);
+    if (!kDecays<W>) arrive_by_warp(memory.k_free(stage));
+    weigh(i, from);
+    if (kDecays<W>) arrive_by_warp(memory.k_free(stage));  // with it the fades are read
     // A branch, across which the compiler moves no wait for products: it would put the one below
     // before the weights.
     if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
@@ -310,14 +340,14 @@ __global__ __launch_bounds__(
     if (threadIdx.x == 0) {
       copy_queries(maps, memory, head, t0);
       for (int i = 0; i < min(tiles, Shape::kStages - 1); ++i)
-        copy_tile(maps, memory, head, begin, i);
+        copy_tile(f, w, maps, memory, head, begin, i);
     }
     sum();
   } else if (group == Shape::kGroups) {
     give_registers<Shape::kFewRegisters>();
     if (threadIdx.x % 128 != 0) return;
     copy_queries(maps, memory, head, t0);
-    for (int i = 0; i < tiles; ++i) copy_tile(maps, memory, head, begin, i);
+    for (int i = 0; i < tiles; ++i) copy_tile(f, w, maps, memory, head, begin, i);
   } else {
     take_registers<Shape::kRegisters>();
     sum();

@@ -30,6 +30,16 @@ __device__ __forceinline__ void with_slopes(const Polynomial& p, const F& f) {
   with_degree(p, slope_degree_of(p), f);
 }
 
+template <class F>
+__device__ __forceinline__ void with_slopes(const Decaying<Exp>& w, const F& f) {
+  f(w.of);
+}
+template <class F>
+__device__ __forceinline__ void with_slopes(const Decaying<Polynomial>& w, const F& f) {
+  if (slope_degree_of(w.of) == 0 && w.of.degree <= 2) return f(UpToDegree<2>{w.of});
+  f(OfDegree<0>{w.of});
+}
+
 struct Marks {
   bool some;            // of the scores of this warp are hidden or clamped
   uint32_t seen, live;  // a bit for each; live: a gradient comes through
@@ -59,7 +69,7 @@ __device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, ui
   if (care & QueryColumns::kClamped) {
     const float most = f.clamp / f.scale;
     bool above = true;
-    if constexpr (std::is_same_v<W, Exp>) {
+    if constexpr (kIsExp<W>) {
       float top[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
 #pragma unroll
       for (int j = 4; j < 32; ++j) top[j % 4] = fmaxf(top[j % 4], x[j / 4][j % 4]);
@@ -88,16 +98,21 @@ __device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
   }
 }
 // From products to weights times a, rounded, and slopes (of Exp: weights times a), in place of x.
-template <class T, int>
+template <class T, int, bool decays>
 __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryColumns& of,
-                                      uint32_t care, const Marks& marks, float (&x)[8][4],
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<decays>& fades, float (&x)[8][4],
                                       uint32_t (&weights)[4][4]) {
   const float scale = f.scale * kLog2e;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[j][i] = exp2_fast(x[j][i] * scale - (i % 2 ? sub.y : sub.x));
+    for (int i = 0; i < 4; ++i) {
+      float y = x[j][i] * scale - (i % 2 ? sub.y : sub.x);
+      if constexpr (decays) y += fades.of[i / 2];
+      x[j][i] = exp2_fast(y);
+    }
   }
   if (care & QueryColumns::kNegative) {
 #pragma unroll
@@ -111,10 +126,48 @@ __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryCol
   rounded<T>(weights, x);
   if (care & QueryColumns::kMasked) hide(marks.seen, weights);
 }
+// The same of a polynomial that fades, times a and the decay.
 template <class T, int batch, class Weight>
+  requires(!std::is_same_v<Weight, Exp>)
 __device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const QueryColumns& of,
-                                      uint32_t care, const Marks& marks, float (&x)[8][4],
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<true>& fades, float (&x)[8][4],
                                       uint32_t (&weights)[4][4]) {
+  constexpr int n = 4 * batch;
+#pragma unroll
+  for (int j = 0; j < 8; j += batch) {
+    const auto z = lanes<n>([&](int i) { return x[j + i / 4][i % 4] * f.scale; });
+    const Slope<Lanes<n>> y = slopes_of(w, z);
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
+      const auto a =
+          lanes<4>([&](int c) { return exp2_fast(fades.of[c / 2] - (c % 2 ? sub.y : sub.x)); });
+      uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
+      to[0] = pair(T(), y.w[4 * i] * a[0], y.w[4 * i + 1] * a[1]);
+      to[1] = pair(T(), y.w[4 * i + 2] * a[2], y.w[4 * i + 3] * a[3]);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * a[c];
+    }
+  }
+  if (care & QueryColumns::kNegative) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t signs = of.negative[j / 4] >> (8 * j % 32 + lane() % 4 * 2);
+      const uint32_t flips = (signs & 1 ? 0x8000u : 0) | (signs & 2 ? 0x80000000u : 0);
+      weights[j / 2][j % 2 * 2] ^= flips, weights[j / 2][j % 2 * 2 + 1] ^= flips;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (signs >> i % 2 & 1) x[j][i] = -x[j][i];
+    }
+  }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+template <class T, int batch, class Weight>
+  requires(!std::is_same_v<Weight, Exp>)
+__device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks, const KeyFades<false>&,
+                                      float (&x)[8][4], uint32_t (&weights)[4][4]) {
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
@@ -141,10 +194,14 @@ __device__ __forceinline__ void grade(const QueryColumns& of, const Marks& marks
                                       uint32_t (&slopes)[4][4]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
+    if constexpr (kDecays<W>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dp[j][i] *= x[j][i];
+      continue;
+    }
     const float2 d = *reinterpret_cast<const float2*>(of.second + 8 * j + lane() % 4 * 2);
     float2 a{1, 1};
-    if (!std::is_same_v<W, Exp>)
-      a = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+    if (!kIsExp<W>) a = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       dp[j][i] = x[j][i] * ((i % 2 ? a.y : a.x) * dp[j][i] + (i % 2 ? d.y : d.x));

@@ -23,6 +23,8 @@ struct HopperBackwardShape {
 
 // What a tile of queries needs to be known of: for Exp a w = 2^(x - first), with the sign of a
 // apart, and dx = a w (dp + second); otherwise dx = w' (first dp + second), and first is a.
+// With decay, whose variants have no dW: fade a = 2^(key - first) and, with Exp, fade a w =
+// 2^(x + key - first), where key is its part of the decay.
 struct QueryColumns {
   float first[64], second[64];
   short2 seen[64];       // the intervals of keys, from the first of the block on
@@ -110,28 +112,32 @@ struct QueryTile {
 };
 
 // Two queries of a lane, n and n + 32 of a tile.
+template <class W>
 struct LaneQueries {
   Query of[2];
+  QueryFades<kDecays<W>> fades;
 
   __device__ LaneQueries(const Fused& f, const Head& head, int t0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = t0 + lane() + 32 * i;
       of[i] = t < f.T ? f.queries[head.row(f, t)] : Query{};
+      fades.load(f, head, i, t);
     }
   }
-  template <class W>
-  __device__ void write(const Fused& f, QueryColumns& to, const QueryTiles& tiles, int t0) const {
+  __device__ void write(const Fused& f, QueryColumns& to, const QueryTiles& tiles, int t0,
+                        double from) const {
     uint32_t negative = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int n = lane() + 32 * i;
       const bool real = t0 + n < f.T;
       const Query& x = of[i];
-      if constexpr (std::is_same_v<W, Exp>) {
-        to.first[n] = x.a == 0 ? INFINITY : x.sub - log2f(fabsf(x.a));
+      if constexpr (kIsExp<W> || kDecays<W>) {
+        const float sub = kDecays<W> ? x.sub - fades.row(i, from) : x.sub;
+        to.first[n] = x.a == 0 ? INFINITY : sub - log2f(fabsf(x.a));
         // Without a call for a dW of 0, which an exact division makes.
-        to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
+        if (!kDecays<W>) to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
         const uint32_t bits = __ballot_sync(~0u, x.a < 0);
         if (lane() == 0) to.negative[i] = bits;
         negative |= bits;
@@ -163,7 +169,9 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
     copy_panel(memory.v(), maps.v, tiles.s0, tiles.g, tiles.b, memory.keys_full());
   }
   if (!tile.inside(tiles)) return;
-  LaneQueries queries(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
+  double from = 0;
+  if constexpr (kDecays<W>) from = gates_at_key(f, Head(tiles.b, 0, tiles.g), tiles.s0);
+  LaneQueries<W> queries(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
   for (int i = 0; tile.inside(tiles); ++i) {
     const int stage = i % Shape::kStages, t0 = tile.t0, h = tile.h;
     const uint32_t full = memory.full(stage);
@@ -173,10 +181,10 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
       copy_panel(memory.q(stage), maps.q, t0, h, tiles.b, full);
       copy_panel(memory.g(stage), maps.g, t0, h, tiles.b, full);
     }
-    queries.write<W>(f, memory.of(stage), tiles, t0);
+    queries.write(f, memory.of(stage), tiles, t0, from);
     arrive(full);
     tile.advance(tiles);  // the next one's are on their way while this waits
-    if (tile.inside(tiles)) queries = LaneQueries(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
+    if (tile.inside(tiles)) queries = LaneQueries<W>(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
   }
 }
 

@@ -202,6 +202,14 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int channe
       "l"(&from), "r"(channel), "r"(row), "r"(head), "r"(batch), "r"(barrier)
       : "memory");
 }
+// Begins a copy of so many bytes, a multiple of 16 from a multiple of 16 on.
+__device__ inline void copy_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 template <int R, int C>
 __device__ inline void copy_panel(Panel<R, C> to, const CUtensorMap& from, int row, int head,
                                   int batch, uint32_t barrier) {
