@@ -137,7 +137,8 @@ struct KeyBlock {
     if (falls && f.decay)
       copy_8_bytes(shared_address(to.gates + n),
                    f.decay + to.head.key(f, min(max(t0 + n + f.S - f.T, 0), f.S - 1)));
-    if (!falls && f.decay) gates()[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
+    if (!kHasFalls<T, W> && f.decay)
+      gates()[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
   }
   // With falls: makes the queries that this thread has copied ready for `grade_falls`.
   __device__ __forceinline__ void ready(int stage, const typename Sums::Queries& tile,
@@ -193,7 +194,7 @@ __global__ __launch_bounds__(
   };
   if constexpr (falls) {
     with_common_degree(w, slope_degree_of(w), careful);
-  } else if (is_careful(f)) {
+  } else if (!kHasFalls<T, W> && is_careful(f)) {
     with_any_degree(w, careful);
   } else if constexpr (sizeof(T) == 4) {
     with_any_degree(w, plain);

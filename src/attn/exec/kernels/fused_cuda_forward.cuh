@@ -151,7 +151,7 @@ struct RunningSums {
       auto y = value<care>(weight, of_row(x, i), i, first);
       if constexpr (falls) {
         if (f.decay) fade_row<care>(y, i, keys);
-      } else if constexpr (care == Care::any && Shape::kDecay)
+      } else if constexpr (care == Care::any && Shape::kDecay && !kHasFalls<T, W>)
         if (f.decay) {
           const double here = gates_at_query(f, head, query(i));
 #pragma unroll
@@ -358,7 +358,7 @@ __global__ __launch_bounds__(
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += kTile, stage ^= 1) {
       const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
-      if (!falls && f.decay && threadIdx.x < kTile)
+      if (!kHasFalls<T, W> && f.decay && threadIdx.x < kTile)
         gates[stage * kTile + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
       wait_for_copies();
       if (falls && f.decay && threadIdx.x < kTile) {  // what this thread has copied
@@ -375,8 +375,8 @@ __global__ __launch_bounds__(
         float x[Shape::kAtoms][Shape::kKeys / 8][4];
         rows_by_rows<T>(x, q, own, k, at);
         // With falls also where not all of these keys stand before the reference.
-        const bool apart =
-            falls ? f.clamp < INFINITY || (f.decay && s1 > t0 + f.S - f.T + 1) : f.decay != nullptr;
+        const bool apart = falls ? f.clamp < INFINITY || (f.decay && s1 > t0 + f.S - f.T + 1)
+                                 : !kHasFalls<T, W> && f.decay;
         const bool any = apart || !sight.all_of(s, s1);
         sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at);
         sums.rescale();

@@ -144,7 +144,8 @@ HORNER_HD bool is_careful(const Fused& f) {
 // Whether that is a kernel of its own, where gates are factors of rows and columns (`Falls`). Else,
 // in float32 above all, each score fades by itself, in double, with one loop for all degrees.
 template <class T, class W>
-inline constexpr bool kHasFalls = sizeof(T) == 2 && !std::is_same_v<W, Other>;
+inline constexpr bool kHasFalls =
+    sizeof(T) == 2 && (std::is_same_v<W, Exp> || std::is_same_v<W, Polynomial>);
 // Whether there is code for each degree. In float32 the products take most of the time.
 template <class T>
 HORNER_HD bool knows_degrees(const Fused& f) {
