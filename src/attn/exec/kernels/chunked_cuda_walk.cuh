@@ -15,10 +15,6 @@ __device__ inline void wait_for_all_but() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(stages) : "memory");
 }
 
-__device__ inline void copy_8_bytes(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
-}
-
 struct WalkShape {
   static constexpr int kTokens = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 3, kBlocks = 3;
   static constexpr int kTile = kTokens * 128, kSharesAt = kStages * 2 * kTile;

@@ -40,9 +40,11 @@ void Launch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream s
           using Shape = BackwardShape<HORNER_DTYPE, C, W>;
           const Grid grid{int64_t(f.B) * f.G * blocks(f.S, Shape::kKeys) * Shape::kParts, 1,
                           Shape::kThreads, Shape::kBytes};
-          const int degree = knows_degrees<HORNER_DTYPE>(f) ? slope_degree_of(w) : 0;
-          launch(keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-                 before_scale(w, f.scale, degree));
+          const int degree = known_degree<HORNER_DTYPE>(f, slope_degree_of(w));
+          const auto kernel = is_careful(f)
+                                  ? keys_kernel<HORNER_DTYPE, C, W, kHasFalls<HORNER_DTYPE, W>>
+                                  : keys_kernel<HORNER_DTYPE, C, W>;
+          launch(kernel, grid, stream, f, before_scale(w, f.scale, degree));
         },
         weights);
   });

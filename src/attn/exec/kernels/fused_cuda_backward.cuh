@@ -81,7 +81,7 @@ __device__ __forceinline__ void add_dq(const Fused& f, const Queries& tile, Tile
 }
 
 // A block of keys, its tiles in shared memory, and the tiles of queries that come there.
-template <class T, int C, class W>
+template <class T, int C, class W, bool falls>
 struct KeyBlock {
   using Shape = BackwardShape<T, C, W>;
   using Sums = KeySums<T, C, W, Shape>;
@@ -119,7 +119,8 @@ struct KeyBlock {
             of + stage * kQueries,
             gates() + stage * kQueries,
             dx,
-            {dx.at + Shape::kDxBytes}};
+            {dx.at + Shape::kDxBytes},
+            falls && t0 + f.S - f.T >= min(s0 + kKeys, f.S) - 1};
   }
   __device__ void copy_keys() const {
     copy_rows<kKeys, Shape::kThreads>(k(), row_of<T>(f.k, b, g, s0), f.k.row, f.S - s0, f.D);
@@ -133,19 +134,41 @@ struct KeyBlock {
     if (n >= kQueries) return;
     copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
                   n < real);
-    if (f.decay) gates()[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
+    if (falls && f.decay)
+      copy_8_bytes(shared_address(to.gates + n),
+                   f.decay + to.head.key(f, min(max(t0 + n + f.S - f.T, 0), f.S - 1)));
+    if (!kHasFalls<T, W> && f.decay)
+      gates()[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
+  }
+  // With falls: makes the queries that this thread has copied ready for `grade_falls`.
+  __device__ __forceinline__ void ready(int stage, const typename Sums::Queries& tile,
+                                        float per_scale, const Sums& sums) const {
+    const int n = int(threadIdx.x);
+    if (n >= kQueries) return;
+    Query query = tile.of[n];
+    query.sub *= per_scale, query.limit *= per_scale;
+    if (f.decay) {
+      const float fall = sums.fallen_to(tile.gates[n], tile.head),
+                  by = tile.behind ? exp2_fast(fall) : 1;
+      query.a *= by, query.dW *= by;
+      reinterpret_cast<float2*>(gates())[stage * kQueries + n].x = tile.behind ? 0 : fall;
+    }
+    const_cast<Query*>(tile.of)[n] = query;
   }
 
   template <bool careful, class Weight>
   __device__ __forceinline__ void over_queries(const Weight& weight, Sums& sums) const {
+    const float per_scale = kOfDegree<Weight> ? 1 / f.scale : 1;
+    if (falls) sums.set_factors(Head(b, first_head, g));
     int stage = 0;
     for (int h = first_head, t0 = begin; begin < end && h <= last_head; stage ^= 1) {
       wait_for_copies();
+      if (falls) ready(stage, queries(stage, h, t0), per_scale, sums);
       __syncthreads();  // these queries are there, and all are done with those before
       const auto tile = queries(stage, h, t0);
       if ((t0 += kQueries) >= end) t0 = begin, ++h;
       if (h <= last_head) copy_queries(stage ^ 1, h, t0);
-      sums.template add<careful>(weight, tile, k(), v());
+      sums.template add<careful, falls>(weight, tile, k(), v());
       if (Shape::kSharing > 1 || f.dq_sum) __syncthreads();  // every warp has written its dx
       if constexpr (Shape::kSharing > 1) sums.add_shared(tile);
       if (f.dq_sum) add_dq<Shape>(f, tile, k(), column);
@@ -153,23 +176,26 @@ struct KeyBlock {
   }
 };
 
-template <class T, int C, class W>
+template <class T, int C, class W, bool falls = false>
 __global__ __launch_bounds__(
     BackwardShape<T, C, W>::kThreads,
     BackwardShape<T, C, W>::kBlocks) void keys_kernel(const __grid_constant__ Fused f,
                                                       const __grid_constant__ W w) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const KeyBlock<T, C, W> block(f, memory);
+  const KeyBlock<T, C, W, falls> block(f, memory);
   block.copy_keys();
   if (block.begin < block.end) block.copy_queries(0, block.first_head, block.begin);
-  typename KeyBlock<T, C, W>::Sums sums(f, w, block.s0, block.column);
+  typename KeyBlock<T, C, W, falls>::Sums sums(f, w, block.s0, block.column);
+  const auto careful = [&](const auto& weight) __attribute__((always_inline)) {
+    block.template over_queries<true>(weight, sums);
+  };
   const auto plain = [&](const auto& weight) __attribute__((always_inline)) {
     block.template over_queries<false>(weight, sums);
   };
-  if (is_careful(f)) {
-    with_any_degree(w, [&](const auto& weight) __attribute__((always_inline)) {
-      block.template over_queries<true>(weight, sums);
-    });
+  if constexpr (falls) {
+    with_common_degree(w, slope_degree_of(w), careful);
+  } else if (!kHasFalls<T, W> && is_careful(f)) {
+    with_any_degree(w, careful);
   } else if constexpr (sizeof(T) == 4) {
     with_any_degree(w, plain);
   } else {

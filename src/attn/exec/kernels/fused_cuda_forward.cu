@@ -11,9 +11,11 @@ void Launch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights, Strea
     const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, Shape::kBytes};
     std::visit(
         [&]<class W>(const W& w) {
-          const int degree = knows_degrees<HORNER_DTYPE>(f) ? degree_of(w) : 0;
-          launch(forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-                 before_scale(w, f.scale, degree));
+          const int degree = known_degree<HORNER_DTYPE>(f, degree_of(w));
+          const auto kernel = is_careful(f)
+                                  ? forward_kernel<HORNER_DTYPE, C, W, kHasFalls<HORNER_DTYPE, W>>
+                                  : forward_kernel<HORNER_DTYPE, C, W>;
+          launch(kernel, grid, stream, f, before_scale(w, f.scale, degree));
         },
         weights);
   });

@@ -25,8 +25,16 @@ struct ForwardShape {
   static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * 8;
 };
 
-// The rows of a thread: `atoms` times the rows i and i + 8 of sixteen.
-template <class T, int C, class W, class Shape = ForwardShape<T, C>>
+// The falls of a tile of keys, in shared memory: first as the running sums are copied there, then
+// `fallen` and the factor of each key.
+union KeyFall {
+  double gates;
+  float2 fall;
+};
+
+// The rows of a thread: `atoms` times the rows i and i + 8 of sixteen. `falls`: with decay or a
+// centre (kHasFalls).
+template <class T, int C, class W, class Shape = ForwardShape<T, C>, bool falls = false>
 struct RunningSums {
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kKeys / 8;
   // Exp is taken relative to the largest score so far; so is, to stay in its range, any weight
@@ -42,8 +50,9 @@ struct RunningSums {
   float N[kAtoms][C / 8][4];
   float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
   float centre[kAtoms][2];
-  float factor[2 * kAtoms];  // what brings N to the scale of the tile at hand
-  bool raised;               // whether there is one, in some row of the warp
+  float fall[kAtoms][2], per_scale;  // of `falls`
+  float factor[2 * kAtoms];          // what brings N to the scale of the tile at hand
+  bool raised;                       // whether there is one, in some row of the warp
 
   __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
       : f(f), w(w), head(head), t0(t0), N{}, raised(false) {
@@ -52,6 +61,12 @@ struct RunningSums {
       sum[i / 2][i % 2] = 0, shift[i / 2][i % 2] = -INFINITY;
       centre[i / 2][i % 2] = f.centre ? f.centre[row(i)] : 0;
     }
+  }
+  __device__ void set_falls(double reference) {
+    per_scale = 1 / f.scale;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i)
+      fall[i / 2][i % 2] = f.decay ? fallen(gates_at_query(f, head, query(i)), reference) : 0;
   }
   __device__ int query(int i) const { return t0 + i / 2 * 16 + i % 2 * 8; }
   __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
@@ -107,13 +122,17 @@ struct RunningSums {
   __device__ __forceinline__ void weigh(const Weight& weight, Care care, Products& x, int s0,
                                         const double* gates) {
     if (care == Care::none) weigh<Care::none>(weight, x, s0, gates);
-    if (care == Care::clamp) weigh<Care::clamp>(weight, x, s0, gates);
+    if constexpr (!falls)
+      if (care == Care::clamp) weigh<Care::clamp>(weight, x, s0, gates);
     if (care == Care::any) weigh<Care::any>(weight, x, s0, gates);
   }
   template <Care care, class Weight>
   __device__ __forceinline__ void weigh(const Weight& weight, Products& x, int s0,
                                         const double* gates) {
     const int first = s0 + lane() % 4 * 2;
+    Lanes<2 * kTiles> keys;
+    if constexpr (falls)
+      if (f.decay) keys = falls_of<care>(gates + lane() % 4 * 2);
     if constexpr (care == Care::any && kIsExp) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) {
@@ -130,7 +149,9 @@ struct RunningSums {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       auto y = value<care>(weight, of_row(x, i), i, first);
-      if constexpr (care == Care::any && Shape::kDecay)
+      if constexpr (falls) {
+        if (f.decay) fade_row<care>(y, i, keys);
+      } else if constexpr (care == Care::any && Shape::kDecay && !kHasFalls<T, W>)
         if (f.decay) {
           const double here = gates_at_query(f, head, query(i));
 #pragma unroll
@@ -141,6 +162,30 @@ struct RunningSums {
       set_row(x, i, y);
     }
     if constexpr (kScaled) by_largest(x);
+  }
+  // Of the thread's columns: how far the gates have fallen; or, where every query stands behind the
+  // reference and every key before it, the factors. Those of exp rows are in the exponent.
+  template <Care care>
+  static __device__ __forceinline__ Lanes<2 * kTiles> falls_of(const double* gates) {
+    Lanes<2 * kTiles> y;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const float4 two = *reinterpret_cast<const float4*>(gates + 8 * j);
+      y[2 * j] = care == Care::any ? two.x : two.y;
+      y[2 * j + 1] = care == Care::any ? two.z : two.w;
+    }
+    return y;
+  }
+  template <Care care>
+  __device__ __forceinline__ void fade_row(Lanes<2 * kTiles>& y, int i,
+                                           const Lanes<2 * kTiles>& keys) const {
+    const float here = fall[i / 2][i % 2];
+    if constexpr (care == Care::any)
+      y = lanes<2 * kTiles>([&](int j) { return y[j] * fall_between(here, keys[j]); });
+    else if constexpr (kIsExp)
+      y = y * keys;
+    else
+      y = y * (keys * exp2_fast(here));
   }
   // Four results side by side, so that none waits long for the one before.
   template <class F>
@@ -158,9 +203,12 @@ struct RunningSums {
                                                      const Lanes<2 * kTiles>& x, int i,
                                                      int first) const {
     const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
-    const float sub = (centre[i / 2][i % 2] + by) * kUnit<W>, scale = f.scale * kUnit<W>;
+    float sub = (centre[i / 2][i % 2] + by) * kUnit<W>;
+    const float scale = f.scale * kUnit<W>;
+    if constexpr (falls && kIsExp && care == Care::none) sub -= fall[i / 2][i % 2];
     auto y = x;
     if constexpr (Shape::kRaw && kOfDegree<Weight>) {
+      if constexpr (falls) y = y + -centre[i / 2][i % 2] * per_scale;
       if constexpr (care != Care::none) y = at_most(y, f.clamp / f.scale);
     } else {
       y = lanes<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
@@ -271,7 +319,7 @@ struct RunningSums {
   }
 };
 
-template <class T, int C, class W>
+template <class T, int C, class W, bool falls = false>
 __global__ __launch_bounds__(
     ForwardShape<T, C>::kThreads,
     ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
@@ -293,6 +341,9 @@ __global__ __launch_bounds__(
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
     copy_rows<kTile, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
     copy_rows<kTile, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
+    if (const int n = int(threadIdx.x); falls && f.decay && n < kTile)
+      copy_8_bytes(shared_address(gates + stage * kTile + n),
+                   f.decay + head.key(f, min(s0 + n, f.S - 1)));
   };
   copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
   if (begin < end) copy_keys(begin, 0);
@@ -300,14 +351,21 @@ __global__ __launch_bounds__(
   const int own = warp() * 16 * Shape::kAtoms;
   const Care plain = f.clamp < INFINITY ? Care::clamp : Care::none;
   const Sight sight = keys_seen_by(f.seen, t0 + own, t0 + own + 16 * Shape::kAtoms);
-  RunningSums<T, C, W> sums(f, w, head, t0 + own + lane() / 4);
+  RunningSums<T, C, W, Shape, falls> sums(f, w, head, t0 + own + lane() / 4);
+  const double reference = falls && f.decay ? gates_at_query(f, head, t0) : 0;
+  if constexpr (falls) sums.set_falls(reference);
   const auto over_keys = [&](const auto& weight) __attribute__((always_inline)) {
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += kTile, stage ^= 1) {
       const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
-      if (f.decay && threadIdx.x < kTile)
+      if (!kHasFalls<T, W> && f.decay && threadIdx.x < kTile)
         gates[stage * kTile + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
       wait_for_copies();
+      if (falls && f.decay && threadIdx.x < kTile) {  // what this thread has copied
+        KeyFall& key = reinterpret_cast<KeyFall*>(gates)[stage * kTile + threadIdx.x];
+        const float fall = fallen(key.gates, reference);
+        key.fall = make_float2(fall, exp2_fast(-fall));
+      }
       __syncthreads();  // this tile is there, and all are done with the one before
       if (s0 + kTile < end) copy_keys(s0 + kTile, stage ^ 1);
 #pragma unroll 1
@@ -316,14 +374,19 @@ __global__ __launch_bounds__(
         if (sight.nothing_of(s, s1)) continue;
         float x[Shape::kAtoms][Shape::kKeys / 8][4];
         rows_by_rows<T>(x, q, own, k, at);
-        const bool any = f.decay || !sight.all_of(s, s1);
+        // With falls also where not all of these keys stand before the reference.
+        const bool apart = falls ? f.clamp < INFINITY || (f.decay && s1 > t0 + f.S - f.T + 1)
+                                 : !kHasFalls<T, W> && f.decay;
+        const bool any = apart || !sight.all_of(s, s1);
         sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at);
         sums.rescale();
         add_sums_by_columns<T>(sums.N, x, v, at);
       }
     }
   };
-  if constexpr (Shape::kWide) {
+  if constexpr (falls) {
+    with_common_degree(w, degree_of(w), over_keys);
+  } else if constexpr (Shape::kWide) {
     with_any_degree(w, over_keys);
   } else {
     with_degree(w, knows_degrees<T>(f) ? degree_of(w) : 0, over_keys);

@@ -24,6 +24,7 @@ struct KeySums {
   Sight sight;       // of the warp's keys
   float dk[kAtoms][kChannels / 8][4], dv[kAtoms][kChannels / 8][4];
   double d_decay[kAtoms][2];
+  float factor[2 * kAtoms];  // of the keys, where there are falls
 
   // A tile of queries of one head, in shared memory.
   struct Queries {
@@ -33,6 +34,7 @@ struct KeySums {
     const Query* of;      // [kQueries]
     const double* gates;  // [kQueries]
     Tile<T, Shape::kQueries> dx, w;
+    bool behind = false;  // with falls: every query stands behind every key of the block
   };
 
   __device__ KeySums(const Fused& f, const W& w, int s0, int first)
@@ -48,6 +50,18 @@ struct KeySums {
         d_decay{} {}
   __device__ int key(int i) const {  // of the thread's row i
     return s0 + own + i / 2 * 16 + i % 2 * 8 + lane() / 4;
+  }
+
+  // With falls, of which the block's last key is the reference.
+  __device__ float fallen_to(double gates, const Head& head) const {
+    return fallen(gates, gates_at_key(f, head, min(s0 + Shape::kKeys, f.S) - 1));
+  }
+  __device__ float fall_of_key(int i, const Head& head) const {
+    return fallen_to(gates_at_key(f, head, key(i)), head);
+  }
+  __device__ void set_factors(const Head& head) {
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) factor[i] = f.decay ? exp2_fast(-fall_of_key(i, head)) : 1;
   }
 
   // Hides the keys that a query does not see.
@@ -162,6 +176,87 @@ struct KeySums {
         over_queries(tile, first, x,
                      [&](int64_t row, double total) { atomicAdd(f.d_decay_rows + row, total); });
   }
+  // The same with decay or a centre, in 16 bits. `tile.of` is as KeyBlock::ready leaves it: with
+  // the factors of queries that stand behind, and before the scale where the degree is known.
+  template <Care care, class Weight>
+  __device__ __forceinline__ void grade_falls(const Weight& weight, const Queries& tile, int at,
+                                              Products& x, Products& dp, Factors& aw, Factors& dx) {
+    constexpr int n = 4 * kAtoms;
+    const float scale = kOfDegree<Weight> ? 1 : f.scale * kUnit<W>;
+    const auto row_of = [](int i) { return i / 4 * 2 + i / 2 % 2; };
+    const uint32_t kept = care == Care::any && f.seen.keep ? kept_keys(tile.head.b) : ~0u;
+    float fall[2 * kAtoms], of_keys[2 * kAtoms] = {}, of_queries[3];
+    if (care == Care::any && f.decay)
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) fall[i] = fall_of_key(i, tile.head);
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const int first = at + 8 * j + lane() % 4 * 2;
+      const Query query[2] = {tile.of[first], tile.of[first + 1]};
+      Scored<n> s;
+      s.z = lanes<n>([&](int i) { return x[i / 4][j][i % 4] * scale - query[i % 2].sub; });
+      s.limit = lanes<n>([&](int i) { return query[i % 2].limit; });
+      s.dp = lanes<n>([&](int i) { return dp[i / 4][j][i % 4]; });
+      s.a = lanes<n>([&](int i) { return query[i % 2].a; });
+      s.dW = lanes<n>([&](int i) { return query[i % 2].dW; });
+      s.seen = care == Care::any ? seen_by_two(tile.t0 + first, kept) : ~0u;
+      Graded<n> y = graded<care, n>(weight, f, s, [](int) { return 0; });
+      if (f.decay) {
+        const auto faded = lanes<n>([&](int i) {
+          if constexpr (care != Care::any) return factor[row_of(i)];
+          const float at_query = reinterpret_cast<const float2*>(tile.gates)[first + i % 2].x;
+          return fall_between(at_query, fall[row_of(i)]);
+        });
+        y = {y.w * faded, y.dx * faded};
+#pragma unroll
+        for (int i = 0; i < n; ++i) of_keys[row_of(i)] += y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]);
+      }
+      if (f.d_centre) {
+        float sum[2] = {y.dx[0], y.dx[1]};
+#pragma unroll
+        for (int i = 2; i < n; ++i) sum[i % 2] += y.dx[i];
+        of_queries[j % 2] = sums_of_half<4>(sum[0], sum[1]);
+        if (j % 2) of_queries[j / 2 ? 1 : 2] = sums_of_half<8>(of_queries[0], of_queries[1]);
+      }
+#pragma unroll
+      for (int i = 0; i < n; ++i)
+        x[i / 4][j][i % 4] = y.w[i] * s.a[i], dp[i / 4][j][i % 4] = y.dx[i];
+#pragma unroll
+      for (int i = 0; i < kAtoms; ++i)
+        aw[i][j] = Mma<T>::rounded(x[i][j]), dx[i][j] = Mma<T>::rounded(dp[i][j]);
+    }
+    if (f.decay)
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += of_keys[i];
+    if (f.d_centre && adds_rows())
+      add_centre(tile, at, sums_of_half<16>(of_queries[2], of_queries[1]));
+  }
+  // A bit for each number of the thread that queries t and t + 1 see, of keys that are kept.
+  __device__ __forceinline__ uint32_t seen_by_two(int t, uint32_t kept) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int lo = f.seen.lo(min(t + c, f.T - 1)), hi = f.seen.hi(min(t + c, f.T - 1));
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i)
+        bits |= uint32_t(key(i) >= lo && key(i) < hi && kept >> i & 1) << (2 * i + c);
+    }
+    return bits;
+  }
+  // Of two sums over the keys of lanes `apart` from each other, each lane gets one: the lower lanes
+  // x, the upper y.
+  template <int apart>
+  static __device__ __forceinline__ float sums_of_half(float x, float y) {
+    const bool upper = lane() & apart;
+    return (upper ? y : x) + __shfl_xor_sync(~0u, upper ? x : y, apart);
+  }
+  // `sum` is of the column that lane / 4 says: its tile and which of two. A centre is subtracted
+  // from the scores of its query.
+  __device__ __forceinline__ void add_centre(const Queries& tile, int at, float sum) const {
+    static_assert(kTiles == 4);
+    const int t = tile.t0 + at + lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2;
+    if (t < f.T) atomicAdd(f.d_centre + tile.head.row(f, t), -sum);
+  }
   // Of the blocks that take the same scores for other channels, the first adds to what is one
   // number a query; without atomic additions `queries` does.
   __device__ bool adds_rows() const { return f.dq_sum && column < Shape::kOwn; }
@@ -183,8 +278,8 @@ struct KeySums {
   }
 
   // Adds a tile of queries. `weight` is w, or says its degree; `careful` is for decay and centred
-  // scores.
-  template <bool careful, class Weight>
+  // scores, `falls` where those have a kernel.
+  template <bool careful, bool falls = false, class Weight>
   __device__ __forceinline__ void add(const Weight& weight, const Queries& tile, Tile<T, C> k,
                                       Tile<T, C> v) {
     const typename Mma<T>::template Writer<Shape::kQueries> to_dx(tile.dx, own), to_w(tile.w, own);
@@ -201,7 +296,11 @@ struct KeySums {
       rows_by_rows<T>(x, k, own, tile.q, at);
       rows_by_rows<T>(dp, v, own, tile.g, at);
       Factors aw, dx;
-      if constexpr (careful) {
+      if constexpr (falls) {
+        f.clamp < INFINITY || (f.decay && !tile.behind) || !sight.all_of(t, t1)
+            ? grade_falls<Care::any>(weight, tile, at, x, dp, aw, dx)
+            : grade_falls<Care::none>(weight, tile, at, x, dp, aw, dx);
+      } else if constexpr (careful) {
         grade<Care::any>(weight, tile, at, x, dp, aw, dx);
       } else {
         f.clamp < INFINITY ? grade<Care::clamp>(weight, tile, at, x, dp, aw, dx)

@@ -46,6 +46,9 @@ __device__ inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
+__device__ inline void copy_8_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
+}
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
@@ -134,14 +137,24 @@ __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) 
   return bits;
 }
 
-// Decay and centred scores run code of their own, one for all degrees of polynomials.
+// Decay and centred scores run code of their own.
 HORNER_HD bool is_careful(const Fused& f) {
   return f.decay || f.centre;
 }
+// Whether that is a kernel of its own, where gates are factors of rows and columns (`Falls`). Else,
+// in float32 above all, each score fades by itself, in double, with one loop for all degrees.
+template <class T, class W>
+inline constexpr bool kHasFalls =
+    sizeof(T) == 2 && (std::is_same_v<W, Exp> || std::is_same_v<W, Polynomial>);
 // Whether there is code for each degree. In float32 the products take most of the time.
 template <class T>
 HORNER_HD bool knows_degrees(const Fused& f) {
   return sizeof(T) == 2 && !is_careful(f);
+}
+// The degree that the kernel for f knows, of that of the weight (values or slopes); or 0.
+template <class T>
+HORNER_HD int known_degree(const Fused& f, int degree) {
+  return knows_degrees<T>(f) ? degree : sizeof(T) == 2 ? common_degree(degree) : 0;
 }
 
 // The product of the gates in (s, t], from their running sums: of those a difference is taken in
@@ -156,6 +169,17 @@ __device__ inline float fade(double query, double key) {
   const double x = fmin(query - key, 0.0);
   const float high = float(x);
   return expf(high) * (1 + float(x - double(high)));
+}
+
+// In 16 bits: how far the gates have fallen at a token since a `reference` near it, in units of ln
+// 2. Of tokens much before it, where a float is coarse, nothing is left.
+__device__ inline float fallen(double gates, double reference) {
+  return float(gates - reference) * kLog2e;
+}
+// The product of the gates in (s, t]. Where the reference stands between s and t it is a factor of
+// the key, 2^-at_key, times one of the query, 2^at_query, both at most 1.
+__device__ inline float fall_between(float at_query, float at_key) {
+  return exp2_fast(fminf(at_query - at_key, 0));
 }
 
 __device__ inline float gate_of_key(const Fused& f, const Head& head, int s) {

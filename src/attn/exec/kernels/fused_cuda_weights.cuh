@@ -141,6 +141,25 @@ HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
       // clang-format on
   }
 }
+// The same where only some degrees have code: 0 for the others.
+HORNER_HD int common_degree(int degree) {
+  return degree == 1 || degree == 2 || degree == 4 ? degree : 0;
+}
+template <class W, class F>
+HORNER_HD void with_common_degree(const W& w, int, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_common_degree(const Polynomial& p, int degree, const F& f) {
+  switch (common_degree(degree)) {
+      // clang-format off
+    case 1:  // with c[2] = 0
+    case 2: return f(OfDegree<2>{p});
+    case 4: return f(OfDegree<4>{p});
+    default: return f(OfDegree<0>{p});
+      // clang-format on
+  }
+}
 // The same for every degree.
 template <class W, class F>
 HORNER_HD void with_any_degree(const W& w, const F& f) {
