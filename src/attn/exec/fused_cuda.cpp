@@ -89,13 +89,12 @@ static bool no_tokens(const Fused& f) {
   return f.B == 0 || f.T == 0;
 }
 
-// What Hopper's kernels need of a decay, or undefined.
-static at::Tensor hopper_fades(const Fused& f, const CudaTensors& x) {
-  if (!f.decay) return {};
-  const at::Tensor fades =
-      at::empty({f.B, f.G, cuda::fade_keys(f)}, x.decay.options().dtype(at::kFloat));
-  cuda::hopper_fades(f, memory<float>(fades), stream());
-  return fades;
+// What Hopper's forward multiplies the weights of each key by, or undefined.
+static at::Tensor hopper_factors(const CudaJob& job, const Fused& f, const CudaTensors& x) {
+  if (!cuda::takes_factors(f, job.weights)) return {};
+  const at::Tensor y = at::empty({f.B, f.G, cuda::factor_keys(f)}, x.q.options().dtype(at::kFloat));
+  cuda::hopper_factors(f, memory<float>(y), stream());
+  return y;
 }
 
 static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_backward) {
@@ -111,8 +110,8 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
     cuda::find(f, job.weights, /*adaptive=*/false, stream());
   // The copy engine takes no tensor without tokens.
   if (job.hopper && !no_tokens(f)) {
-    const at::Tensor fades = hopper_fades(f, x);
-    cuda::hopper_forward(f, job.weights, memory<float>(fades), stream());
+    const at::Tensor factors = hopper_factors(job, f, x);
+    cuda::hopper_forward(f, job.weights, memory<float>(factors), stream());
   } else {
     cuda::forward(f, job.weights, stream());
   }
@@ -146,8 +145,7 @@ static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Ten
                                     : at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr(), f.dq = d.q.data_ptr();
   if (job.hopper) {
-    const at::Tensor fades = hopper_fades(f, x);
-    cuda::hopper_keys(f, job.weights, memory<float>(fades), stream());
+    cuda::hopper_keys(f, job.weights, stream());
   } else {
     cuda::keys(f, job.weights, stream());
   }
@@ -184,7 +182,10 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
   if (x.gate.defined()) d.gate = at::empty_like(x.gate);
   if (x.decay.defined()) {
-    d_query = at::zeros({f.B, f.H, f.T}, x.decay.options());
+    const bool summed = f.dtype == cuda::Dtype::float32;  // d_decay_rows
+    const std::vector<int64_t> rows_of{f.B, f.H, f.T};
+    d_query =
+        summed ? at::zeros(rows_of, x.decay.options()) : at::empty(rows_of, x.decay.options());
     d.decay = at::empty_like(x.decay);
   }
   r.give(f);
@@ -196,7 +197,8 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   cuda::rows(f, job.weights, stream());
   if (f.pulls) cuda::pulls(f, job.weights, stream());
   sum_products(job, x, g, dq_sum, f, d);
-  if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
+  // A query's own gate sum is that of the key at its position; Hopper's keys have added it.
+  if (x.decay.defined() && !job.hopper) {
     const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
     const int64_t n = std::min(f.T, f.S);
     d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);

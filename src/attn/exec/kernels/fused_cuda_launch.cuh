@@ -28,8 +28,8 @@ struct Launch {
 // Likewise of hopper_cuda.h.
 template <class T>
 struct HopperLaunch {
-  static void forward(const Fused&, const Weights&, const float* fades, Stream);
-  static void keys(const Fused&, const Weights&, const float* fades, Stream);
+  static void forward(const Fused&, const Weights&, const float* factors, Stream);
+  static void keys(const Fused&, const Weights&, Stream);
   static void dq(const Fused&, Stream);
 };
 

@@ -31,6 +31,8 @@ template <int degree>
 inline constexpr bool kHoldsKeys<OfDegree<degree>> = degree == 2 || degree == 3 || degree == 4;
 template <int degree>
 inline constexpr bool kHoldsKeys<UpToDegree<degree>> = true;
+template <>
+inline constexpr bool kHoldsKeys<Linear> = true;
 
 // A warp's rows of a panel as left factors.
 template <int R, int C>
@@ -127,6 +129,14 @@ __device__ __forceinline__ void store_dx(Panel<R, C> dx, const uint32_t (&x)[ste
   stored_for_products();
 }
 
+// A query's own gate sum is that of the key at its position.
+__device__ inline double pull_of(const Fused& f, const Head& head, int s) {
+  const int each = f.H / f.G, t = s - (f.S - f.T);
+  double y = 0;
+  for (int h = 0; t >= 0 && h < each; ++h)
+    y += f.d_decay_query[int64_t(head.b * f.H + head.g * each + h) * f.T + t];
+  return y;
+}
 // The gradients of the gates: values times what they gather without a gate. That of the decay, of
 // what they gather with it: a key's weights times their gradients.
 template <class T, bool decays, int C, int columns>
@@ -150,7 +160,7 @@ __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory
       if (!decays || f.gate) f.d_gate[head.key(f, s0 + row)] = sum;
       if constexpr (decays) {
         const float gate = f.gate ? gate_of_key(f, head, s0 + row) : 1;
-        f.d_decay_key[head.key(f, s0 + row)] = -double(sum) * gate;
+        f.d_decay_key[head.key(f, s0 + row)] = pull_of(f, head, s0 + row) - double(sum) * gate;
       }
     }
   }
@@ -182,7 +192,8 @@ template <class W, class T, int C, class Weight>
 __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
                                               const BackwardMemory<C>& given,
                                               const QueryTiles& tiles,
-                                              const KeyFades<kDecays<W>>& fades, KeyRows<C>& sums) {
+                                              const KeyFades<kDecays<W>>& fades,
+                                              const GatesOf<W>& gates, KeyRows<C>& sums) {
   constexpr int kStages = HopperBackwardShape<C>::kStages;
   const int group = group_of_warp(), key = tiles.s0 + warp() * 16 + lane() / 4;
   QueryTile now(tiles);
@@ -215,7 +226,7 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
     end_of_batch();
     wait_for_products<1>();
     touch(dp);
-    if (f.gate) gate_rows(f, Head(tiles.b, 0, tiles.g), key, dp);
+    if (!std::is_same_v<Weight, Linear> && f.gate) gates.multiply(dp);
     grade<T, W>(of, marks, x, dp, slopes);
     before_products();
     begin_sums<T>(sums.dk, slopes, memory.q(stage));
@@ -235,7 +246,8 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
 template <class W, class T, int C, class Weight>
 __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
                                             const BackwardMemory<C>& given, const QueryTiles& tiles,
-                                            const KeyFades<kDecays<W>>& fades, KeyRows<C>& sums) {
+                                            const KeyFades<kDecays<W>>& fades,
+                                            const GatesOf<W>& gates, KeyRows<C>& sums) {
   using Shape = HopperBackwardShape<C>;
   constexpr int kStages = Shape::kStages;
   const int group = group_of_warp(), key = tiles.s0 + warp() * 16 + lane() / 4;
@@ -262,7 +274,7 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     end_of_batch();
     wait_for_products<1>();
     touch(dp);
-    if (f.gate) gate_rows(f, Head(tiles.b, 0, tiles.g), key, dp);
+    if (!std::is_same_v<Weight, Linear> && f.gate) gates.multiply(dp);
     grade<T, W>(of, marks, x, dp, slopes);
     before_products();
     begin_sums<T>(sums.dk, slopes, memory.q(stage));
@@ -282,24 +294,26 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
 }
 
 template <class T, class W, int C, class Weight>
-__device__ __forceinline__ void sum_over_queries(const Fused& f, const W& given, const Weight& w,
+__device__ __forceinline__ void sum_over_queries(const Fused& f, const Weight& w,
                                                  const BackwardMemory<C>& memory,
                                                  const QueryTiles& tiles) {
   KeyRows<C> sums;
-  const KeyFades<kDecays<W>> fades(f, given, Head(tiles.b, 0, tiles.g),
-                                   tiles.s0 + warp() * 16 + lane() / 4);
+  const Head head(tiles.b, 0, tiles.g);
+  const int key = tiles.s0 + warp() * 16 + lane() / 4;
+  const GatesOf<W> gates(f, head, key);
+  KeyFades<kDecays<W>> fades(f, head, tiles.s0, key);
+  if constexpr (kDecays<W>) fades.set(w, gates.of, f.scale);
   wait(memory.keys_full(), 0);
   if (QueryTile(tiles).inside(tiles)) {
     if constexpr (HopperBackwardShape<C>::kDqGroup) {
-      sum_beside_dq<W, T>(f, w, memory, tiles, fades, sums);
+      sum_beside_dq<W, T>(f, w, memory, tiles, fades, gates, sums);
     } else {
-      sum_with_dq<W, T>(f, w, memory, tiles, fades, sums);
+      sum_with_dq<W, T>(f, w, memory, tiles, fades, gates, sums);
     }
   }
   if (kDecays<W> || f.gate) {
-    const Head head(tiles.b, 0, tiles.g);
     store_gates<T, kDecays<W>>(f, memory, head, tiles.s0, sums.dv);
-    if (!kDecays<W> || f.gate) gate_rows(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
+    if (!kDecays<W> || f.gate) gates.multiply(sums.dv);
   }
   store_keys<T>(f, memory, tiles, sums.dk, sums.dv);
 }
@@ -315,17 +329,24 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   // Registers of the other two groups that the keys held by some polynomials take.
   constexpr int kMore = Shape::kDqGroup && !kIsExp<W> ? 8 : 0;
   const QueryTiles tiles(f, Shape());
+  const bool steep = is_steep<W>(f, Head(tiles.b, 0, tiles.g), tiles.s0);
   if (threadIdx.x == 0) memory.make_barriers();
   __syncthreads();
   const int group = group_of_warp();
   if (group == Shape::kGroups + Shape::kDqGroup) {
     give_registers<Shape::kFewRegisters - kMore>();
-    if (warp() % 4 == 0) copy_queries<W>(f, maps, memory, tiles);
+    if (warp() % 4 == 0) copy_queries<W>(f, maps, memory, tiles, steep);
   } else if (group < Shape::kGroups) {
     take_registers<Shape::kRegisters + kMore>();
-    with_slopes(w, [&](const auto& weight) __attribute__((always_inline)) {
-      sum_over_queries<T>(f, w, weight, memory, tiles);
-    });
+    const auto sum = [&](const auto& weight) __attribute__((always_inline)) {
+      sum_over_queries<T, W>(f, weight, memory, tiles);
+    };
+    if constexpr (kDecays<W> && !kIsExp<W>)
+      if (steep) {
+        const bool scaled = slope_degree_of(w) != 0;  // its coefficients
+        return sum(Steep{w.of, scaled ? 1 : f.scale, scaled ? 1 / f.scale : 1});
+      }
+    with_slopes(w, sum);
   } else if constexpr (Shape::kDqGroup) {
     give_registers<Shape::kDqRegisters - kMore>();
     sum_queries<T>(f, memory, tiles);

@@ -15,25 +15,30 @@ std::string hopper_why_not(int device) {
   return "a GPU of compute capability 9.0 is wanted";
 }
 
-// A block has one tile of keys.
-static __global__ __launch_bounds__(kFadeTile) void fades_kernel(const double* decay, int S,
-                                                                 float* fades) {
-  const int tiles = (S + kFadeTile - 1) / kFadeTile, head = int(blockIdx.x) / tiles;
-  const int first = int(blockIdx.x) % tiles * kFadeTile, s = first + int(threadIdx.x);
-  const double* const c = decay + int64_t(head) * S;
-  fades[int64_t(blockIdx.x) * kFadeTile + threadIdx.x] =
-      s < S ? float((c[first] - c[s]) * 1.4426950408889634) : 0;
+// A block has 128 keys.
+static __global__ __launch_bounds__(128) void factors_kernel(const double* decay, const float* gate,
+                                                             int S, float* factors) {
+  const int blocks = (S + 127) / 128, head = int(blockIdx.x) / blocks;
+  const int s = int(blockIdx.x) % blocks * 128 + int(threadIdx.x);
+  float y = 0;
+  if (s < S) {
+    const int64_t at = int64_t(head) * S;
+    const int last = min(s / kFactorTile * kFactorTile + kFactorTile, S) - 1;
+    y = gate ? gate[at + s] : 1;
+    if (decay) y *= exp2f(float((decay[at + last] - decay[at + s]) * 1.4426950408889634));
+  }
+  factors[int64_t(blockIdx.x) * 128 + threadIdx.x] = y;
 }
 
-void hopper_fades(const Fused& f, float* fades, Stream stream) {
-  const Grid grid{int64_t(f.B) * f.G * (fade_keys(f) / kFadeTile), 1, kFadeTile, 0};
-  launch(fades_kernel, grid, stream, f.decay, f.S, fades);
+void hopper_factors(const Fused& f, float* factors, Stream stream) {
+  const Grid grid{int64_t(f.B) * f.G * (factor_keys(f) / 128), 1, 128, 0};
+  launch(factors_kernel, grid, stream, f.decay, f.gate, f.S, factors);
 }
-void hopper_forward(const Fused& f, const Weights& w, const float* fades, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, fades, stream); });
+void hopper_forward(const Fused& f, const Weights& w, const float* factors, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, factors, stream); });
 }
-void hopper_keys(const Fused& f, const Weights& w, const float* fades, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, fades, stream); });
+void hopper_keys(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
 }
 void hopper_dq(const Fused& f, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.dq(f, stream); });

@@ -18,15 +18,21 @@ inline constexpr int kHopperTile = 64;
 inline int hopper_channels(const Fused& f) {
   return f.D <= 64 && f.E <= 64 ? 64 : 128;
 }
-// With decay, c the running sums of its log gates, each key's c_ref - c_s in units of ln 2, where
-// c_ref is that of the first of its kFadeTile keys: [B, G, fade_keys()]; null without.
-inline constexpr int kFadeTile = 128;
-HORNER_HD int64_t fade_keys(const Fused& f) {
-  return (int64_t(f.S) + kFadeTile - 1) / kFadeTile * kFadeTile;
+// What forward multiplies the weights of each key by: its input gate and, with decay, c the running
+// sums of the log gates, exp(c_ref - c_s), where c_ref is that of the last of its kFactorTile keys:
+// [B, G, factor_keys()], zeros at the end; null where it takes none.
+inline constexpr int kFactorTile = 64;
+HORNER_HD int64_t factor_keys(const Fused& f) {
+  return (int64_t(f.S) + 127) / 128 * 128;
 }
-void hopper_fades(const Fused&, float* fades, Stream);
-void hopper_forward(const Fused&, const Weights&, const float* fades, Stream);
-void hopper_keys(const Fused&, const Weights&, const float* fades, Stream);
+inline bool takes_factors(const Fused& f, const Weights& w) {
+  const auto* p = std::get_if<Polynomial>(&w);
+  if (f.decay) return true;
+  return f.gate && !f.centre && !f.epilogue.by_sum && (!p || p->degree <= 2);
+}
+void hopper_factors(const Fused&, float* factors, Stream);
+void hopper_forward(const Fused&, const Weights&, const float* factors, Stream);
+void hopper_keys(const Fused&, const Weights&, Stream);
 void hopper_dq(const Fused&, Stream);
 
 }  // namespace horner::attn::kernels::cuda

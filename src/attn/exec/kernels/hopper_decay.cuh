@@ -1,8 +1,9 @@
-// Decay on Hopper. With c the running sums of the log gates, in double, and c_ref that of the first
-// of a tile of keys, a weight is multiplied by
+// Decay on Hopper, and input gates forward. With c the running sums of the log gates, in double, a
+// weight is multiplied by
 //   exp(c_t - c_s) = 2^(row + key),   row = log2(e) (c_t - c_ref),   key = log2(e) (c_ref - c_s)
-// Both are taken in double and rounded to float: their sum is never above 0 where t sees s, and it
-// is added before the exponential, so that nothing overflows between two keys far apart in c.
+// Mostly that is a factor of the query times one of the key. Where gates fall so fast that a factor
+// would leave the range of a float ("steep"), both are added before the exponential: their sum is
+// never above 0 where t sees s.
 #pragma once
 
 #include "attn/exec/kernels/fused_cuda_tiles.cuh"
@@ -10,11 +11,12 @@
 
 namespace horner::attn::kernels::cuda {
 
-// A weight with decay, for kernels of its own.
+// A weight with decay, or forward with an input gate, for kernels of its own: no denominator of
+// theirs is the row's sum.
 template <class W>
 struct Decaying {
   W of;
-  const float* fades;  // key, [B, G, fade_keys()]
+  const float* factors;  // forward (hopper_factors)
 };
 template <class W>
 inline constexpr bool kDecays = false;
@@ -34,9 +36,23 @@ using Undecayed = std::remove_cvref_t<decltype(undecayed(std::declval<W>()))>;
 template <class W>
 inline constexpr bool kIsExp = std::is_same_v<Undecayed<W>, Exp>;
 
-// Of the polynomials that fade, those up to degree 2 have code of their own.
+// c[0] + c[1] x, of products before the scale.
+struct Linear {
+  const Polynomial& p;
+};
+template <>
+inline constexpr bool kOfDegree<Linear> = true;
+template <int n>
+HORNER_HD Lanes<n> weights_of(const Linear& w, const Lanes<n>& x) {
+  return x * w.p.c[1] + w.p.c[0];
+}
+
+// Of the polynomials that fade, those of degree 1 and 2 have code of their own.
 HORNER_HD int degree_of(const Decaying<Polynomial>& w) {
   return w.of.degree <= 2 ? w.of.degree : 0;
+}
+HORNER_HD int slope_degree_of(const Decaying<Polynomial>& w) {
+  return w.of.degree == 1 || (w.of.degree == 2 && w.of.is_series) ? w.of.degree : 0;
 }
 template <class F>
 HORNER_HD void with_degree(const Decaying<Exp>& w, int, const F& f) {
@@ -44,26 +60,41 @@ HORNER_HD void with_degree(const Decaying<Exp>& w, int, const F& f) {
 }
 template <class F>
 HORNER_HD void with_degree(const Decaying<Polynomial>& w, int degree, const F& f) {
-  if (degree == 1 || degree == 2) return f(OfDegree<2>{w.of});
+  if (degree == 1) return f(Linear{w.of});
+  if (degree == 2) return f(OfDegree<2>{w.of});
   f(OfDegree<0>{w.of});
 }
 
-template <class W>
-__device__ inline const float* fades_of(const Fused& f, const W& w, const Head& head) {
-  return w.fades + int64_t(head.b * f.G + head.g) * fade_keys(f);
+__device__ inline const float* factors_of(const Fused& f, const float* factors, const Head& head) {
+  return factors + int64_t(head.b * f.G + head.g) * factor_keys(f);
 }
-// row, from c_t and c_ref.
-__device__ inline float fade_of_row(double query, double from) {
-  return float(query - from) * kLog2e;
+// c_t - c_s in units of ln 2.
+__device__ inline float doublings(double query, double key) {
+  return __fmul_rn(float(query - key), kLog2e);  // once, not in every sum that it is part of
 }
+inline constexpr float kSteep = 80;  // the most that an exponent of a factor may be
 
-struct NoFade {
-  static constexpr bool kThere = false;
+// Forward: the reference is the group's first query, and what the queries behind it have of their
+// own is multiplied into their sums, at the end or before the first tile that is steep. A key's
+// factor is that of shared memory, relative to the last of its kFactorTile keys, times `by`.
+template <int tiles>
+struct TileFactors {
+  float by[tiles];
+  bool steep;
 };
-// Of a tile of keys and the two rows of a thread, forward.
+struct NoFade {
+  static constexpr bool kThere = false, kBounded = false;
+};
+// Of a tile of keys, from s0 on, and the two rows of a thread.
+template <class T, int tiles>
 struct TileFade {
   static constexpr bool kThere = true;
-  uint32_t keys;  // in shared memory
+  static constexpr bool kBounded = !std::is_same_v<T, fp16>;  // weights of a bound have no shift
+  const Fused& f;
+  const Head& head;
+  int t0, s0;
+  uint32_t keys;  // factors, in shared memory
+  TileFactors<tiles> of;
   float row[2];
 
   __device__ float2 of_keys(int column) const {  // the thread's two of eight
@@ -74,69 +105,128 @@ struct TileFade {
                  : "memory");
     return y;
   }
-  // x = exp(scale x - sub) and its fade, with a scale in units of ln 2.
-  template <int columns>
-  __device__ __forceinline__ void weigh(float (&x)[columns][4], float scale,
-                                        const float (&sub)[2]) const {
-    const float by[2] = {row[0] - sub[0] * kLog2e, row[1] - sub[1] * kLog2e};
-#pragma unroll
-    for (int j = 0; j < columns; ++j) {
-      const float2 key = of_keys(j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[j][i] = exp2_fast(x[j][i] * scale + (i % 2 ? key.y : key.x) + by[i / 2]);
-    }
-  }
   template <int columns>
   __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
+    if (of.steep) return multiply_steep(x);
 #pragma unroll
     for (int j = 0; j < columns; ++j) {
       const float2 key = of_keys(j);
+      const float by = of.by[j / (kFactorTile / 8)];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[j][i] *= exp2_fast((i % 2 ? key.y : key.x) + row[i / 2]);
+      for (int i = 0; i < 2; ++i) {
+        const float y = (i ? key.y : key.x) * by;
+        x[j][i] *= y, x[j][i + 2] *= y;
+      }
     }
   }
+  template <int columns>
+  __device__ __forceinline__ void multiply_steep(float (&x)[columns][4]) const {
+    const double here = gates_at_query(f, head, t0);
+#pragma unroll
+    for (int j = 0; j < columns; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int s = s0 + 8 * j + lane() % 4 * 2 + i;
+        const float key = doublings(here, gates_at_key(f, head, s));
+        const float gate = f.gate ? gate_of_key(f, head, s) : 1;
+        x[j][i] *= gate * exp2_fast(fminf(row[0] + key, 0));
+        x[j][i + 2] *= gate * exp2_fast(fminf(row[1] + key, 0));
+      }
+  }
 };
-// The rows of a thread, `first` and 8 further, of those from t0 on: c_t - c_ref is taken as c_t -
-// c_t0 and c_t0 - c_ref, so that no doubles are kept.
-template <bool decays>
+// The rows of a thread, `first` and 8 further, of a group's 64 from t0 on.
+template <class T, int keys, bool decays>
 struct RowFades {
   __device__ RowFades(const Fused&, const Head&, int, int) {}
   __device__ int load(const Fused&, const Head&, int, int) const { return 0; }
-  __device__ int from(int x) const { return x; }
-  __device__ NoFade of_tile(uint32_t, int) const { return {}; }
+  __device__ int of_tile(const Fused&, int, int, int x) const { return x; }
+  __device__ NoFade fade(const Fused&, const Head&, int, int, uint32_t, int) const { return {}; }
 };
-template <>
-struct RowFades<true> {
-  float row[2];
+template <class T, int keys>
+struct RowFades<T, keys, true> {
+  static constexpr int kTiles = keys / kFactorTile;
+  // float16 has no room for weights that the rows' own factors would make small again.
+  static constexpr float kMost = std::is_same_v<T, fp16> ? 0 : kSteep;
+  using Factors = TileFactors<kTiles>;
+  struct Gates {
+    double query, key[kTiles];
+  };
+  float row[2];  // in units of ln 2
 
   __device__ RowFades(const Fused& f, const Head& head, int t0, int first) : row{} {
-    for (int i = 0; i < 2 && f.S > 0; ++i)
-      row[i] = fade_of_row(gates_at_query(f, head, first + 8 * i), gates_at_query(f, head, t0));
+    for (int i = 0; i < 2 && f.decay && f.S > 0; ++i)
+      row[i] = doublings(gates_at_query(f, head, first + 8 * i), gates_at_query(f, head, t0));
   }
   // For the tile that begins with key s0: on their way beside a product, then used.
-  __device__ double2 load(const Fused& f, const Head& head, int t0, int s0) const {
-    return {gates_at_query(f, head, t0), gates_at_key(f, head, s0 / kFadeTile * kFadeTile)};
+  __device__ Gates load(const Fused& f, const Head& head, int t0, int s0) const {
+    Gates c{};
+    if (!f.decay) return c;
+    c.query = gates_at_query(f, head, t0);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+      c.key[i] = gates_at_key(f, head, s0 + (i + 1) * kFactorTile - 1);
+    return c;
   }
-  __device__ float from(const double2& c) const { return fade_of_row(c.x, c.y); }
-  __device__ TileFade of_tile(uint32_t keys, float from) const {
-    return {keys, {row[0] + from, row[1] + from}};
+  __device__ Factors of_tile(const Fused& f, int t0, int s0, const Gates& c) const {
+    Factors y;
+    y.steep = false;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const float from = doublings(c.query, c.key[i]);
+      const bool seen = s0 + i * kFactorTile < t0 + 64 + f.S - f.T;
+      y.by[i] = exp2_fast(fminf(from, kMost));
+      y.steep |= seen && from > kMost;
+    }
+    return y;
+  }
+  __device__ TileFade<T, kTiles> fade(const Fused& f, const Head& head, int t0, int s0, uint32_t at,
+                                      const Factors& of) const {
+    return {f, head, t0, s0, at, of, {row[0], row[1]}};
   }
 };
 
+// Backward: the reference is key 63 of the block's 128.
+__device__ inline double gates_at_reference(const Fused& f, const Head& head, int s0) {
+  return gates_at_key(f, head, s0 + 63);
+}
+// Of polynomials: whether factors would leave the range of a float.
+template <class W>
+__device__ inline bool is_steep(const Fused& f, const Head& head, int s0) {
+  if constexpr (!kDecays<W> || kIsExp<W>) return false;
+  const double here = gates_at_reference(f, head, s0);
+  return doublings(gates_at_key(f, head, s0), here) > kSteep ||
+         doublings(here, gates_at_key(f, head, s0 + 127)) > kSteep;
+}
+// A polynomial of such keys, and what brings its scores to its unit and its slopes back to theirs.
+struct Steep {
+  const Polynomial& p;
+  float scale, per_scale;
+};
 // The keys of a thread, `first` and 8 further, backward.
 template <bool decays>
 struct KeyFades {
-  template <class W>
-  __device__ KeyFades(const Fused&, const W&, const Head&, int) {}
+  __device__ KeyFades(const Fused&, const Head&, int, int) {}
 };
 template <>
 struct KeyFades<true> {
-  float of[2];
+  float of[2];     // in units of ln 2, or factors
+  float slope[2];  // of Linear, the input gate in it
 
-  template <class W>
-  __device__ KeyFades(const Fused& f, const W& w, const Head& head, int first)
-      : of{fades_of(f, w, head)[first], fades_of(f, w, head)[first + 8]} {}
+  __device__ KeyFades(const Fused& f, const Head& head, int s0, int first) {
+    const double from = gates_at_reference(f, head, s0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) of[i] = doublings(from, gates_at_key(f, head, first + 8 * i));
+  }
+  template <class Weight>
+  __device__ void set(const Weight&, const float (&)[2], float) {
+    of[0] = exp2_fast(of[0]), of[1] = exp2_fast(of[1]);
+  }
+  __device__ void set(const Exp&, const float (&)[2], float) {}
+  __device__ void set(const Steep&, const float (&)[2], float) {}
+  __device__ void set(const Linear& w, const float (&gates)[2], float scale) {
+    of[0] = exp2_fast(of[0]), of[1] = exp2_fast(of[1]);
+    for (int i = 0; i < 2; ++i) slope[i] = of[i] * gates[i] * (w.p.c[1] / scale);
+  }
 };
 // Two queries of a lane, backward: c_t - c_ref.
 template <bool decays>
@@ -151,7 +241,7 @@ struct QueryFades<true> {
   __device__ void load(const Fused& f, const Head& head, int i, int t) {
     c[i] = gates_at_query(f, head, t);
   }
-  __device__ float row(int i, double from) const { return fade_of_row(c[i], from); }
+  __device__ float row(int i, double from) const { return doublings(c[i], from); }
 };
 
 }  // namespace horner::attn::kernels::cuda

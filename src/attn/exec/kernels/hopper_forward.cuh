@@ -98,7 +98,8 @@ __device__ inline void copy_tile(const Fused& f, const W& w, const ForwardMaps& 
   arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes + kFadeBytes);
   copy_panel(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
   if constexpr (kDecays<W>)
-    copy_bytes(memory.fades(stage), fades_of(f, w, head) + s0, kFadeBytes, memory.k_full(stage));
+    copy_bytes(memory.fades(stage), factors_of(f, w.factors, head) + s0, kFadeBytes,
+               memory.k_full(stage));
   wait(memory.v_free(stage), free);
   arrive_and_expect(memory.v_full(stage), Shape::Keys::kBytes);
   copy_panel(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
@@ -163,6 +164,8 @@ __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
     }
 }
 
+inline constexpr float kBound = 10;
+
 // From products to weights, in place, and added to the sum. A mask or a clamp changes them where
 // they are, in tiles that need it: all tiles run the same code otherwise.
 template <class Sums, class Weight, class Fade>
@@ -172,8 +175,10 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
   constexpr int n = 2 * Sums::kTiles;
   const Fused& f = sums.f;
   const int first = s0 + lane() % 4 * 2;
+  bool some[2] = {true, true};
   const auto hide = [&](int i, float other) __attribute__((always_inline)) {
     const uint32_t seen = seen_keys<n>(f.seen, sums.head.b, sums.query(i), first);
+    some[i] = seen != 0;
 #pragma unroll
     for (int j = 0; j < n; ++j)
       if (!(seen >> j & 1)) x[0][j / 2][i * 2 + j % 2] = other;
@@ -184,15 +189,14 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
 #pragma unroll
     for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = at_most(x[0][j / 4][j % 4], most);
   }
+  // Weights without a sum that a clamp bounds need no shift.
   if constexpr (Sums::kIsExp)
-    sums.raise([&](int i) {
-      const auto y = Sums::of_row(x, i);
-      return Sums::by_fours(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
-    });
-  if constexpr (Fade::kThere && Sums::kIsExp) {
-    const float sub[2] = {Sums::finite(sums.shift[0][0]), Sums::finite(sums.shift[0][1])};
-    fade.weigh(x[0], f.scale * kLog2e, sub);
-  } else if constexpr (Fade::kThere) {
+    if (!Fade::kBounded || f.clamp > kBound)
+      sums.raise([&](int i) {
+        const auto y = Sums::of_row(x, i);
+        return Sums::by_fours(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
+      });
+  if constexpr (Fade::kThere) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
@@ -203,7 +207,11 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
     if constexpr (!Fade::kThere)
       Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
     if (!Sums::kIsExp && masked) hide(i, 0);
-    if constexpr (!Sums::kScaled) sums.add(Sums::of_row(x, i), i);
+    if constexpr (Fade::kThere && !Sums::kScaled) {
+      sums.sum[0][i] += some[i];  // whether the row has weights, no more
+    } else if constexpr (!Sums::kScaled) {
+      sums.add(Sums::of_row(x, i), i);
+    }
   }
   if constexpr (Sums::kScaled) sums.by_largest(x);
 }
@@ -224,18 +232,32 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   const int group = group_of_warp();
   const int first_row = t0 + warp() % 4 * 16 + lane() / 4;
   RunningSums<T, C, Undecayed<W>, Shape> sums(f, undecayed(w), head, first_row);
-  const RowFades<kDecays<W>> rows(f, head, t0, first_row);
+  const RowFades<T, kKeys, kDecays<W>> rows(f, head, t0, first_row);
+  bool own_fades = !kDecays<W>;  // whether the sums have those of the rows
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
+  bool steep = false;
   const auto phase = [](int i) { return i / kStages & 1; };
   // Keys that every query of the group sees.
   const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
   const int last_seen = f.seen.keep ? 0 : f.seen.hi(min(t0, f.T - 1));
-  const auto weigh = [&](int i, const auto& from) __attribute__((always_inline)) {
+  const auto fade_sums = [&]() __attribute__((always_inline)) {
+    if constexpr (kDecays<W>)
+#pragma unroll
+      for (int j = 0; j < C / 2; ++j) sums.N[0][j / 4][j % 4] *= exp2_fast(rows.row[j % 4 / 2]);
+    own_fades = true;
+  };
+  const auto weigh = [&](int i, const auto& factors) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
+    if constexpr (kDecays<W>) {
+      steep = factors.steep;
+      if (decltype(sums)::kScaled && steep && !own_fades)
+        sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e,
+            own_fades = true;
+    }
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
     weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
-               rows.of_tile(given.fades(i % kStages), from));
+               rows.fade(f, head, t0, s0, given.fades(i % kStages), factors));
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
   const auto copy_next = [&](int i) {
@@ -248,13 +270,14 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     const auto gates = rows.load(f, head, t0, begin);
     wait(given.k_full(0), 0);
     begin_scores<T>(x[0], given, group, 0);
-    const auto from = rows.from(gates);
+    const auto factors = rows.of_tile(f, t0, begin, gates);
     wait_for_products<0>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(given.k_free(0));
-    weigh(0, from);
+    weigh(0, factors);
+    if (steep) own_fades = true;
     if (kDecays<W>) arrive_by_warp(given.k_free(0));
-    if (f.gate) gate(f, head, begin, x[0]);
+    if (!kDecays<W> && f.gate) gate(f, head, begin, x[0]);
     rounded<T>(weights, x[0]);
   }
 #pragma unroll 1
@@ -267,19 +290,20 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     begin_scores<T>(x[0], memory, group, stage);
     wait(memory.v_full(before), phase(i - 1));
     begin_values<T>(sums.N[0], weights, memory, before);
-    const auto from = rows.from(gates);
+    const auto factors = rows.of_tile(f, t0, begin + i * kKeys, gates);
     wait_for_products<1>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(memory.k_free(stage));
-    weigh(i, from);
+    weigh(i, factors);
     if (kDecays<W>) arrive_by_warp(memory.k_free(stage));  // with it the fades are read
     // A branch, across which the compiler moves no wait for products: it would put the one below
     // before the weights.
-    if (f.gate) gate(f, head, begin + i * kKeys, x[0]);
+    if (!kDecays<W> && f.gate) gate(f, head, begin + i * kKeys, x[0]);
     wait_for_products<0>();
     touch(sums.N[0]), touch(weights);
     arrive_by_warp(memory.v_free(before));
     sums.rescale();
+    if (steep && !own_fades) fade_sums();
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
@@ -297,6 +321,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     wait(given.v_full(i % kStages), phase(i));
     arrive_by_warp(given.v_free(i % kStages));
   }
+  if (!own_fades) fade_sums();
   // Through the group's own queries, which no product reads any more.
   const auto store = [&](void* rows) {
     const int first = t0 + warp() % 4 * 16;

@@ -36,7 +36,9 @@ __device__ __forceinline__ void with_slopes(const Decaying<Exp>& w, const F& f) 
 }
 template <class F>
 __device__ __forceinline__ void with_slopes(const Decaying<Polynomial>& w, const F& f) {
-  if (slope_degree_of(w.of) == 0 && w.of.degree <= 2) return f(UpToDegree<2>{w.of});
+  if (w.of.degree == 1) return f(Linear{w.of});
+  if (w.of.degree == 2 && w.of.is_series) return f(OfDegree<2>{w.of});
+  if (w.of.degree <= 2) return f(UpToDegree<2>{w.of});
   f(OfDegree<0>{w.of});
 }
 
@@ -136,8 +138,51 @@ __device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const Que
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
-    const auto z = lanes<n>([&](int i) { return x[j + i / 4][i % 4] * f.scale; });
+    const auto z = lanes<n>([&](int i) {
+      return kOfDegree<Weight> ? x[j + i / 4][i % 4] : x[j + i / 4][i % 4] * f.scale;
+    });
     const Slope<Lanes<n>> y = slopes_of(w, z);
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
+      const auto by = lanes<4>([&](int c) { return (c % 2 ? a.y : a.x) * fades.of[c / 2]; });
+      uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
+      to[0] = pair(T(), y.w[4 * i] * by[0], y.w[4 * i + 1] * by[1]);
+      to[1] = pair(T(), y.w[4 * i + 2] * by[2], y.w[4 * i + 3] * by[3]);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * by[c];
+    }
+  }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+template <class T, int>
+__device__ __forceinline__ void weigh(const Fused&, const Linear& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<true>& fades, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+    const auto y = lanes<4>([&](int c) {
+      return (x[j][c] * w.p.c[1] + w.p.c[0]) * ((c % 2 ? a.y : a.x) * fades.of[c / 2]);
+    });
+    uint32_t* const to = weights[j / 2] + j % 2 * 2;
+    to[0] = pair(T(), y[0], y[1]), to[1] = pair(T(), y[2], y[3]);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[j][c] = (c % 2 ? a.y : a.x) * fades.slope[c / 2];
+  }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+template <class T, int batch>
+__device__ __forceinline__ void weigh(const Fused&, const Steep& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<true>& fades, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
+  constexpr int n = 4 * batch;
+#pragma unroll
+  for (int j = 0; j < 8; j += batch) {
+    const auto z = lanes<n>([&](int i) { return x[j + i / 4][i % 4] * w.scale; });
+    const Slope<Lanes<n>> y = weight(w.p, z);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
@@ -147,7 +192,7 @@ __device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const Que
       to[0] = pair(T(), y.w[4 * i] * a[0], y.w[4 * i + 1] * a[1]);
       to[1] = pair(T(), y.w[4 * i + 2] * a[2], y.w[4 * i + 3] * a[3]);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * a[c];
+      for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * w.per_scale * a[c];
     }
   }
   if (care & QueryColumns::kNegative) {
@@ -214,12 +259,30 @@ __device__ __forceinline__ void grade(const QueryColumns& of, const Marks& marks
   rounded<T>(slopes, dp);
 }
 
-// The rows of a thread, `key` and 8 further, times their gates.
-template <int columns>
-__device__ __forceinline__ void gate_rows(const Fused& f, const Head& head, int key,
-                                          float (&x)[columns][4]) {
-  const float y[2] = {gate_of_key(f, head, key), gate_of_key(f, head, key + 8)};
+// The keys of a thread, `key` and 8 further: rows times their gates.
+template <bool held>  // in registers, or loaded where they are used
+struct KeyGates {
+  const Fused& f;
+  Head head;
+  int key;
+  float of[2];
+
+  __device__ KeyGates(const Fused& f, const Head& head, int key)
+      : f(f), head(head), key(key), of{1, 1} {
+    if (held && f.gate) load(of);
+  }
+  __device__ void load(float (&y)[2]) const {
+    y[0] = gate_of_key(f, head, key), y[1] = gate_of_key(f, head, key + 8);
+  }
+  template <int columns>
+  __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
+    float y[2] = {of[0], of[1]};
+    if (!held) load(y);
 #pragma unroll
-  for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= y[j % 4 / 2];
-}
+    for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= y[j % 4 / 2];
+  }
+};
+// Polynomials without decay have no registers for them.
+template <class W>
+using GatesOf = KeyGates<kIsExp<W> || kDecays<W>>;
 }  // namespace horner::attn::kernels::cuda

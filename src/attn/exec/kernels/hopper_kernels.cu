@@ -45,13 +45,14 @@ static CUtensorMap map_of(const View& x, int channels, int64_t total_rows, int h
 
 // f(weight, channels): Exp or Polynomial, or that with decay, 64 or 128 as a constant.
 template <class F>
-static void with_kernel(const Fused& p, const Weights& weights, const float* fades, const F& f) {
+static void with_kernel(const Fused& p, const Weights& weights, bool decays, const float* factors,
+                        const F& f) {
   const auto with_channels = [&](const auto& w) {
     if (p.D <= 64 && p.E <= 64) return f(w, std::integral_constant<int, 64>());
     f(w, std::integral_constant<int, 128>());
   };
   const auto with = [&]<class W>(const W& w) {
-    p.decay ? with_channels(Decaying<W>{w, fades}) : with_channels(w);
+    decays ? with_channels(Decaying<W>{w, factors}) : with_channels(w);
   };
   if (const Exp* w = std::get_if<Exp>(&weights)) return with(*w);
   with(std::get<Polynomial>(weights));
@@ -59,40 +60,41 @@ static void with_kernel(const Fused& p, const Weights& weights, const float* fad
 
 // Coefficients for products before the scale, where the kernel wants them so.
 static Decaying<Polynomial> before_scale(const Decaying<Polynomial>& w, float scale, int degree) {
-  return {before_scale(w.of, scale, degree), w.fades};
+  return {before_scale(w.of, scale, degree), w.factors};
 }
 
 template <>
-void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights, const float* fades,
-                                         Stream stream) {
+void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights,
+                                         const float* factors, Stream stream) {
   if (f.B * f.T == 0) return;
-  with_kernel(f, weights, fades, [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
-    using Shape = HopperForwardShape<C>;
-    const ForwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
-                           map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
-                           map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
-    const int bytes = kDecays<W> ? Shape::kBytesWithFades : Shape::kBytes;
-    const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, bytes};
-    launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-           before_scale(w, f.scale, degree_of(w)), maps);
-  });
+  with_kernel(f, weights, factors, factors,
+              [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
+                using Shape = HopperForwardShape<C>;
+                const ForwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
+                                       map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
+                                       map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
+                const int bytes = kDecays<W> ? Shape::kBytesWithFades : Shape::kBytes;
+                const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, bytes};
+                launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+                       before_scale(w, f.scale, degree_of(w)), maps);
+              });
 }
 
 template <>
-void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, const float* fades,
-                                      Stream stream) {
+void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream stream) {
   if (f.B * f.S == 0) return;
-  with_kernel(f, weights, fades, [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
-    using Shape = HopperBackwardShape<C>;
-    const BackwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
-                            map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
-                            map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
-                            map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
-    const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads,
-                    BackwardMemory<C>::kBytes};
-    launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-           before_scale(w, f.scale, slope_degree_of(w)), maps);
-  });
+  with_kernel(f, weights, f.decay, nullptr,
+              [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
+                using Shape = HopperBackwardShape<C>;
+                const BackwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
+                                        map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
+                                        map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
+                                        map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
+                const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads,
+                                BackwardMemory<C>::kBytes};
+                launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+                       before_scale(w, f.scale, slope_degree_of(w)), maps);
+              });
 }
 
 template <>

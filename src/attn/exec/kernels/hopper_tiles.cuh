@@ -23,8 +23,8 @@ struct HopperBackwardShape {
 
 // What a tile of queries needs to be known of: for Exp a w = 2^(x - first), with the sign of a
 // apart, and dx = a w (dp + second); otherwise dx = w' (first dp + second), and first is a.
-// With decay, whose variants have no dW: fade a = 2^(key - first) and, with Exp, fade a w =
-// 2^(x + key - first), where key is its part of the decay.
+// With decay, whose variants have no dW, first has the query's part of it: times `first`, or with
+// Exp and where gates are steep 2^-first.
 struct QueryColumns {
   float first[64], second[64];
   short2 seen[64];       // the intervals of keys, from the first of the block on
@@ -126,14 +126,16 @@ struct LaneQueries {
     }
   }
   __device__ void write(const Fused& f, QueryColumns& to, const QueryTiles& tiles, int t0,
-                        double from) const {
+                        double from, bool steep) const {
     uint32_t negative = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int n = lane() + 32 * i;
       const bool real = t0 + n < f.T;
       const Query& x = of[i];
-      if constexpr (kIsExp<W> || kDecays<W>) {
+      if (kDecays<W> && !kIsExp<W> && !steep) {
+        to.first[n] = x.a * exp2_fast(fminf(fades.row(i, from), kSteep));
+      } else if constexpr (kIsExp<W> || kDecays<W>) {
         const float sub = kDecays<W> ? x.sub - fades.row(i, from) : x.sub;
         to.first[n] = x.a == 0 ? INFINITY : sub - log2f(fabsf(x.a));
         // Without a call for a dW of 0, which an exact division makes.
@@ -159,7 +161,7 @@ struct LaneQueries {
 // The warp that begins copies.
 template <class W, int C>
 __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
-                                    BackwardMemory<C> memory, const QueryTiles& tiles) {
+                                    BackwardMemory<C> memory, const QueryTiles& tiles, bool steep) {
   using Shape = HopperBackwardShape<C>;
   const bool leads = lane() == 0;
   QueryTile tile(tiles);
@@ -170,7 +172,7 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
   }
   if (!tile.inside(tiles)) return;
   double from = 0;
-  if constexpr (kDecays<W>) from = gates_at_key(f, Head(tiles.b, 0, tiles.g), tiles.s0);
+  if constexpr (kDecays<W>) from = gates_at_reference(f, Head(tiles.b, 0, tiles.g), tiles.s0);
   LaneQueries<W> queries(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
   for (int i = 0; tile.inside(tiles); ++i) {
     const int stage = i % Shape::kStages, t0 = tile.t0, h = tile.h;
@@ -181,7 +183,7 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
       copy_panel(memory.q(stage), maps.q, t0, h, tiles.b, full);
       copy_panel(memory.g(stage), maps.g, t0, h, tiles.b, full);
     }
-    queries.write(f, memory.of(stage), tiles, t0, from);
+    queries.write(f, memory.of(stage), tiles, t0, from, steep);
     arrive(full);
     tile.advance(tiles);  // the next one's are on their way while this waits
     if (tile.inside(tiles)) queries = LaneQueries<W>(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
