@@ -92,7 +92,8 @@ static bool no_tokens(const Fused& f) {
 // What Hopper's forward multiplies the weights of each key by, or undefined.
 static at::Tensor hopper_factors(const CudaJob& job, const Fused& f, const CudaTensors& x) {
   if (!cuda::takes_factors(f, job.weights)) return {};
-  const at::Tensor y = at::empty({f.B, f.G, cuda::factor_keys(f)}, x.q.options().dtype(at::kFloat));
+  const at::Tensor y = at::empty({f.B, f.G, cuda::factor_tiles(f), cuda::kFactorRow},
+                                 x.q.options().dtype(at::kFloat));
   cuda::hopper_factors(f, memory<float>(y), stream());
   return y;
 }

@@ -226,7 +226,8 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
     end_of_batch();
     wait_for_products<1>();
     touch(dp);
-    if (!std::is_same_v<Weight, Linear> && f.gate) gates.multiply(dp);
+    if (!std::is_same_v<Weight, Linear> && f.gate)
+      gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
     grade<T, W>(of, marks, x, dp, slopes);
     before_products();
     begin_sums<T>(sums.dk, slopes, memory.q(stage));
@@ -274,7 +275,8 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     end_of_batch();
     wait_for_products<1>();
     touch(dp);
-    if (!std::is_same_v<Weight, Linear> && f.gate) gates.multiply(dp);
+    if (!std::is_same_v<Weight, Linear> && f.gate)
+      gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
     grade<T, W>(of, marks, x, dp, slopes);
     before_products();
     begin_sums<T>(sums.dk, slopes, memory.q(stage));
@@ -298,10 +300,9 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const Weight& w
                                                  const BackwardMemory<C>& memory,
                                                  const QueryTiles& tiles) {
   KeyRows<C> sums;
-  const Head head(tiles.b, 0, tiles.g);
-  const int key = tiles.s0 + warp() * 16 + lane() / 4;
-  const GatesOf<W> gates(f, head, key);
-  KeyFades<kDecays<W>> fades(f, head, tiles.s0, key);
+  const GatesOf<W> gates(f, Head(tiles.b, 0, tiles.g), tiles.s0 + warp() * 16 + lane() / 4);
+  KeyFades<kDecays<W>> fades(f, Head(tiles.b, 0, tiles.g), tiles.s0,
+                             tiles.s0 + warp() * 16 + lane() / 4);
   if constexpr (kDecays<W>) fades.set(w, gates.of, f.scale);
   wait(memory.keys_full(), 0);
   if (QueryTile(tiles).inside(tiles)) {
@@ -312,8 +313,10 @@ __device__ __forceinline__ void sum_over_queries(const Fused& f, const Weight& w
     }
   }
   if (kDecays<W> || f.gate) {
+    const Head head(tiles.b, 0, tiles.g);
     store_gates<T, kDecays<W>>(f, memory, head, tiles.s0, sums.dv);
-    if (!kDecays<W> || f.gate) gates.multiply(sums.dv);
+    if (!kDecays<W> || f.gate)
+      gates.multiply(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
   }
   store_keys<T>(f, memory, tiles, sums.dk, sums.dv);
 }

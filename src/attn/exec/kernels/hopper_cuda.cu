@@ -15,24 +15,23 @@ std::string hopper_why_not(int device) {
   return "a GPU of compute capability 9.0 is wanted";
 }
 
-// A block has 128 keys.
-static __global__ __launch_bounds__(128) void factors_kernel(const double* decay, const float* gate,
-                                                             int S, float* factors) {
-  const int blocks = (S + 127) / 128, head = int(blockIdx.x) / blocks;
-  const int s = int(blockIdx.x) % blocks * 128 + int(threadIdx.x);
-  float y = 0;
-  if (s < S) {
-    const int64_t at = int64_t(head) * S;
-    const int last = min(s / kFactorTile * kFactorTile + kFactorTile, S) - 1;
-    y = gate ? gate[at + s] : 1;
-    if (decay) y *= exp2f(float((decay[at + last] - decay[at + s]) * 1.4426950408889634));
-  }
-  factors[int64_t(blockIdx.x) * 128 + threadIdx.x] = y;
+// A block has a tile of keys.
+static __global__ __launch_bounds__(kFactorTile) void factors_kernel(const double* decay,
+                                                                     const float* gate, int S,
+                                                                     int tiles, float* factors) {
+  const int64_t at = int64_t(blockIdx.x) / tiles * S;
+  const int n = int(threadIdx.x), first = int(blockIdx.x) % tiles * kFactorTile, s = first + n;
+  const double from = decay ? decay[at + min(first + kFactorTile, S) - 1] : 0;
+  float y = s < S ? gate ? gate[at + s] : 1 : 0;
+  if (s < S && decay) y *= exp2f(float((from - decay[at + s]) * 1.4426950408889634));
+  float* const to = factors + int64_t(blockIdx.x) * kFactorRow;
+  to[n] = y;
+  if (n == 0) *reinterpret_cast<double*>(to + kFactorTile) = from;
 }
 
 void hopper_factors(const Fused& f, float* factors, Stream stream) {
-  const Grid grid{int64_t(f.B) * f.G * (factor_keys(f) / 128), 1, 128, 0};
-  launch(factors_kernel, grid, stream, f.decay, f.gate, f.S, factors);
+  const Grid grid{int64_t(f.B) * f.G * factor_tiles(f), 1, kFactorTile, 0};
+  launch(factors_kernel, grid, stream, f.decay, f.gate, f.S, factor_tiles(f), factors);
 }
 void hopper_forward(const Fused& f, const Weights& w, const float* factors, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, factors, stream); });

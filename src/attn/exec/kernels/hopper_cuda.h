@@ -20,10 +20,11 @@ inline int hopper_channels(const Fused& f) {
 }
 // What forward multiplies the weights of each key by: its input gate and, with decay, c the running
 // sums of the log gates, exp(c_ref - c_s), where c_ref is that of the last of its kFactorTile keys:
-// [B, G, factor_keys()], zeros at the end; null where it takes none.
-inline constexpr int kFactorTile = 64;
-HORNER_HD int64_t factor_keys(const Fused& f) {
-  return (int64_t(f.S) + 127) / 128 * 128;
+// [B, G, tiles, kFactorRow], of every tile the factors, zeros at the end, and c_ref as a double.
+// Null where it takes none.
+inline constexpr int kFactorTile = 64, kFactorRow = kFactorTile + 4;
+HORNER_HD int factor_tiles(const Fused& f) {
+  return (f.S + 127) / 128 * 2;
 }
 inline bool takes_factors(const Fused& f, const Weights& w) {
   const auto* p = std::get_if<Polynomial>(&w);

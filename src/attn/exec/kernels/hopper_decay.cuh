@@ -65,8 +65,10 @@ HORNER_HD void with_degree(const Decaying<Polynomial>& w, int degree, const F& f
   f(OfDegree<0>{w.of});
 }
 
-__device__ inline const float* factors_of(const Fused& f, const float* factors, const Head& head) {
-  return factors + int64_t(head.b * f.G + head.g) * factor_keys(f);
+__device__ inline const float* factors_of(const Fused& f, const float* factors, const Head& head,
+                                          int s0) {
+  const int64_t tile = int64_t(head.b * f.G + head.g) * factor_tiles(f) + s0 / kFactorTile;
+  return factors + tile * kFactorRow;
 }
 // c_t - c_s in units of ln 2.
 __device__ inline float doublings(double query, double key) {
@@ -99,10 +101,11 @@ struct TileFade {
 
   __device__ float2 of_keys(int column) const {  // the thread's two of eight
     float2 y;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
-                 : "=f"(y.x), "=f"(y.y)
-                 : "r"(keys + uint32_t(column * 32 + lane() % 4 * 8))
-                 : "memory");
+    asm volatile(
+        "ld.shared.v2.f32 {%0, %1}, [%2];\n"
+        : "=f"(y.x), "=f"(y.y)
+        : "r"(keys + uint32_t(column / 8 * kFactorRow * 4 + column % 8 * 32 + lane() % 4 * 8))
+        : "memory");
     return y;
   }
   template <int columns>
@@ -138,8 +141,7 @@ struct TileFade {
 template <class T, int keys, bool decays>
 struct RowFades {
   __device__ RowFades(const Fused&, const Head&, int, int) {}
-  __device__ int load(const Fused&, const Head&, int, int) const { return 0; }
-  __device__ int of_tile(const Fused&, int, int, int x) const { return x; }
+  __device__ int of_tile(const Fused&, int, int, uint32_t) const { return 0; }
   __device__ NoFade fade(const Fused&, const Head&, int, int, uint32_t, int) const { return {}; }
 };
 template <class T, int keys>
@@ -148,31 +150,26 @@ struct RowFades<T, keys, true> {
   // float16 has no room for weights that the rows' own factors would make small again.
   static constexpr float kMost = std::is_same_v<T, fp16> ? 0 : kSteep;
   using Factors = TileFactors<kTiles>;
-  struct Gates {
-    double query, key[kTiles];
-  };
   float row[2];  // in units of ln 2
+  double here;   // c_t0
 
   __device__ RowFades(const Fused& f, const Head& head, int t0, int first) : row{} {
+    here = f.decay && f.S > 0 ? gates_at_query(f, head, t0) : 0;
     for (int i = 0; i < 2 && f.decay && f.S > 0; ++i)
-      row[i] = doublings(gates_at_query(f, head, first + 8 * i), gates_at_query(f, head, t0));
+      row[i] = doublings(gates_at_query(f, head, first + 8 * i), here);
   }
-  // For the tile that begins with key s0: on their way beside a product, then used.
-  __device__ Gates load(const Fused& f, const Head& head, int t0, int s0) const {
-    Gates c{};
-    if (!f.decay) return c;
-    c.query = gates_at_query(f, head, t0);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i)
-      c.key[i] = gates_at_key(f, head, s0 + (i + 1) * kFactorTile - 1);
-    return c;
-  }
-  __device__ Factors of_tile(const Fused& f, int t0, int s0, const Gates& c) const {
+  // For the tile that begins with key s0, whose factors lie there.
+  __device__ Factors of_tile(const Fused& f, int t0, int s0, uint32_t factors) const {
     Factors y;
     y.steep = false;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const float from = doublings(c.query, c.key[i]);
+      double key;
+      asm volatile("ld.shared.f64 %0, [%1];\n"
+                   : "=d"(key)
+                   : "r"(factors + uint32_t((i * kFactorRow + kFactorTile) * 4))
+                   : "memory");
+      const float from = doublings(here, key);
       const bool seen = s0 + i * kFactorTile < t0 + 64 + f.S - f.T;
       y.by[i] = exp2_fast(fminf(from, kMost));
       y.steep |= seen && from > kMost;

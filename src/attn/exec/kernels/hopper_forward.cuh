@@ -28,7 +28,7 @@ struct HopperForwardShape {
       Queries::kBytes + 2 * kStages * Keys::kBytes;  // where they begin
   static constexpr int kBytes = kBarriers + (1 + 4 * kStages) * 8;
   // With decay, what the keys of each stage need of it.
-  static constexpr int kFades = kBarriers + 256, kFadeBytes = kKeys * 4;
+  static constexpr int kFades = kBarriers + 256, kFadeBytes = kKeys / kFactorTile * kFactorRow * 4;
   static constexpr int kBytesWithFades = kFades + kStages * kFadeBytes;
   static_assert(kBytes <= kFades);
 };
@@ -98,7 +98,7 @@ __device__ inline void copy_tile(const Fused& f, const W& w, const ForwardMaps& 
   arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes + kFadeBytes);
   copy_panel(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
   if constexpr (kDecays<W>)
-    copy_bytes(memory.fades(stage), factors_of(f, w.factors, head) + s0, kFadeBytes,
+    copy_bytes(memory.fades(stage), factors_of(f, w.factors, head, s0), kFadeBytes,
                memory.k_full(stage));
   wait(memory.v_free(stage), free);
   arrive_and_expect(memory.v_full(stage), Shape::Keys::kBytes);
@@ -267,10 +267,9 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   };
   wait(given.q_full(), 0);
   if (own > 0) {
-    const auto gates = rows.load(f, head, t0, begin);
     wait(given.k_full(0), 0);
     begin_scores<T>(x[0], given, group, 0);
-    const auto factors = rows.of_tile(f, t0, begin, gates);
+    const auto factors = rows.of_tile(f, t0, begin, given.fades(0));
     wait_for_products<0>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(given.k_free(0));
@@ -285,12 +284,11 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     const ForwardMemory<C> memory = given.in_round(i);
     const int stage = i % kStages, before = (i - 1) % kStages;
     copy_next(i);
-    const auto gates = rows.load(f, head, t0, begin + i * kKeys);
     wait(memory.k_full(stage), phase(i));
     begin_scores<T>(x[0], memory, group, stage);
     wait(memory.v_full(before), phase(i - 1));
     begin_values<T>(sums.N[0], weights, memory, before);
-    const auto factors = rows.of_tile(f, t0, begin + i * kKeys, gates);
+    const auto factors = rows.of_tile(f, t0, begin + i * kKeys, memory.fades(stage));
     wait_for_products<1>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(memory.k_free(stage));

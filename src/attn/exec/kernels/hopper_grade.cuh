@@ -259,27 +259,31 @@ __device__ __forceinline__ void grade(const QueryColumns& of, const Marks& marks
   rounded<T>(slopes, dp);
 }
 
-// The keys of a thread, `key` and 8 further: rows times their gates.
-template <bool held>  // in registers, or loaded where they are used
+// The keys of a thread, `key` and 8 further: rows times their gates, held in registers or loaded
+// where they are used.
+template <bool held>
 struct KeyGates {
-  const Fused& f;
-  Head head;
-  int key;
-  float of[2];
-
-  __device__ KeyGates(const Fused& f, const Head& head, int key)
-      : f(f), head(head), key(key), of{1, 1} {
-    if (held && f.gate) load(of);
-  }
-  __device__ void load(float (&y)[2]) const {
-    y[0] = gate_of_key(f, head, key), y[1] = gate_of_key(f, head, key + 8);
-  }
+  __device__ KeyGates(const Fused&, const Head&, int) {}
   template <int columns>
-  __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
-    float y[2] = {of[0], of[1]};
-    if (!held) load(y);
+  __device__ __forceinline__ void multiply(const Fused& f, const Head& head, int key,
+                                           float (&x)[columns][4]) const {
+    const float y[2] = {gate_of_key(f, head, key), gate_of_key(f, head, key + 8)};
 #pragma unroll
     for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= y[j % 4 / 2];
+  }
+};
+template <>
+struct KeyGates<true> {
+  float of[2] = {1, 1};
+
+  __device__ KeyGates(const Fused& f, const Head& head, int key) {
+    if (f.gate) of[0] = gate_of_key(f, head, key), of[1] = gate_of_key(f, head, key + 8);
+  }
+  template <int columns>
+  __device__ __forceinline__ void multiply(const Fused&, const Head&, int,
+                                           float (&x)[columns][4]) const {
+#pragma unroll
+    for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= of[j % 4 / 2];
   }
 };
 // Polynomials without decay have no registers for them.
