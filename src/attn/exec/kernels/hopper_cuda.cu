@@ -22,11 +22,11 @@ static __global__ __launch_bounds__(kFactorTile) void factors_kernel(const doubl
   const int64_t at = int64_t(blockIdx.x) / tiles * S;
   const int n = int(threadIdx.x), first = int(blockIdx.x) % tiles * kFactorTile, s = first + n;
   const double from = decay ? decay[at + min(first + kFactorTile, S) - 1] : 0;
-  float y = s < S ? gate ? gate[at + s] : 1 : 0;
-  if (s < S && decay) y *= exp2f(float((from - decay[at + s]) * 1.4426950408889634));
+  const float y = s < S ? gate ? gate[at + s] : 1 : 0;
+  const float key = s < S && decay ? float((from - decay[at + s]) * 1.4426950408889634) : 0;
   float* const to = factors + int64_t(blockIdx.x) * kFactorRow;
-  to[n] = y;
-  if (n == 0) *reinterpret_cast<double*>(to + kFactorTile) = from;
+  to[n] = y * exp2f(key), to[kFactorTile + n] = key;
+  if (n == 0) *reinterpret_cast<double*>(to + 2 * kFactorTile) = from;
 }
 
 void hopper_factors(const Fused& f, float* factors, Stream stream) {

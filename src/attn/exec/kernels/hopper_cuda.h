@@ -20,9 +20,9 @@ inline int hopper_channels(const Fused& f) {
 }
 // What forward multiplies the weights of each key by: its input gate and, with decay, c the running
 // sums of the log gates, exp(c_ref - c_s), where c_ref is that of the last of its kFactorTile keys:
-// [B, G, tiles, kFactorRow], of every tile the factors, zeros at the end, and c_ref as a double.
-// Null where it takes none.
-inline constexpr int kFactorTile = 64, kFactorRow = kFactorTile + 4;
+// [B, G, tiles, kFactorRow], of every tile the factors, zeros at the end, c_ref - c_s in units of
+// ln 2, and c_ref as a double. Null where it takes none.
+inline constexpr int kFactorTile = 64, kFactorRow = 2 * kFactorTile + 4;
 HORNER_HD int factor_tiles(const Fused& f) {
   return (f.S + 127) / 128 * 2;
 }

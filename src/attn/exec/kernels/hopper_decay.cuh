@@ -82,38 +82,45 @@ inline constexpr float kSteep = 80;  // the most that an exponent of a factor ma
 template <int tiles>
 struct TileFactors {
   float by[tiles];
-  bool steep;
 };
 struct NoFade {
   static constexpr bool kThere = false, kBounded = false;
 };
-// Of a tile of keys, from s0 on, and the two rows of a thread.
+// What is kept of a tile of keys, and the two rows of a thread.
 template <class T, int tiles>
 struct TileFade {
   static constexpr bool kThere = true;
   static constexpr bool kBounded = !std::is_same_v<T, fp16>;  // weights of a bound have no shift
-  const Fused& f;
-  const Head& head;
-  int t0, s0;
-  uint32_t keys;  // factors, in shared memory
+  uint32_t keys;                                              // in shared memory
   TileFactors<tiles> of;
+  bool steep;
   float row[2];
+  double here;
 
-  __device__ float2 of_keys(int column) const {  // the thread's two of eight
+  // The thread's two of eight: their factors, or exponents.
+  __device__ float2 of_keys(int column, int first) const {
+    constexpr int kColumns = kFactorTile / 8;
+    const int at = column / kColumns * kFactorRow + first + column % kColumns * 8;
     float2 y;
-    asm volatile(
-        "ld.shared.v2.f32 {%0, %1}, [%2];\n"
-        : "=f"(y.x), "=f"(y.y)
-        : "r"(keys + uint32_t(column / 8 * kFactorRow * 4 + column % 8 * 32 + lane() % 4 * 8))
-        : "memory");
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
+                 : "=f"(y.x), "=f"(y.y)
+                 : "r"(keys + uint32_t(at * 4 + lane() % 4 * 8))
+                 : "memory");
     return y;
+  }
+  __device__ static float from(double here, uint32_t keys, int tile) {
+    double key;
+    asm volatile("ld.shared.f64 %0, [%1];\n"
+                 : "=d"(key)
+                 : "r"(keys + uint32_t((tile * kFactorRow + 2 * kFactorTile) * 4))
+                 : "memory");
+    return doublings(here, key);
   }
   template <int columns>
   __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
-    if (of.steep) return multiply_steep(x);
 #pragma unroll
     for (int j = 0; j < columns; ++j) {
-      const float2 key = of_keys(j);
+      const float2 key = of_keys(j, 0);
       const float by = of.by[j / (kFactorTile / 8)];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -122,27 +129,26 @@ struct TileFade {
       }
     }
   }
+  // Without the input gates.
   template <int columns>
   __device__ __forceinline__ void multiply_steep(float (&x)[columns][4]) const {
-    const double here = gates_at_query(f, head, t0);
 #pragma unroll
-    for (int j = 0; j < columns; ++j)
+    for (int j = 0; j < columns; ++j) {
+      const float2 key = of_keys(j, kFactorTile);
+      const float by = from(here, keys, j / (kFactorTile / 8));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int s = s0 + 8 * j + lane() % 4 * 2 + i;
-        const float key = doublings(here, gates_at_key(f, head, s));
-        const float gate = f.gate ? gate_of_key(f, head, s) : 1;
-        x[j][i] *= gate * exp2_fast(fminf(row[0] + key, 0));
-        x[j][i + 2] *= gate * exp2_fast(fminf(row[1] + key, 0));
-      }
+      for (int i = 0; i < 4; ++i)
+        x[j][i] *= exp2_fast(fminf(row[i / 2] + by + (i % 2 ? key.y : key.x), 0));
+    }
   }
 };
 // The rows of a thread, `first` and 8 further, of a group's 64 from t0 on.
 template <class T, int keys, bool decays>
 struct RowFades {
   __device__ RowFades(const Fused&, const Head&, int, int) {}
-  __device__ int of_tile(const Fused&, int, int, uint32_t) const { return 0; }
-  __device__ NoFade fade(const Fused&, const Head&, int, int, uint32_t, int) const { return {}; }
+  __device__ int first_steep(const Fused&, const Head&, int, int, int own) const { return own; }
+  __device__ int of_tile(uint32_t) const { return 0; }
+  __device__ NoFade fade(uint32_t, int, bool) const { return {}; }
 };
 template <class T, int keys>
 struct RowFades<T, keys, true> {
@@ -150,6 +156,7 @@ struct RowFades<T, keys, true> {
   // float16 has no room for weights that the rows' own factors would make small again.
   static constexpr float kMost = std::is_same_v<T, fp16> ? 0 : kSteep;
   using Factors = TileFactors<kTiles>;
+  using Fade = TileFade<T, kTiles>;
   float row[2];  // in units of ln 2
   double here;   // c_t0
 
@@ -158,27 +165,27 @@ struct RowFades<T, keys, true> {
     for (int i = 0; i < 2 && f.decay && f.S > 0; ++i)
       row[i] = doublings(gates_at_query(f, head, first + 8 * i), here);
   }
-  // For the tile that begins with key s0, whose factors lie there.
-  __device__ Factors of_tile(const Fused& f, int t0, int s0, uint32_t factors) const {
+  // Of the `own` tiles of keys from `begin` on, the first whose factors would be too large; `own`
+  // where there is none. They grow, and are above 1 only behind the group's first query.
+  __device__ int first_steep(const Fused& f, const Head& head, int t0, int begin, int own) const {
+    const int at = t0 + f.S - f.T;
+    for (int s = max(at, begin) / kFactorTile * kFactorTile; f.decay && own > 0 && s < at + 64;
+         s += kFactorTile)
+      if (doublings(here, gates_at_key(f, head, s + kFactorTile - 1)) > kMost)
+        return min((s - begin) / keys, own);
+    return own;
+  }
+  // Of a tile whose factors lie there.
+  __device__ Factors of_tile(uint32_t factors) const {
     Factors y;
-    y.steep = false;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      double key;
-      asm volatile("ld.shared.f64 %0, [%1];\n"
-                   : "=d"(key)
-                   : "r"(factors + uint32_t((i * kFactorRow + kFactorTile) * 4))
-                   : "memory");
-      const float from = doublings(here, key);
-      const bool seen = s0 + i * kFactorTile < t0 + 64 + f.S - f.T;
-      y.by[i] = exp2_fast(fminf(from, kMost));
-      y.steep |= seen && from > kMost;
+      y.by[i] = exp2_fast(fminf(Fade::from(here, factors, i), kMost));
     }
     return y;
   }
-  __device__ TileFade<T, kTiles> fade(const Fused& f, const Head& head, int t0, int s0, uint32_t at,
-                                      const Factors& of) const {
-    return {f, head, t0, s0, at, of, {row[0], row[1]}};
+  __device__ Fade fade(uint32_t at, const Factors& of, bool steep) const {
+    return {at, of, steep, {row[0], row[1]}, here};
   }
 };
 

@@ -200,7 +200,12 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
-    fade.multiply(x[0]);
+    if (fade.steep) {
+      fade.multiply_steep(x[0]);
+      if (f.gate) gate(f, sums.head, s0, x[0]);
+    } else {
+      fade.multiply(x[0]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -233,10 +238,9 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   const int first_row = t0 + warp() % 4 * 16 + lane() / 4;
   RunningSums<T, C, Undecayed<W>, Shape> sums(f, undecayed(w), head, first_row);
   const RowFades<T, kKeys, kDecays<W>> rows(f, head, t0, first_row);
-  bool own_fades = !kDecays<W>;  // whether the sums have those of the rows
+  const int steep = rows.first_steep(f, head, t0, begin, own);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
-  bool steep = false;
   const auto phase = [](int i) { return i / kStages & 1; };
   // Keys that every query of the group sees.
   const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
@@ -245,19 +249,15 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     if constexpr (kDecays<W>)
 #pragma unroll
       for (int j = 0; j < C / 2; ++j) sums.N[0][j / 4][j % 4] *= exp2_fast(rows.row[j % 4 / 2]);
-    own_fades = true;
   };
   const auto weigh = [&](int i, const auto& factors) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
-    if constexpr (kDecays<W>) {
-      steep = factors.steep;
-      if (decltype(sums)::kScaled && steep && !own_fades)
-        sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e,
-            own_fades = true;
-    }
+    if constexpr (kDecays<W> && decltype(sums)::kScaled)
+      if (i == steep)
+        sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
     weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
-               rows.fade(f, head, t0, s0, given.fades(i % kStages), factors));
+               rows.fade(given.fades(i % kStages), factors, i >= steep));
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
   const auto copy_next = [&](int i) {
@@ -269,12 +269,11 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   if (own > 0) {
     wait(given.k_full(0), 0);
     begin_scores<T>(x[0], given, group, 0);
-    const auto factors = rows.of_tile(f, t0, begin, given.fades(0));
+    const auto factors = rows.of_tile(given.fades(0));
     wait_for_products<0>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(given.k_free(0));
     weigh(0, factors);
-    if (steep) own_fades = true;
     if (kDecays<W>) arrive_by_warp(given.k_free(0));
     if (!kDecays<W> && f.gate) gate(f, head, begin, x[0]);
     rounded<T>(weights, x[0]);
@@ -288,7 +287,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     begin_scores<T>(x[0], memory, group, stage);
     wait(memory.v_full(before), phase(i - 1));
     begin_values<T>(sums.N[0], weights, memory, before);
-    const auto factors = rows.of_tile(f, t0, begin + i * kKeys, memory.fades(stage));
+    const auto factors = rows.of_tile(memory.fades(stage));
     wait_for_products<1>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(memory.k_free(stage));
@@ -301,7 +300,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     touch(sums.N[0]), touch(weights);
     arrive_by_warp(memory.v_free(before));
     sums.rescale();
-    if (steep && !own_fades) fade_sums();
+    if (kDecays<W> && !decltype(sums)::kScaled && i == steep) fade_sums();
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
@@ -319,7 +318,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     wait(given.v_full(i % kStages), phase(i));
     arrive_by_warp(given.v_free(i % kStages));
   }
-  if (!own_fades) fade_sums();
+  if (kDecays<W> && steep >= own) fade_sums();
   // Through the group's own queries, which no product reads any more.
   const auto store = [&](void* rows) {
     const int first = t0 + warp() % 4 * 16;
