@@ -347,7 +347,9 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
     if constexpr (kDecays<W> && !kIsExp<W>)
       if (steep) {
         const bool scaled = slope_degree_of(w) != 0;  // its coefficients
-        return sum(Steep{w.of, scaled ? 1 : f.scale, scaled ? 1 / f.scale : 1});
+        const float scale = scaled ? 1 : f.scale, per_scale = scaled ? 1 / f.scale : 1;
+        if (w.of.degree == 1) return sum(Steep<true>{w.of, scale, per_scale});
+        return sum(Steep<false>{w.of, scale, per_scale});
       }
     with_slopes(w, sum);
   } else if constexpr (Shape::kDqGroup) {

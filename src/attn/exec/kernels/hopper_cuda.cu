@@ -25,8 +25,8 @@ static __global__ __launch_bounds__(kFactorTile) void factors_kernel(const doubl
   const float y = s < S ? gate ? gate[at + s] : 1 : 0;
   const float key = s < S && decay ? float((from - decay[at + s]) * 1.4426950408889634) : 0;
   float* const to = factors + int64_t(blockIdx.x) * kFactorRow;
-  to[n] = y * exp2f(key), to[kFactorTile + n] = key;
-  if (n == 0) *reinterpret_cast<double*>(to + 2 * kFactorTile) = from;
+  to[n] = y * exp2f(key), to[kFactorTile + n] = key, to[2 * kFactorTile + n] = y;
+  if (n == 0) *reinterpret_cast<double*>(to + 3 * kFactorTile) = from;
 }
 
 void hopper_factors(const Fused& f, float* factors, Stream stream) {

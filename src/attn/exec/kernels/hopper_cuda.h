@@ -20,16 +20,23 @@ inline int hopper_channels(const Fused& f) {
 }
 // What forward multiplies the weights of each key by: its input gate and, with decay, c the running
 // sums of the log gates, exp(c_ref - c_s), where c_ref is that of the last of its kFactorTile keys:
-// [B, G, tiles, kFactorRow], of every tile the factors, zeros at the end, c_ref - c_s in units of
-// ln 2, and c_ref as a double. Null where it takes none.
-inline constexpr int kFactorTile = 64, kFactorRow = 2 * kFactorTile + 4;
+// [B, G, tiles, kFactorRow], of every tile the factors, c_ref - c_s in units of ln 2, the gates
+// (zeros at the end) and c_ref as a double. Null where it takes none.
+inline constexpr int kFactorTile = 64, kFactorRow = 3 * kFactorTile + 4;
 HORNER_HD int factor_tiles(const Fused& f) {
   return (f.S + 127) / 128 * 2;
 }
+// In the range of bfloat16 weights with a clamp need no shift, unless they are divided by their
+// sum.
+inline constexpr float kBound = 10;
+inline bool is_bounded(const Fused& f, const Weights& w) {
+  return std::holds_alternative<Exp>(w) && f.dtype == Dtype::bfloat16 && f.clamp <= kBound &&
+         !f.epilogue.by_sum;
+}
 inline bool takes_factors(const Fused& f, const Weights& w) {
   const auto* p = std::get_if<Polynomial>(&w);
-  if (f.decay) return true;
-  return f.gate && !f.centre && !f.epilogue.by_sum && (!p || p->degree <= 2);
+  const bool low = p && p->degree <= 2 && !f.epilogue.by_sum;
+  return f.decay || (f.gate && !f.centre && (low || is_bounded(f, w)));
 }
 void hopper_factors(const Fused&, float* factors, Stream);
 void hopper_forward(const Fused&, const Weights&, const float* factors, Stream);

@@ -47,6 +47,11 @@ HORNER_HD Lanes<n> weights_of(const Linear& w, const Lanes<n>& x) {
   return x * w.p.c[1] + w.p.c[0];
 }
 
+// exp, of scores that are bounded (is_bounded): without a shift.
+struct Bounded {};
+template <class W>
+inline constexpr bool kExponential = std::is_same_v<W, Exp> || std::is_same_v<W, Bounded>;
+
 // Of the polynomials that fade, those of degree 1 and 2 have code of their own.
 HORNER_HD int degree_of(const Decaying<Polynomial>& w) {
   return w.of.degree <= 2 ? w.of.degree : 0;
@@ -54,8 +59,9 @@ HORNER_HD int degree_of(const Decaying<Polynomial>& w) {
 HORNER_HD int slope_degree_of(const Decaying<Polynomial>& w) {
   return w.of.degree == 1 || (w.of.degree == 2 && w.of.is_series) ? w.of.degree : 0;
 }
-template <class F>
-HORNER_HD void with_degree(const Decaying<Exp>& w, int, const F& f) {
+template <class W, class F>
+  requires(kExponential<W>)
+HORNER_HD void with_degree(const Decaying<W>& w, int, const F& f) {
   f(w.of);
 }
 template <class F>
@@ -84,20 +90,19 @@ struct TileFactors {
   float by[tiles];
 };
 struct NoFade {
-  static constexpr bool kThere = false, kBounded = false;
+  static constexpr bool kThere = false;
 };
-// What is kept of a tile of keys, and the two rows of a thread.
-template <class T, int tiles>
+// What is kept of a tile of keys in shared memory, and the two rows of a thread.
+template <int tiles>
 struct TileFade {
   static constexpr bool kThere = true;
-  static constexpr bool kBounded = !std::is_same_v<T, fp16>;  // weights of a bound have no shift
-  uint32_t keys;                                              // in shared memory
+  uint32_t keys;
   TileFactors<tiles> of;
   bool steep;
   float row[2];
   double here;
 
-  // The thread's two of eight: their factors, or exponents.
+  // The thread's two of eight, in the array that begins with number `first`.
   __device__ float2 of_keys(int column, int first) const {
     constexpr int kColumns = kFactorTile / 8;
     const int at = column / kColumns * kFactorRow + first + column % kColumns * 8;
@@ -108,19 +113,21 @@ struct TileFade {
                  : "memory");
     return y;
   }
-  __device__ static float from(double here, uint32_t keys, int tile) {
+  static __device__ float from(double here, uint32_t keys, int tile) {
     double key;
     asm volatile("ld.shared.f64 %0, [%1];\n"
                  : "=d"(key)
-                 : "r"(keys + uint32_t((tile * kFactorRow + 2 * kFactorTile) * 4))
+                 : "r"(keys + uint32_t((tile * kFactorRow + 3 * kFactorTile) * 4))
                  : "memory");
     return doublings(here, key);
   }
+  // By the factors, or the gates alone.
   template <int columns>
   __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
+    const int first = steep ? 2 * kFactorTile : 0;
 #pragma unroll
     for (int j = 0; j < columns; ++j) {
-      const float2 key = of_keys(j, 0);
+      const float2 key = of_keys(j, first);
       const float by = of.by[j / (kFactorTile / 8)];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -129,16 +136,19 @@ struct TileFade {
       }
     }
   }
-  // Without the input gates.
-  template <int columns>
-  __device__ __forceinline__ void multiply_steep(float (&x)[columns][4]) const {
+  // f(x, exponent) of each.
+  template <int columns, class F>
+  __device__ __forceinline__ void each(float (&x)[columns][4], const F& f) const {
+    float by[2];
 #pragma unroll
     for (int j = 0; j < columns; ++j) {
       const float2 key = of_keys(j, kFactorTile);
-      const float by = from(here, keys, j / (kFactorTile / 8));
+      if (j % (kFactorTile / 8) == 0) {
+        const float y = from(here, keys, j / (kFactorTile / 8));
+        by[0] = row[0] + y, by[1] = row[1] + y;
+      }
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[j][i] *= exp2_fast(fminf(row[i / 2] + by + (i % 2 ? key.y : key.x), 0));
+      for (int i = 0; i < 4; ++i) f(x[j][i], fminf(by[i / 2] + (i % 2 ? key.y : key.x), 0));
     }
   }
 };
@@ -147,7 +157,7 @@ template <class T, int keys, bool decays>
 struct RowFades {
   __device__ RowFades(const Fused&, const Head&, int, int) {}
   __device__ int first_steep(const Fused&, const Head&, int, int, int own) const { return own; }
-  __device__ int of_tile(uint32_t) const { return 0; }
+  __device__ int of_tile(uint32_t, bool) const { return 0; }
   __device__ NoFade fade(uint32_t, int, bool) const { return {}; }
 };
 template <class T, int keys>
@@ -156,7 +166,7 @@ struct RowFades<T, keys, true> {
   // float16 has no room for weights that the rows' own factors would make small again.
   static constexpr float kMost = std::is_same_v<T, fp16> ? 0 : kSteep;
   using Factors = TileFactors<kTiles>;
-  using Fade = TileFade<T, kTiles>;
+  using Fade = TileFade<kTiles>;
   float row[2];  // in units of ln 2
   double here;   // c_t0
 
@@ -176,11 +186,11 @@ struct RowFades<T, keys, true> {
     return own;
   }
   // Of a tile whose factors lie there.
-  __device__ Factors of_tile(uint32_t factors) const {
+  __device__ Factors of_tile(uint32_t factors, bool steep) const {
     Factors y;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      y.by[i] = exp2_fast(fminf(Fade::from(here, factors, i), kMost));
+      y.by[i] = steep ? 1 : exp2_fast(fminf(Fade::from(here, factors, i), kMost));
     }
     return y;
   }
@@ -202,6 +212,7 @@ __device__ inline bool is_steep(const Fused& f, const Head& head, int s0) {
          doublings(here, gates_at_key(f, head, s0 + 127)) > kSteep;
 }
 // A polynomial of such keys, and what brings its scores to its unit and its slopes back to theirs.
+template <bool linear>
 struct Steep {
   const Polynomial& p;
   float scale, per_scale;
@@ -226,7 +237,8 @@ struct KeyFades<true> {
     of[0] = exp2_fast(of[0]), of[1] = exp2_fast(of[1]);
   }
   __device__ void set(const Exp&, const float (&)[2], float) {}
-  __device__ void set(const Steep&, const float (&)[2], float) {}
+  template <bool linear>
+  __device__ void set(const Steep<linear>&, const float (&)[2], float) {}
   __device__ void set(const Linear& w, const float (&gates)[2], float scale) {
     of[0] = exp2_fast(of[0]), of[1] = exp2_fast(of[1]);
     for (int i = 0; i < 2; ++i) slope[i] = of[i] * gates[i] * (w.p.c[1] / scale);

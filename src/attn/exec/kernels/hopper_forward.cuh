@@ -164,7 +164,40 @@ __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
     }
 }
 
-inline constexpr float kBound = 10;
+// From products to weights with their decay and gates, in place.
+template <class Sums, class Weight, class Fade>
+__device__ __forceinline__ void fading_weights(Sums& sums, const Weight& weight,
+                                               typename Sums::Products& x, int first,
+                                               const Fade& fade) {
+  const Fused& f = sums.f;
+  if constexpr (kExponential<Weight>) {
+    const float scale = f.scale * kLog2e;
+    if (fade.steep) {
+      const float per_scale = __frcp_rn(scale);
+      fade.each(x[0], [&](float& y, float exponent) { y += exponent * per_scale; });
+    }
+    float sub[2] = {};
+    if constexpr (Sums::kIsExp)
+      for (int i = 0; i < 2; ++i) sub[i] = Sums::finite(sums.shift[0][i]) * kLog2e;
+#pragma unroll
+    for (int j = 0; j < 4 * Sums::kTiles; ++j)
+      x[0][j / 4][j % 4] = exp2_fast(x[0][j / 4][j % 4] * scale - sub[j % 4 / 2]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
+    if (fade.steep) fade.each(x[0], [](float& y, float exponent) { y *= exp2_fast(exponent); });
+  }
+  fade.multiply(x[0]);
+}
+
+// Whether query t sees a key at all.
+__device__ inline bool sees_any(const Seen& seen, int b, int t) {
+  const int lo = seen.lo(t);
+  int s = seen.hi(t) - 1;
+  while (seen.keep && s >= lo && !seen.keep[int64_t(b) * seen.S + s]) --s;
+  return s >= lo;
+}
 
 // From products to weights, in place, and added to the sum. A mask or a clamp changes them where
 // they are, in tiles that need it: all tiles run the same code otherwise.
@@ -175,10 +208,8 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
   constexpr int n = 2 * Sums::kTiles;
   const Fused& f = sums.f;
   const int first = s0 + lane() % 4 * 2;
-  bool some[2] = {true, true};
   const auto hide = [&](int i, float other) __attribute__((always_inline)) {
     const uint32_t seen = seen_keys<n>(f.seen, sums.head.b, sums.query(i), first);
-    some[i] = seen != 0;
 #pragma unroll
     for (int j = 0; j < n; ++j)
       if (!(seen >> j & 1)) x[0][j / 2][i * 2 + j % 2] = other;
@@ -189,34 +220,18 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
 #pragma unroll
     for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = at_most(x[0][j / 4][j % 4], most);
   }
-  // Weights without a sum that a clamp bounds need no shift.
   if constexpr (Sums::kIsExp)
-    if (!Fade::kBounded || f.clamp > kBound)
-      sums.raise([&](int i) {
-        const auto y = Sums::of_row(x, i);
-        return Sums::by_fours(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
-      });
-  if constexpr (Fade::kThere) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
-    if (fade.steep) {
-      fade.multiply_steep(x[0]);
-      if (f.gate) gate(f, sums.head, s0, x[0]);
-    } else {
-      fade.multiply(x[0]);
-    }
-  }
+    sums.raise([&](int i) {
+      const auto y = Sums::of_row(x, i);
+      return Sums::by_fours(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
+    });
+  if constexpr (Fade::kThere) fading_weights(sums, weight, x, first, fade);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if constexpr (!Fade::kThere)
       Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
     if (!Sums::kIsExp && masked) hide(i, 0);
-    if constexpr (Fade::kThere && !Sums::kScaled) {
-      sums.sum[0][i] += some[i];  // whether the row has weights, no more
-    } else if constexpr (!Sums::kScaled) {
-      sums.add(Sums::of_row(x, i), i);
-    }
+    if constexpr (!Fade::kThere && !Sums::kScaled) sums.add(Sums::of_row(x, i), i);
   }
   if constexpr (Sums::kScaled) sums.by_largest(x);
 }
@@ -257,7 +272,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
     weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
-               rows.fade(given.fades(i % kStages), factors, i >= steep));
+               rows.fade(given.in_round(i).fades(i % kStages), factors, i >= steep));
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
   const auto copy_next = [&](int i) {
@@ -269,7 +284,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   if (own > 0) {
     wait(given.k_full(0), 0);
     begin_scores<T>(x[0], given, group, 0);
-    const auto factors = rows.of_tile(given.fades(0));
+    const auto factors = rows.of_tile(given.fades(0), steep == 0);
     wait_for_products<0>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(given.k_free(0));
@@ -287,7 +302,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     begin_scores<T>(x[0], memory, group, stage);
     wait(memory.v_full(before), phase(i - 1));
     begin_values<T>(sums.N[0], weights, memory, before);
-    const auto factors = rows.of_tile(memory.fades(stage));
+    const auto factors = rows.of_tile(memory.fades(stage), i >= steep);
     wait_for_products<1>();
     touch(x[0]);
     if (!kDecays<W>) arrive_by_warp(memory.k_free(stage));
@@ -319,6 +334,10 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
     arrive_by_warp(given.v_free(i % kStages));
   }
   if (kDecays<W> && steep >= own) fade_sums();
+  if constexpr (kDecays<W> && !decltype(sums)::kScaled)  // nothing but whether there are weights
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      sums.sum[0][i] = sees_any(f.seen, head.b, min(first_row + 8 * i, f.T - 1));
   // Through the group's own queries, which no product reads any more.
   const auto store = [&](void* rows) {
     const int first = t0 + warp() % 4 * 16;

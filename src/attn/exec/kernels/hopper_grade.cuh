@@ -173,8 +173,8 @@ __device__ __forceinline__ void weigh(const Fused&, const Linear& w, const Query
   }
   if (care & QueryColumns::kMasked) hide(marks.seen, weights);
 }
-template <class T, int batch>
-__device__ __forceinline__ void weigh(const Fused&, const Steep& w, const QueryColumns& of,
+template <class T, int batch, bool linear>
+__device__ __forceinline__ void weigh(const Fused&, const Steep<linear>& w, const QueryColumns& of,
                                       uint32_t care, const Marks& marks,
                                       const KeyFades<true>& fades, float (&x)[8][4],
                                       uint32_t (&weights)[4][4]) {
@@ -182,7 +182,12 @@ __device__ __forceinline__ void weigh(const Fused&, const Steep& w, const QueryC
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
     const auto z = lanes<n>([&](int i) { return x[j + i / 4][i % 4] * w.scale; });
-    const Slope<Lanes<n>> y = weight(w.p, z);
+    Slope<Lanes<n>> y;
+    if constexpr (linear) {
+      y = {z * w.p.c[1] + w.p.c[0], lanes<n>([&](int) { return w.p.c[1]; })};
+    } else {
+      y = weight(w.p, z);
+    }
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);

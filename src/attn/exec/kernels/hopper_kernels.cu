@@ -43,16 +43,18 @@ static CUtensorMap map_of(const View& x, int channels, int64_t total_rows, int h
   return map;
 }
 
-// f(weight, channels): Exp or Polynomial, or that with decay, 64 or 128 as a constant.
+// f(weight, channels): 64 or 128 as a constant.
+template <class W, class F>
+static void with_channels(const Fused& p, const W& w, const F& f) {
+  if (p.D <= 64 && p.E <= 64) return f(w, std::integral_constant<int, 64>());
+  f(w, std::integral_constant<int, 128>());
+}
+// The same of Exp or Polynomial, or that with decay.
 template <class F>
 static void with_kernel(const Fused& p, const Weights& weights, bool decays, const float* factors,
                         const F& f) {
-  const auto with_channels = [&](const auto& w) {
-    if (p.D <= 64 && p.E <= 64) return f(w, std::integral_constant<int, 64>());
-    f(w, std::integral_constant<int, 128>());
-  };
   const auto with = [&]<class W>(const W& w) {
-    decays ? with_channels(Decaying<W>{w, factors}) : with_channels(w);
+    decays ? with_channels(p, Decaying<W>{w, factors}, f) : with_channels(p, w, f);
   };
   if (const Exp* w = std::get_if<Exp>(&weights)) return with(*w);
   with(std::get<Polynomial>(weights));
@@ -67,17 +69,20 @@ template <>
 void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights,
                                          const float* factors, Stream stream) {
   if (f.B * f.T == 0) return;
-  with_kernel(f, weights, factors, factors,
-              [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
-                using Shape = HopperForwardShape<C>;
-                const ForwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
-                                       map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
-                                       map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
-                const int bytes = kDecays<W> ? Shape::kBytesWithFades : Shape::kBytes;
-                const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, bytes};
-                launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-                       before_scale(w, f.scale, degree_of(w)), maps);
-              });
+  const auto start = [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
+    using Shape = HopperForwardShape<C>;
+    const ForwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
+                           map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
+                           map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
+    const int bytes = kDecays<W> ? Shape::kBytesWithFades : Shape::kBytes;
+    const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, bytes};
+    launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+           before_scale(w, f.scale, degree_of(w)), maps);
+  };
+  if constexpr (std::is_same_v<HORNER_DTYPE, bf16>)
+    if (factors && is_bounded(f, weights))
+      return with_channels(f, Decaying<Bounded>{{}, factors}, start);
+  with_kernel(f, weights, factors, factors, start);
 }
 
 template <>
