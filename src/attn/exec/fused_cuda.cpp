@@ -90,8 +90,8 @@ static bool no_tokens(const Fused& f) {
 }
 
 // What Hopper's forward multiplies the weights of each key by, or undefined.
-static at::Tensor hopper_factors(const CudaJob& job, const Fused& f, const CudaTensors& x) {
-  if (!cuda::takes_factors(f, job.weights)) return {};
+static at::Tensor hopper_factors(const Fused& f, const CudaTensors& x) {
+  if (!f.decay) return {};
   const at::Tensor y = at::empty({f.B, f.G, cuda::factor_tiles(f), cuda::kFactorRow},
                                  x.q.options().dtype(at::kFloat));
   cuda::hopper_factors(f, memory<float>(y), stream());
@@ -111,7 +111,7 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
     cuda::find(f, job.weights, /*adaptive=*/false, stream());
   // The copy engine takes no tensor without tokens.
   if (job.hopper && !no_tokens(f)) {
-    const at::Tensor factors = hopper_factors(job, f, x);
+    const at::Tensor factors = hopper_factors(f, x);
     cuda::hopper_forward(f, job.weights, memory<float>(factors), stream());
   } else {
     cuda::forward(f, job.weights, stream());

@@ -44,21 +44,24 @@ void forward(const Fused& f, const Weights& w, Stream stream) {
 void statistics(const Fused& f, const Weights& w, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.statistics(f, w, stream); });
 }
-// The sums of the columns of x [rows, n]; a block has 32 of them.
+// The sums of the columns of x [rows, n]; a block has 8 of them, a warp four rows at once.
 static __global__ __launch_bounds__(1024) void column_sums_kernel(const float* x, int64_t rows,
                                                                   int n, float* sums) {
-  __shared__ float parts[32][33];
-  const int column = int(blockIdx.x) * 32 + lane();
+  __shared__ float parts[32][8];
+  const int column = int(blockIdx.x) * 8 + lane() % 8;
   float sum[4] = {};
   if (column < n)
-    for (int64_t k = warp(); k < rows; k += 4 * 32)
+    for (int64_t k = warp() * 4 + lane() / 8; k < rows; k += 4 * 128)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (k + 32 * i < rows) sum[i] += x[(k + 32 * i) * n + column];
-  parts[warp()][lane()] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        if (k + 128 * i < rows) sum[i] += x[(k + 128 * i) * n + column];
+  float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  all += __shfl_xor_sync(~0u, all, 8);
+  all += __shfl_xor_sync(~0u, all, 16);
+  if (lane() < 8) parts[warp()][lane()] = all;
   __syncthreads();
-  if (warp() > 0 || column >= n) return;
-  float all = 0;
+  if (threadIdx.x >= 8 || column >= n) return;
+  all = 0;
   for (int k = 0; k < 32; ++k) all += parts[k][lane()];
   sums[column] = all;
 }
@@ -68,7 +71,7 @@ void rows(const Fused& f, const Weights& w, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.rows(f, is_exp, stream); });
   const Epilogue& p = f.epilogue;
   if (p.d_norm)
-    launch(column_sums_kernel, {blocks(2 * f.E, 32), 1, 1024, 0}, stream, p.d_norm_parts,
+    launch(column_sums_kernel, {blocks(2 * f.E, 8), 1, 1024, 0}, stream, p.d_norm_parts,
            row_blocks(f), 2 * f.E, p.d_norm);
 }
 void pulls(const Fused& f, const Weights& w, Stream stream) {

@@ -18,10 +18,10 @@ inline constexpr int kHopperTile = 64;
 inline int hopper_channels(const Fused& f) {
   return f.D <= 64 && f.E <= 64 ? 64 : 128;
 }
-// What forward multiplies the weights of each key by: its input gate and, with decay, c the running
-// sums of the log gates, exp(c_ref - c_s), where c_ref is that of the last of its kFactorTile keys:
+// With decay, c the running sums of its log gates, what forward multiplies the weights of a key by:
+// its input gate and exp(c_ref - c_s), where c_ref is that of the last of its kFactorTile keys:
 // [B, G, tiles, kFactorRow], of every tile the factors, c_ref - c_s in units of ln 2, the gates
-// (zeros at the end) and c_ref as a double. Null where it takes none.
+// (zeros at the end) and c_ref as a double. Null without decay.
 inline constexpr int kFactorTile = 64, kFactorRow = 3 * kFactorTile + 4;
 HORNER_HD int factor_tiles(const Fused& f) {
   return (f.S + 127) / 128 * 2;
@@ -32,11 +32,6 @@ inline constexpr float kBound = 10;
 inline bool is_bounded(const Fused& f, const Weights& w) {
   return std::holds_alternative<Exp>(w) && f.dtype == Dtype::bfloat16 && f.clamp <= kBound &&
          !f.epilogue.by_sum;
-}
-inline bool takes_factors(const Fused& f, const Weights& w) {
-  const auto* p = std::get_if<Polynomial>(&w);
-  const bool low = p && p->degree <= 2 && !f.epilogue.by_sum;
-  return f.decay || (f.gate && !f.centre && (low || is_bounded(f, w)));
 }
 void hopper_factors(const Fused&, float* factors, Stream);
 void hopper_forward(const Fused&, const Weights&, const float* factors, Stream);

@@ -1,5 +1,4 @@
-// Decay on Hopper, and input gates forward. With c the running sums of the log gates, in double, a
-// weight is multiplied by
+// Decay on Hopper. With c the running sums of the log gates, in double, a weight is multiplied by
 //   exp(c_t - c_s) = 2^(row + key),   row = log2(e) (c_t - c_ref),   key = log2(e) (c_ref - c_s)
 // Mostly that is a factor of the query times one of the key. Where gates fall so fast that a factor
 // would leave the range of a float ("steep"), both are added before the exponential: their sum is
@@ -11,8 +10,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// A weight with decay, or forward with an input gate, for kernels of its own: no denominator of
-// theirs is the row's sum.
+// A weight with decay, for kernels of its own. No denominator of theirs is the row's sum.
 template <class W>
 struct Decaying {
   W of;
@@ -171,15 +169,15 @@ struct RowFades<T, keys, true> {
   double here;   // c_t0
 
   __device__ RowFades(const Fused& f, const Head& head, int t0, int first) : row{} {
-    here = f.decay && f.S > 0 ? gates_at_query(f, head, t0) : 0;
-    for (int i = 0; i < 2 && f.decay && f.S > 0; ++i)
+    here = f.S > 0 ? gates_at_query(f, head, t0) : 0;
+    for (int i = 0; i < 2 && f.S > 0; ++i)
       row[i] = doublings(gates_at_query(f, head, first + 8 * i), here);
   }
   // Of the `own` tiles of keys from `begin` on, the first whose factors would be too large; `own`
   // where there is none. They grow, and are above 1 only behind the group's first query.
   __device__ int first_steep(const Fused& f, const Head& head, int t0, int begin, int own) const {
     const int at = t0 + f.S - f.T;
-    for (int s = max(at, begin) / kFactorTile * kFactorTile; f.decay && own > 0 && s < at + 64;
+    for (int s = max(at, begin) / kFactorTile * kFactorTile; own > 0 && s < at + 64;
          s += kFactorTile)
       if (doublings(here, gates_at_key(f, head, s + kFactorTile - 1)) > kMost)
         return min((s - begin) / keys, own);
@@ -189,9 +187,8 @@ struct RowFades<T, keys, true> {
   __device__ Factors of_tile(uint32_t factors, bool steep) const {
     Factors y;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
+    for (int i = 0; i < kTiles; ++i)
       y.by[i] = steep ? 1 : exp2_fast(fminf(Fade::from(here, factors, i), kMost));
-    }
     return y;
   }
   __device__ Fade fade(uint32_t at, const Factors& of, bool steep) const {
