@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cpu.h"
@@ -95,10 +96,12 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   return p;
 }
 
-// The states of the keys, or of the queries; nothing where there is one chunk.
-static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries) {
+// The states of the keys, or of the queries, in `given` memory if there is some; nothing where
+// there is one chunk.
+static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries,
+                           const StatesMemory& given = {}) {
   if (p.chunks() <= 1) return {};
-  const StatesMemory m = StatesMemory::of(p, q.options());
+  const StatesMemory m = given.S.defined() ? given : StatesMemory::of(p, q.options());
   at::Tensor sums;
   if (!p.walks()) sums = at::empty({p.records(), p.tiles(), 16}, q.options().dtype(at::kFloat));
   p.sums = memory<float>(sums);
@@ -150,8 +153,11 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   cuda::rows(f, polynomial(Taylor{1}), stream());
 
   if (r.before.S.defined()) p.before = r.before.pointers();
-  const StatesMemory behind = states(p, x.q, true);
-  cuda::chunk_backward(p, stream());
+  cuda::chunk_queries(p, stream());
+  // Unless this graph is to run again, one memory is enough for both kinds.
+  const bool last = !p.walks() && !torch::autograd::get_current_graph_task_keep_graph();
+  const StatesMemory behind = states(p, x.q, true, last ? r.before : StatesMemory{});
+  cuda::chunk_keys(p, stream());
   if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
   return d;
 }
