@@ -323,7 +323,7 @@ TEST_F(Cuda, SizesMayBeZero) {
 TEST_F(Cuda, AGraphThatIsKeptRunsTwice) {
   const Deterministic guard;
   for (const char* name : {"gated", "gated_decay", "l2_post_gate", "rms", "cosine_softmax", "ssmax",
-                           "linear", "taylor2"})
+                           "linear", "retention", "taylor2"})
     for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
       const Spec spec = find(name).spec;
       Inputs in = random_inputs(
