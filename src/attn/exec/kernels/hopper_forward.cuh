@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attn/exec/kernels/fused_cuda_forward.cuh"
+#include "attn/exec/kernels/hopper_centre.cuh"
 #include "attn/exec/kernels/hopper_decay.cuh"
 #include "attn/exec/kernels/hopper_wgmma.cuh"
 
@@ -225,6 +226,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   const int first_row = t0 + warp() % 4 * 16 + lane() / 4;
   RunningSums<T, C, Undecayed<W>, Shape> sums(f, undecayed(w), head, first_row);
   const RowFades<kDecays<W>> rows(f, head, t0, first_row);
+  const RowCentres<kCentred<W>> centres(f, sums.centre[0]);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
   const auto phase = [](int i) { return i / kStages & 1; };
@@ -234,6 +236,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   const auto weigh = [&](int i, const auto& from) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
+    centres.subtract(x[0]);
     weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
                rows.of_tile(given.fades(i % kStages), from));
   };

@@ -43,7 +43,7 @@ static CUtensorMap map_of(const View& x, int channels, int64_t total_rows, int h
   return map;
 }
 
-// f(weight, channels): Exp or Polynomial, or that with decay, 64 or 128 as a constant.
+// f(weight, channels): Exp or Polynomial, or that with decay or centred, 64 or 128 as a constant.
 template <class F>
 static void with_kernel(const Fused& p, const Weights& weights, const float* fades, const F& f) {
   const auto with_channels = [&](const auto& w) {
@@ -51,7 +51,8 @@ static void with_kernel(const Fused& p, const Weights& weights, const float* fad
     f(w, std::integral_constant<int, 128>());
   };
   const auto with = [&]<class W>(const W& w) {
-    p.decay ? with_channels(Decaying<W>{w, fades}) : with_channels(w);
+    if (p.decay) return with_channels(Decaying<W>{w, fades});
+    p.centre ? with_channels(Centred<W>{w}) : with_channels(w);
   };
   if (const Exp* w = std::get_if<Exp>(&weights)) return with(*w);
   with(std::get<Polynomial>(weights));
@@ -60,6 +61,9 @@ static void with_kernel(const Fused& p, const Weights& weights, const float* fad
 // Coefficients for products before the scale, where the kernel wants them so.
 static Decaying<Polynomial> before_scale(const Decaying<Polynomial>& w, float scale, int degree) {
   return {before_scale(w.of, scale, degree), w.fades};
+}
+static Centred<Polynomial> before_scale(const Centred<Polynomial>& w, float scale, int degree) {
+  return {before_scale(w.of, scale, degree)};
 }
 
 template <>
@@ -89,7 +93,7 @@ void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, co
                             map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
                             map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
     const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads,
-                    BackwardMemory<C>::kBytes};
+                    kCentred<W> ? BackwardMemory<C>::kBytesCentred : BackwardMemory<C>::kBytes};
     launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
            before_scale(w, f.scale, slope_degree_of(w)), maps);
   });
