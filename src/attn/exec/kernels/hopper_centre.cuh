@@ -23,12 +23,12 @@ HORNER_HD const W& undecayed(const Centred<W>& w) {
   return w.of;
 }
 
-// Of polynomials, those up to degree 2 have code of their own.
+// Of polynomials, those of common degrees have code of their own.
 HORNER_HD int degree_of(const Centred<Polynomial>& w) {
-  return w.of.degree <= 2 ? w.of.degree : 0;
+  return common_degree(w.of.degree);
 }
 HORNER_HD int slope_degree_of(const Centred<Polynomial>& w) {
-  return w.of.degree <= 2 ? slope_degree_of(w.of) : 0;
+  return common_degree(slope_degree_of(w.of));
 }
 template <class F>
 HORNER_HD void with_degree(const Centred<Exp>& w, int, const F& f) {
@@ -36,8 +36,7 @@ HORNER_HD void with_degree(const Centred<Exp>& w, int, const F& f) {
 }
 template <class F>
 HORNER_HD void with_degree(const Centred<Polynomial>& w, int degree, const F& f) {
-  if (degree == 1 || degree == 2) return f(OfDegree<2>{w.of});
-  f(OfDegree<0>{w.of});
+  with_common_degree(w.of, degree, f);
 }
 
 // The two rows of a thread, forward. Takes them out of the running sums.

@@ -46,9 +46,11 @@ __device__ __forceinline__ void with_slopes(const Centred<Exp>& w, const F& f) {
 }
 template <class F>
 __device__ __forceinline__ void with_slopes(const Centred<Polynomial>& w, const F& f) {
-  if (w.of.degree > 2) return f(OfDegree<0>{w.of});
-  if (slope_degree_of(w) == 0) return f(UpToDegree<2>{w.of});
-  f(OfDegree<2>{w.of});
+  const int degree = slope_degree_of(w);
+  if (degree == 0 && w.of.degree <= 2) return f(UpToDegree<2>{w.of});
+  if (degree == 2) return f(OfDegree<2>{w.of});
+  if (degree == 4) return f(OfDegree<4>{w.of});
+  f(OfDegree<0>{w.of});
 }
 
 // Products of centred scores, in place.
