@@ -56,15 +56,19 @@ struct Deterministic {
 };
 
 // By the kernels that run everything, and by the others where they run it.
-void expect_right(const char* name, const Case& c) {
+void expect_right(const char* name, const Spec& spec, const Case& c) {
   for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
-    const Verdict v = verify(find(name).spec, execution(kernels), c);
+    const Verdict v = verify(spec, execution(kernels), c);
     const bool must_run = kernels == std::string_view("fused_cuda");
     EXPECT_TRUE(!must_run || v.why_not.empty()) << v.why_not;
     EXPECT_TRUE(v.ok()) << kernels << " " << name << " " << c10::toString(c.dtype) << " "
                         << v.worst()->of << ": " << v.worst()->error << ", allowed "
                         << v.worst()->allowed << ", on " << text(c);
   }
+}
+
+void expect_right(const char* name, const Case& c) {
+  expect_right(name, find(name).spec, c);
 }
 
 // For the sanitizers: no kernels but our own and torch's simplest.
@@ -89,7 +93,8 @@ TEST_F(Cuda, SmallRunsAreFinite) {
 
 // Each kernel of every execution once, in seconds even under racecheck.
 TEST_F(Cuda, FewRunsAreFinite) {
-  for (const char* name : {"softmax", "taylor4", "gated", "taylor2", "gated_decay", "retention"})
+  for (const char* name :
+       {"softmax", "taylor4", "gated", "taylor2", "gated_decay", "retention", "centred_taylor2"})
     for (int64_t D : {64, 128})
       expect_finite(name, {.B = 1,
                            .H = 2,
@@ -136,7 +141,7 @@ TEST_F(Cuda, EveryWidthOfHeadsIsRight) {
 // Blocks of queries and keys that end anywhere, and rows that see few of them.
 TEST_F(Cuda, EveryLengthIsRight) {
   for (const char* name : {"softmax", "softmax_window", "taylor4", "l2", "gated", "gated_decay",
-                           "linear_mamba", "retention"})
+                           "linear_mamba", "retention", "centred_taylor1", "centred_taylor2"})
     for (int64_t D : {64, 128})
       for (int64_t T : {63, 64, 65, 128, 190, 257, 520})
         for (int64_t S : {T, T + 70})
@@ -167,8 +172,9 @@ TEST_F(Cuda, SteepGatesAreRight) {
                               .steep = true});
 }
 
-// Where it runs softmax it runs what fades, but for a denominator that fades too.
-TEST_F(Cuda, HopperRunsDecay) {
+// Where it runs softmax it runs what fades, but for a denominator that fades too, and centred
+// scores that do not.
+TEST_F(Cuda, HopperRunsDecayAndCentredScores) {
   const Case c{.D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA};
   const auto why_not = [&](const Spec& spec) {
     return execution("hopper_cuda").why_not(spec, random_inputs(spec, c));
@@ -179,7 +185,21 @@ TEST_F(Cuda, HopperRunsDecay) {
     EXPECT_EQ(why_not(spec), "") << name;
     spec.denominator = Sum{};
     EXPECT_NE(why_not(spec), "") << name;
+    spec = find(name).spec;
+    spec.centred = true;
+    EXPECT_NE(why_not(spec), "") << name;
   }
+  for (const char* name : {"centred_taylor1", "centred_taylor2", "centred_taylor10"})
+    EXPECT_EQ(why_not(find(name).spec), "") << name;
+}
+
+// No row of the catalog has these: an exponential, with a clamp of centred scores.
+TEST_F(Cuda, CentredExponentialsAreRight) {
+  for (float clamp : {kNoClamp, 0.5f})
+    for (int64_t D : {64, 128})
+      expect_right(
+          "centred exp", {.centred = true, .clamp = clamp},
+          {.T = 150, .S = 170, .D = D, .E = D, .dtype = at::kBFloat16, .device = at::kCUDA});
 }
 
 // Of one chunk, of several, and of a last one that is not full.

@@ -357,7 +357,7 @@ static std::string why_not_hopper(const Spec& spec, const Inputs& in) {
     return "exponentials and polynomials only";
   if (in.decay.defined() && cuda_epilogue(spec, in).by_sum)
     return "no decay with a sum as denominator";
-  if (spec.centred) return "no centred scores";
+  if (spec.centred && in.decay.defined()) return "no centred scores with decay";
   const auto* projected = std::get_if<Project>(&spec.features);
   const int64_t D = projected ? projected->dim : in.q.size(-1);
   if (std::max(D, in.v.size(-1)) > cuda::kMostHopperChannels)

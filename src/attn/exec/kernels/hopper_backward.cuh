@@ -60,6 +60,7 @@ template <class T, int C, int columns>
 struct QuerySums {
   float dq[columns][4];
 
+  template <bool ends = true>
   __device__ void begin(BackwardMemory<C> memory, int i, int channel) {
     using Shape = HopperBackwardShape<C>;
     const auto dx = memory.dx(i % 2);
@@ -69,7 +70,7 @@ struct QuerySums {
 #pragma unroll
     for (int s = 1; s < Shape::kKeys / 16; ++s)
       begin_product<T, true, Over::rows, Over::rows>(dq, dx.by_rows(0, s), k.by_rows(channel, s));
-    end_of_batch();
+    if constexpr (ends) end_of_batch();
   }
   // To [tile][column / 8][thread][4], or the half `part` of it, through place 0 or 1 of shared
   // memory, by the copy engine.
@@ -89,7 +90,7 @@ struct QuerySums {
 };
 
 // The group that takes dq.
-template <class T, int C>
+template <class T, bool centred, int C>
 __device__ __forceinline__ void sum_queries(const Fused& f, const BackwardMemory<C>& given,
                                             const QueryTiles& tiles) {
   QueryTile now(tiles);
@@ -100,10 +101,18 @@ __device__ __forceinline__ void sum_queries(const Fused& f, const BackwardMemory
   for (int i = 0; now.inside(tiles); now.advance(tiles), ++i) {
     const BackwardMemory<C> memory = given.in_round(i);
     wait(memory.dx_full(i % 2), i / 2 & 1);
-    sums.begin(memory, i, 0);
+    sums.template begin<!centred>(memory, i, 0);
+    CentreSums<T> centres;
+    if constexpr (centred) {
+      centres.template begin<HopperBackwardShape<C>::kKeys / 16>(memory.dx(i % 2), 0,
+                                                                 memory.ones());
+      end_of_batch();
+    }
     wait_for_products<0>();
     touch(sums.dq);
+    if constexpr (centred) touch(centres.sum);
     arrive_by_warp(memory.dx_free(i % 2));
+    if constexpr (centred) centres.add(f, tiles.b, now.h, now.t0);
     if (threadIdx.x % 128 == 0) added_to_memory<1>();
     meet<128>(2);
     sums.add(f, memory, tiles.b, now, i % 2, 3);
@@ -219,7 +228,8 @@ __device__ __forceinline__ void sum_beside_dq(const Fused& f, const Weight& w,
     wait_for_products<1>();
     touch(x), touch(weights), touch(slopes);
     if (i > 0) arrive(memory.free((i - 1) % kStages));
-    const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
+    if constexpr (kCentred<W>) subtract_centres(of, x);
+    const Marks marks = mask<W>(f, of, memory.near(stage), care, tiles.b, key, x);
     weigh<T, 2>(f, w, of, care, marks, fades, x, weights);
     before_products();
     begin_sums<T>(sums.dv, weights, memory.g(stage));
@@ -268,7 +278,8 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     const uint32_t care = of.care[group];
     wait_for_products<1>();
     touch(x);
-    const Marks marks = mask<W>(f, of, care, tiles.b, key, x);
+    if constexpr (kCentred<W>) subtract_centres(of, x);
+    const Marks marks = mask<W>(f, of, memory.near(stage), care, tiles.b, key, x);
     weigh<T, 1>(f, w, of, care, marks, fades, x, weights);
     before_products();
     begin_sums<T>(sums.dv, weights, memory.g(stage));
@@ -285,10 +296,18 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     if (threadIdx.x % 128 == 0) added_to_memory<0>();
     meet<128 * Shape::kGroups>(1);
     QuerySums<T, C, C / 16> of_queries;
-    of_queries.begin(memory, i, group * (C / 2));
+    of_queries.template begin<!kCentred<W>>(memory, i, group * (C / 2));
+    CentreSums<T> centres;
+    if constexpr (kCentred<W>) {  // of the group's own keys
+      centres.template begin<4>(memory.dx(i % 2), 4 * group, memory.ones());
+      end_of_batch();
+    }
     wait_for_products<0>();
     touch(sums.dk), touch(sums.dv), touch(weights), touch(slopes), touch(of_queries.dq);
+    if constexpr (kCentred<W>) touch(centres.sum);
     arrive(memory.free(stage));
+    if constexpr (kCentred<W>)
+      if (f.dq_sum) centres.add(f, tiles.b, now.h, now.t0);
     if (f.dq_sum) of_queries.add(f, memory, tiles.b, now, group, 2 + group, group);
     now.advance(tiles), ++i;
   } while (now.inside(tiles));
@@ -334,6 +353,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   const QueryTiles tiles(f, Shape());
   const bool steep = is_steep<W>(f, Head(tiles.b, 0, tiles.g), tiles.s0);
   if (threadIdx.x == 0) memory.make_barriers();
+  if constexpr (kCentred<W>) memory.template make_ones<T>();
   __syncthreads();
   const int group = group_of_warp();
   if (group == Shape::kGroups + Shape::kDqGroup) {
@@ -354,7 +374,7 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
     with_slopes(w, sum);
   } else if constexpr (Shape::kDqGroup) {
     give_registers<Shape::kDqRegisters - kMore>();
-    sum_queries<T>(f, memory, tiles);
+    sum_queries<T, kCentred<W>>(f, memory, tiles);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attn/exec/kernels/fused_cuda_forward.cuh"
+#include "attn/exec/kernels/hopper_centre.cuh"
 #include "attn/exec/kernels/hopper_decay.cuh"
 #include "attn/exec/kernels/hopper_wgmma.cuh"
 
@@ -254,6 +255,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   RunningSums<T, C, Undecayed<W>, Shape> sums(f, undecayed(w), head, first_row);
   const RowFades<T, kKeys, kDecays<W>> rows(f, head, t0, first_row);
   const int steep = rows.first_steep(f, head, t0, begin, own);
+  const RowCentres<kCentred<W>> centres(f, sums.centre[0]);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
   const auto phase = [](int i) { return i / kStages & 1; };
@@ -271,6 +273,7 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
       if (i == steep)
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
+    centres.subtract(x[0]);
     weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
                rows.fade(given.in_round(i).fades(i % kStages), factors, i >= steep));
   };

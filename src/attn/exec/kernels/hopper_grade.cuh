@@ -42,14 +42,48 @@ __device__ __forceinline__ void with_slopes(const Decaying<Polynomial>& w, const
   f(OfDegree<0>{w.of});
 }
 
+template <class F>
+__device__ __forceinline__ void with_slopes(const Centred<Exp>& w, const F& f) {
+  f(w.of);
+}
+template <class F>
+__device__ __forceinline__ void with_slopes(const Centred<Polynomial>& w, const F& f) {
+  const int degree = slope_degree_of(w);
+  if (degree == 0 && w.of.degree <= 2) return f(UpToDegree<2>{w.of});
+  if (degree == 2) return f(OfDegree<2>{w.of});
+  if (degree == 4) return f(OfDegree<4>{w.of});
+  f(OfDegree<0>{w.of});
+}
+
+// Products of centred scores, in place.
+__device__ __forceinline__ void subtract_centres(const QueryColumns& of, float (&x)[8][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 centre = *reinterpret_cast<const float2*>(of.centre + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[j][i] -= i % 2 ? centre.y : centre.x;
+  }
+}
+
+// The keys that query n of a tile and the next see, from and to, of the block.
+template <class W>
+__device__ __forceinline__ short4 seen_by_two(const QueryColumns& of, const uchar2* near, int n) {
+  if constexpr (kCentred<W>) {
+    const uchar4 seen = *reinterpret_cast<const uchar4*>(near + n);
+    return {seen.x, seen.y, seen.z, seen.w};
+  } else {
+    return *reinterpret_cast<const short4*>(of.seen + n);
+  }
+}
+
 struct Marks {
   bool some;            // of the scores of this warp are hidden or clamped
   uint32_t seen, live;  // a bit for each; live: a gradient comes through
 };
 
 template <class W>
-__device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, uint32_t care, int b,
-                                      int key, float (&x)[8][4]) {
+__device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, const uchar2* near,
+                                      uint32_t care, int b, int key, float (&x)[8][4]) {
   Marks m{false, ~0u, ~0u};
   if (care & QueryColumns::kMasked) {
     m.some = true, m.seen = 0;
@@ -58,7 +92,7 @@ __device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, ui
                           !f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key + 8, f.S - 1)]};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const short4 seen = *reinterpret_cast<const short4*>(of.seen + 8 * j + lane() % 4 * 2);
+      const short4 seen = seen_by_two<W>(of, near, 8 * j + lane() % 4 * 2);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int s = row + i / 2 * 8, lo = i % 2 ? seen.z : seen.x, hi = i % 2 ? seen.w : seen.y;
@@ -291,7 +325,7 @@ struct KeyGates<true> {
     for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= of[j % 4 / 2];
   }
 };
-// Polynomials without decay have no registers for them.
+// Kernels without decay are slower with them: most of their rows have no gates.
 template <class W>
-using GatesOf = KeyGates<kIsExp<W> || kDecays<W>>;
+using GatesOf = KeyGates<kDecays<W>>;
 }  // namespace horner::attn::kernels::cuda

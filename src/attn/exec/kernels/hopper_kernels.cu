@@ -49,12 +49,12 @@ static void with_channels(const Fused& p, const W& w, const F& f) {
   if (p.D <= 64 && p.E <= 64) return f(w, std::integral_constant<int, 64>());
   f(w, std::integral_constant<int, 128>());
 }
-// The same of Exp or Polynomial, or that with decay.
+// The same of Exp or Polynomial, or that with decay or centred.
 template <class F>
-static void with_kernel(const Fused& p, const Weights& weights, bool decays, const float* factors,
-                        const F& f) {
+static void with_kernel(const Fused& p, const Weights& weights, const float* factors, const F& f) {
   const auto with = [&]<class W>(const W& w) {
-    decays ? with_channels(p, Decaying<W>{w, factors}, f) : with_channels(p, w, f);
+    if (p.decay) return with_channels(p, Decaying<W>{w, factors}, f);
+    p.centre ? with_channels(p, Centred<W>{w}, f) : with_channels(p, w, f);
   };
   if (const Exp* w = std::get_if<Exp>(&weights)) return with(*w);
   with(std::get<Polynomial>(weights));
@@ -63,6 +63,9 @@ static void with_kernel(const Fused& p, const Weights& weights, bool decays, con
 // Coefficients for products before the scale, where the kernel wants them so.
 static Decaying<Polynomial> before_scale(const Decaying<Polynomial>& w, float scale, int degree) {
   return {before_scale(w.of, scale, degree), w.factors};
+}
+static Centred<Polynomial> before_scale(const Centred<Polynomial>& w, float scale, int degree) {
+  return {before_scale(w.of, scale, degree)};
 }
 
 template <>
@@ -82,24 +85,23 @@ void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights,
   if constexpr (std::is_same_v<HORNER_DTYPE, bf16>)
     if (factors && is_bounded(f, weights))
       return with_channels(f, Decaying<Bounded>{{}, factors}, start);
-  with_kernel(f, weights, factors, factors, start);
+  with_kernel(f, weights, factors, start);
 }
 
 template <>
 void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream stream) {
   if (f.B * f.S == 0) return;
-  with_kernel(f, weights, f.decay, nullptr,
-              [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
-                using Shape = HopperBackwardShape<C>;
-                const BackwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
-                                        map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
-                                        map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
-                                        map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
-                const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads,
-                                BackwardMemory<C>::kBytes};
-                launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-                       before_scale(w, f.scale, slope_degree_of(w)), maps);
-              });
+  with_kernel(f, weights, nullptr, [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
+    using Shape = HopperBackwardShape<C>;
+    const BackwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
+                            map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
+                            map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
+                            map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
+    const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads,
+                    kCentred<W> ? BackwardMemory<C>::kBytesCentred : BackwardMemory<C>::kBytes};
+    launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+           before_scale(w, f.scale, slope_degree_of(w)), maps);
+  });
 }
 
 template <>

@@ -27,7 +27,10 @@ struct HopperBackwardShape {
 // Exp and where gates are steep 2^-first.
 struct QueryColumns {
   float first[64], second[64];
-  short2 seen[64];       // the intervals of keys, from the first of the block on
+  union {
+    short2 seen[64];   // the intervals of keys, from the first of the block on
+    float centre[64];  // over the scale; of centred scores, whose intervals are `near`
+  };
   uint32_t negative[2];  // a bit for each, with Exp: whether a is below 0
   uint32_t care[2];      // of each group
   static constexpr uint32_t kMasked = 1, kClamped = 2, kNegative = 4;
@@ -40,6 +43,10 @@ struct BackwardMemory {
   uint32_t at;
   static constexpr int kBarriers = Shape::kOf + Shape::kStages * int(sizeof(QueryColumns));
   static constexpr int kBytes = kBarriers + (5 + 2 * Shape::kStages) * 8;
+  // With centred scores, the intervals of keys in bytes, and ones.
+  static constexpr int kNear = (kBytes + 15) / 16 * 16, kOnes = kNear + Shape::kStages * 128;
+  static constexpr int kBytesCentred = kOnes + 128;
+  static_assert(kBytesCentred <= 227 << 10);
 
   // The same in round i of a loop, as far as the compiler knows another: addresses are then made
   // where they are used, not kept in registers all the while.
@@ -59,6 +66,10 @@ struct BackwardMemory {
   __device__ QueryColumns& of(int stage) const {
     return reinterpret_cast<QueryColumns*>(bytes + Shape::kOf)[stage];
   }
+  __device__ uchar2* near(int stage) const {
+    return reinterpret_cast<uchar2*>(bytes + kNear) + 64 * stage;
+  }
+  __device__ uint64_t ones() const { return ones_at(at + uint32_t(kOnes)); }
   __device__ uint32_t barrier(int i) const { return at + uint32_t(kBarriers + 8 * i); }
   __device__ uint32_t keys_full() const { return barrier(0); }
   __device__ uint32_t dx_full(int i) const { return barrier(1 + i); }
@@ -75,6 +86,11 @@ struct BackwardMemory {
     for (int i = 0; i < Shape::kStages; ++i)
       make_barrier(full(i), 33), make_barrier(free(i), 32 * kWarps);
     barriers_are_made();
+  }
+  template <class T>
+  __device__ void make_ones() const {
+    if (threadIdx.x < 64) reinterpret_cast<T*>(bytes + kOnes)[threadIdx.x] = T(1.f);
+    stored_for_products();
   }
 };
 
@@ -116,6 +132,7 @@ template <class W>
 struct LaneQueries {
   Query of[2];
   QueryFades<kDecays<W>> fades;
+  QueryCentres<kCentred<W>> centres;
 
   __device__ LaneQueries(const Fused& f, const Head& head, int t0) {
 #pragma unroll
@@ -123,10 +140,11 @@ struct LaneQueries {
       const int t = t0 + lane() + 32 * i;
       of[i] = t < f.T ? f.queries[head.row(f, t)] : Query{};
       fades.load(f, head, i, t);
+      centres.load(f, head, i, t);
     }
   }
-  __device__ void write(const Fused& f, QueryColumns& to, const QueryTiles& tiles, int t0,
-                        double from, bool steep) const {
+  __device__ void write(const Fused& f, QueryColumns& to, uchar2* to_near, const QueryTiles& tiles,
+                        int t0, double from, bool steep) const {
     uint32_t negative = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -136,7 +154,8 @@ struct LaneQueries {
       if (kDecays<W> && !kIsExp<W> && !steep) {
         to.first[n] = x.a * exp2_fast(fminf(fades.row(i, from), kSteep));
       } else if constexpr (kIsExp<W> || kDecays<W>) {
-        const float sub = kDecays<W> ? x.sub - fades.row(i, from) : x.sub;
+        float sub = kDecays<W> ? x.sub - fades.row(i, from) : x.sub;
+        if constexpr (kCentred<W>) sub -= centres.of[i] * kLog2e;
         to.first[n] = x.a == 0 ? INFINITY : sub - log2f(fabsf(x.a));
         // Without a call for a dW of 0, which an exact division makes.
         if (!kDecays<W>) to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
@@ -147,7 +166,14 @@ struct LaneQueries {
         to.first[n] = x.a, to.second[n] = x.dW;
       }
       const auto near = [&](int s) { return short(min(max(s - tiles.s0, 0), 128)); };
-      to.seen[n] = real ? short2{near(f.seen.lo(t0 + n)), near(f.seen.hi(t0 + n))} : short2{0, 0};
+      const short2 seen =
+          real ? short2{near(f.seen.lo(t0 + n)), near(f.seen.hi(t0 + n))} : short2{0, 0};
+      if constexpr (kCentred<W>) {
+        to.centre[n] = __fdividef(centres.of[i], f.scale);
+        to_near[n] = {uint8_t(seen.x), uint8_t(seen.y)};
+      } else {
+        to.seen[n] = seen;
+      }
     }
     if (lane() < 2) {
       const int s0 = tiles.s0 + 64 * lane();
@@ -183,7 +209,7 @@ __device__ inline void copy_queries(const Fused& f, const BackwardMaps& maps,
       copy_panel(memory.q(stage), maps.q, t0, h, tiles.b, full);
       copy_panel(memory.g(stage), maps.g, t0, h, tiles.b, full);
     }
-    queries.write(f, memory.of(stage), tiles, t0, from, steep);
+    queries.write(f, memory.of(stage), memory.near(stage), tiles, t0, from, steep);
     arrive(full);
     tile.advance(tiles);  // the next one's are on their way while this waits
     if (tile.inside(tiles)) queries = LaneQueries<W>(f, Head(tiles.b, tile.h, tiles.g), tile.t0);

@@ -38,6 +38,11 @@ struct Panel {
   }
 };
 
+// Of a factor [16, 8] that is 1 everywhere: both halves of its sixteen are the same 128 bytes.
+__device__ inline uint64_t ones_at(uint32_t at) {
+  return at >> 4;
+}
+
 // Whether a factor in shared memory is summed over its channels, or over its rows.
 enum class Over { channels, rows };
 
@@ -73,15 +78,17 @@ enum class Over { channels, rows };
       "." type " {" HORNER_NAMES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}\n"              \
       : HORNER_SUMS_32("=f", c)                                                                  \
       : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "n"(int(Y)))
-#define HORNER_SHARED_N(type, m)                                                 \
-  if constexpr (n == 32)                                                         \
-    HORNER_SHARED(32, type, HORNER_NAMES_16, "%16", "%17", "%18", "%19", "%20",  \
-                  HORNER_SUMS_16(m, c, 0));                                      \
-  else if constexpr (n == 64)                                                    \
-    HORNER_SHARED(64, type, HORNER_NAMES_32, "%32", "%33", "%34", "%35", "%36",  \
-                  HORNER_SUMS_32(m, c));                                         \
-  else                                                                           \
-    HORNER_SHARED(128, type, HORNER_NAMES_64, "%64", "%65", "%66", "%67", "%68", \
+#define HORNER_SHARED_N(type, m)                                                                 \
+  if constexpr (n == 8)                                                                          \
+    HORNER_SHARED(8, type, "%0,%1,%2,%3", "%4", "%5", "%6", "%7", "%8", HORNER_SUMS_4(m, c, 0)); \
+  else if constexpr (n == 32)                                                                    \
+    HORNER_SHARED(32, type, HORNER_NAMES_16, "%16", "%17", "%18", "%19", "%20",                  \
+                  HORNER_SUMS_16(m, c, 0));                                                      \
+  else if constexpr (n == 64)                                                                    \
+    HORNER_SHARED(64, type, HORNER_NAMES_32, "%32", "%33", "%34", "%35", "%36",                  \
+                  HORNER_SUMS_32(m, c));                                                         \
+  else                                                                                           \
+    HORNER_SHARED(128, type, HORNER_NAMES_64, "%64", "%65", "%66", "%67", "%68",                 \
                   HORNER_SUMS_64(m, c))
 #define HORNER_REGISTERS_N(type)                                                  \
   if constexpr (n == 64)                                                          \
@@ -95,7 +102,7 @@ enum class Over { channels, rows };
 template <class T, bool Add, Over X, Over Y, int columns>
 __device__ __forceinline__ void begin_product(float (&c)[columns][4], uint64_t x, uint64_t y) {
   constexpr int n = 8 * columns;
-  static_assert(n == 32 || n == 64 || n == 128);
+  static_assert(n == 8 || n == 32 || n == 64 || n == 128);
   if constexpr (std::is_same_v<T, bf16> && Add) {
     HORNER_SHARED_N("bf16", "+f");
   } else if constexpr (std::is_same_v<T, bf16>) {

@@ -1,0 +1,100 @@
+// Centred scores on Hopper: from the products q.k of a query, centre_t / scale is subtracted before
+// anything else is done with them. The gradient of a centre is -sum_s dx_ts: of dx in shared
+// memory, as it is there for dq, by a product with ones.
+#pragma once
+
+#include "attn/exec/kernels/hopper_decay.cuh"
+#include "attn/exec/kernels/hopper_wgmma.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// A weight of centred scores, for kernels of its own.
+template <class W>
+struct Centred {
+  W of;
+};
+template <class W>
+inline constexpr bool kCentred = false;
+template <class W>
+inline constexpr bool kCentred<Centred<W>> = true;
+
+template <class W>
+HORNER_HD const W& undecayed(const Centred<W>& w) {
+  return w.of;
+}
+
+// Of polynomials, those of common degrees have code of their own.
+HORNER_HD int degree_of(const Centred<Polynomial>& w) {
+  return common_degree(w.of.degree);
+}
+HORNER_HD int slope_degree_of(const Centred<Polynomial>& w) {
+  return common_degree(slope_degree_of(w.of));
+}
+template <class F>
+HORNER_HD void with_degree(const Centred<Exp>& w, int, const F& f) {
+  f(w.of);
+}
+template <class F>
+HORNER_HD void with_degree(const Centred<Polynomial>& w, int degree, const F& f) {
+  with_common_degree(w.of, degree, f);
+}
+
+// The two rows of a thread, forward. Takes them out of the running sums.
+template <bool centred>
+struct RowCentres {
+  __device__ RowCentres(const Fused&, float (&)[2]) {}
+  template <int columns>
+  __device__ void subtract(float (&)[columns][4]) const {}
+};
+template <>
+struct RowCentres<true> {
+  float of[2];
+
+  __device__ RowCentres(const Fused& f, float (&centre)[2])
+      : of{centre[0] / f.scale, centre[1] / f.scale} {
+    centre[0] = centre[1] = 0;
+  }
+  template <int columns>
+  __device__ __forceinline__ void subtract(float (&x)[columns][4]) const {
+#pragma unroll
+    for (int i = 0; i < 4 * columns; ++i) x[i / 4][i % 4] -= of[i % 4 / 2];
+  }
+};
+
+// Two queries of a lane, backward.
+template <bool centred>
+struct QueryCentres {
+  __device__ void load(const Fused&, const Head&, int, int) {}
+};
+template <>
+struct QueryCentres<true> {
+  float of[2];
+
+  __device__ void load(const Fused& f, const Head& head, int i, int t) {
+    of[i] = t < f.T ? f.centre[head.row(f, t)] : 0;
+  }
+};
+
+// The sums of a tile's dx over the keys of some steps of 16 from `step` on: begun with the products
+// for dq, then added to memory.
+template <class T>
+struct CentreSums {
+  float sum[1][4];
+
+  template <int steps, int R, int C>
+  __device__ void begin(Panel<R, C> dx, int step, uint64_t ones) {
+    begin_product<T, false, Over::rows, Over::channels>(sum, dx.by_rows(0, step), ones);
+#pragma unroll
+    for (int s = 1; s < steps; ++s)
+      begin_product<T, true, Over::rows, Over::channels>(sum, dx.by_rows(0, step + s), ones);
+  }
+  __device__ void add(const Fused& f, int b, int h, int t0) const {
+    const int t = t0 + warp() % 4 * 16 + lane() / 4;
+    float* const to = f.d_centre + (int64_t(b) * f.H + h) * f.T + t;
+    if (lane() % 4 != 0) return;
+    if (t < f.T) atomicAdd(to, -sum[0][0]);
+    if (t + 8 < f.T) atomicAdd(to + 8, -sum[0][2]);
+  }
+};
+
+}  // namespace horner::attn::kernels::cuda
