@@ -123,7 +123,7 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
 // Where dq is summed: by `rows` its memory is cleared, by `sum_products` it is used.
 static at::Tensor dq_sums(const CudaJob& job, const CudaTensors& x, Fused& f) {
   if (at::globalContext().deterministicAlgorithms()) return {};
-  f.dq_rows = job.hopper ? cuda::kHopperTile : 1;
+  f.dq_rows = cuda::sums_in_tiles(f) ? cuda::kDqTile : 1;
   f.dq_row = job.hopper ? cuda::hopper_channels(f) : f.D;
   const int64_t rows = (f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
   return at::empty({f.B, f.H, rows, f.dq_row}, x.q.options().dtype(at::kFloat));
@@ -139,7 +139,7 @@ static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Ten
   const bool over_k = last && job.own_k && x.k.is_contiguous() && job.hopper;
   d.k = over_k ? x.k.detach() : at::empty({f.B, f.G, f.S, f.D}, x.k.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.v.options());
-  const bool is_dq = !job.hopper && dq_sum.defined() && f.dtype == cuda::Dtype::float32;
+  const bool is_dq = dq_sum.defined() && f.dtype == cuda::Dtype::float32;
   d.q = is_dq                       ? dq_sum
         : over_q                    ? x.q.detach()
         : g.defined() && f.D == f.E ? g.detach()
@@ -153,8 +153,8 @@ static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Ten
   }
   if (!dq_sum.defined()) {  // no atomic additions: two products more
     cuda::queries(f, job.weights, stream());
-  } else if (job.hopper) {
-    cuda::hopper_dq(f, stream());
+  } else if (cuda::sums_in_tiles(f)) {
+    cuda::dq_of_sums(f, stream());
   } else if (!is_dq) {
     d.q.copy_(dq_sum);
   }

@@ -141,7 +141,8 @@ struct Fused {
   Query* queries;  // [B, H, T]
   Pull* pulls;     // [B, H, T], of Other
   // Atomic sums, or null, then `dq`: of every head so many rows as fill whole tiles of `dq_rows`,
-  // of `dq_row` floats each. `rows` clears them.
+  // of `dq_row` floats each. `rows` clears them. With kDqTile rows they lie in the order of
+  // registers, [tile][dq_row / 8][thread][4], without the scale: `dq_of_sums` takes them to dq.
   float* dq_sum;
   int dq_rows, dq_row;
   void* dq;                             // [B, H, T, D]
@@ -154,6 +155,10 @@ struct Fused {
   float* d_gate;  // [B, G, S], where there is a gate
 };
 
+inline constexpr int kDqTile = 64;
+HORNER_HD bool sums_in_tiles(const Fused& f) {  // in fused_cuda's kernels
+  return f.dtype != Dtype::float32 && f.D <= 128 && f.E <= 128;
+}
 // Rows of one head are taken by blocks in the first step of backward.
 inline constexpr int kRowsOfBlock = 128;
 inline int64_t row_blocks(const Fused& f) {
@@ -173,5 +178,6 @@ void rows(const Fused&, const Weights&, Stream);        // the first step of bac
 void pulls(const Fused&, const Weights&, Stream);       // of Other, after rows
 void keys(const Fused&, const Weights&, Stream);        // dk and dv, and dq_sum
 void queries(const Fused&, const Weights&, Stream);     // dq, where there is no dq_sum
+void dq_of_sums(const Fused&, Stream);                  // after keys, where it lies in tiles
 
 }  // namespace horner::attn::kernels::cuda

@@ -60,12 +60,12 @@ __device__ inline void copy_rows(Tile<T, C> to, const T* from, int64_t stride, i
   constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
   static_assert(threads % kChunks == 0);
   const int first = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;
-  const bool wanted = chunk * Tile<T, C>::kChunk < channels;
+  const int inside = chunk * Tile<T, C>::kChunk < channels ? real - first : 0;
   const T* at = from + first * stride + chunk * Tile<T, C>::kChunk;
 #pragma unroll
   for (int i = 0; i < rows; i += kStep, at += kStep * stride) {
     if (rows % kStep != 0 && first + i >= rows) return;
-    copy_16_bytes(to.chunk(first + i, chunk), at, wanted && first + i < real);
+    copy_16_bytes(to.chunk(first + i, chunk), at, i < inside);
   }
 }
 
