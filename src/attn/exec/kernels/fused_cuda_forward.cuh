@@ -16,13 +16,13 @@ struct ForwardShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 rows, in a warp
   static constexpr bool kDecay = true;
-  static constexpr bool kRaw =
-      true;  // polynomials of known degree are of products before the scale
+  // Polynomials of known degree are of products before the scale.
+  static constexpr bool kRaw = true;
   static constexpr int kQueries = 16 * kAtoms * kWarps;
   static constexpr int kBlocks = kWide || C == 256 ? 1 : 2;  // at least, on a multiprocessor
   static constexpr int kTile = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;  // keys
   static constexpr int kKeys = !kWide && C == 128 ? 32 : kTile;                    // taken at once
-  static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * 8;
+  static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * (8 + 4);
 };
 
 // The falls of a tile of keys, in shared memory: first as the running sums are copied there, then
@@ -331,6 +331,7 @@ __global__ __launch_bounds__(
   const Tile<T, C> q{shared_address(memory)};
   const Tile<T, C> first_tile{q.at + kQueries * C * int(sizeof(T))};
   double* const gates = reinterpret_cast<double*>(memory + (kQueries + 4 * kTile) * C * sizeof(T));
+  float* const input_gates = reinterpret_cast<float*>(gates + 2 * kTile);
 
   const int blocks = (f.T + kQueries - 1) / kQueries;
   const Place place(int(blockIdx.x), f.B * f.H, blocks);
@@ -341,9 +342,11 @@ __global__ __launch_bounds__(
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
     copy_rows<kTile, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
     copy_rows<kTile, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
-    if (const int n = int(threadIdx.x); falls && f.decay && n < kTile)
-      copy_8_bytes(shared_address(gates + stage * kTile + n),
-                   f.decay + head.key(f, min(s0 + n, f.S - 1)));
+    const int n = int(threadIdx.x);
+    if (n >= kTile) return;
+    const int64_t key = head.key(f, min(s0 + n, f.S - 1));
+    if (falls && f.decay) copy_8_bytes(shared_address(gates + stage * kTile + n), f.decay + key);
+    if (f.gate) copy_4_bytes(shared_address(input_gates + stage * kTile + n), f.gate + key);
   };
   copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
   if (begin < end) copy_keys(begin, 0);
@@ -380,6 +383,7 @@ __global__ __launch_bounds__(
         const bool any = apart || !sight.all_of(s, s1);
         sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at);
         sums.rescale();
+        if (f.gate) gate_columns(input_gates + stage * kTile + at, x);
         add_sums_by_columns<T>(sums.N, x, v, at);
       }
     }
