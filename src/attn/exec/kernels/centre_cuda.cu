@@ -20,10 +20,10 @@ __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void chunk_sums_k
   if (at.index >= f.B * f.G) return;
   const Rows<T> x(f, at.index, at.channel);
   const int from = at.chunk * kChunk;
-  const float own = x.factor(0, from + lane());
-  Sums<T> rows[kAtOnce] = {};
-  for (int r = 0; r < kChunk && from + r < n; r += kAtOnce) add_rows<T>(x, from, r, n, own, rows);
-  Sums<T> sum = {};
+  Run<Rows<T>> run(x, from, n);
+  Sums<T> rows[kAtOnce] = {}, sum = {};
+#pragma unroll
+  for (int r = 0; r < kChunk; r += kAtOnce) run.add(r, rows);
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) sum = sum + rows[i];
   double* const to = sums_of(f, n, at.index, at.channel) + (int64_t(at.chunk) + 1) * f.D;
@@ -80,20 +80,20 @@ template <class T>
 struct Products {
   const Centre& f;
   int from;
-  const T* q;  // the head's, from the lane's channels on
-  bool real;
+  HeadRows<T> q;
+  float on;  // 1, or 0 for a lane without channels
   float dot = 0;
-  Two<T> rows[kAtOnce];
+  float2 rows[kAtOnce];
 
   __device__ void load(int t) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) rows[i] = two(q + min(t + i, f.T - 1) * f.q.row);
+    for (int i = 0; i < kAtOnce; ++i) rows[i] = two(q[min(t + i, f.T - 1)]);
   }
   __device__ void take(int t, const Sums<T> (&sums)[kAtOnce]) {
     float x[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      x[i] = real ? float(rows[i].x) * float(sums[i].x) + float(rows[i].y) * float(sums[i].y) : 0;
+      x[i] = on * (rows[i].x * float(sums[i].x) + rows[i].y * float(sums[i].y));
     const float y = sum_of_lanes(x);  // every eighth lane's is the same
     if (lane() / kAtOnce == (t - from) / kAtOnce) dot += y;
   }
@@ -109,7 +109,7 @@ __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_kerne
   float dot = 0;
   for (int i = 0; i < groups(f); ++i) {
     at.set_group(f, i);
-    Products<T> sink{f, from, channels_of<const T>(f.q, b, h, at.channel), at.real};
+    Products<T> sink{f, from, HeadRows<T>(f.q, b, h, at.channel), at.real ? 1.f : 0.f};
     over_intervals<T>(Keys<T>(f, head, at.channel), sums_of(f, f.S, head, at.channel), from, f.T,
                       lo, hi, sink);
     dot += sink.dot;
@@ -126,7 +126,7 @@ struct Additions {
   int from, n, D;
   bool real;
   float factor;
-  Two<From> rows[kAtOnce];
+  float2 rows[kAtOnce];
 
   __device__ void load(int first) {
 #pragma unroll
@@ -136,10 +136,9 @@ struct Additions {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const float by = __shfl_sync(kAll, factor, first - from + i);
-      const float x = float(rows[i].x) + by * float(sums[i].x);
-      const float y = float(rows[i].y) + by * float(sums[i].y);
-      if (real && first + i < n)
-        *reinterpret_cast<Two<T>*>(to + int64_t(first + i) * D) = {T(x), T(y)};
+      const float x = rows[i].x + by * float(sums[i].x);
+      const float y = rows[i].y + by * float(sums[i].y);
+      if (real && first + i < n) store_pair<T>(to, int64_t(first + i) * D, x, y);
     }
   }
 };
