@@ -16,8 +16,7 @@ struct ForwardShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 rows, in a warp
   static constexpr bool kDecay = true;
-  // Polynomials of known degree are of products before the scale.
-  static constexpr bool kRaw = true;
+  static constexpr bool kRaw = true;  // known degrees: of products before the scale
   static constexpr int kQueries = 16 * kAtoms * kWarps;
   static constexpr int kBlocks = kWide || C == 256 ? 1 : 2;  // at least, on a multiprocessor
   static constexpr int kTile = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;  // keys
@@ -319,7 +318,7 @@ struct RunningSums {
   }
 };
 
-template <class T, int C, class W, bool falls = false>
+template <class T, int C, class W, bool falls, bool gated>
 __global__ __launch_bounds__(
     ForwardShape<T, C>::kThreads,
     ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
@@ -342,11 +341,10 @@ __global__ __launch_bounds__(
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
     copy_rows<kTile, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
     copy_rows<kTile, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
-    const int n = int(threadIdx.x);
-    if (n >= kTile) return;
-    const int64_t key = head.key(f, min(s0 + n, f.S - 1));
-    if (falls && f.decay) copy_8_bytes(shared_address(gates + stage * kTile + n), f.decay + key);
-    if (f.gate) copy_4_bytes(shared_address(input_gates + stage * kTile + n), f.gate + key);
+    if (const int n = int(threadIdx.x); falls && f.decay && n < kTile)
+      copy_8_bytes(shared_address(gates + stage * kTile + n),
+                   f.decay + head.key(f, min(s0 + n, f.S - 1)));
+    if (gated && f.gate) copy_gates<kTile>(f, head, s0, input_gates + stage * kTile);
   };
   copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
   if (begin < end) copy_keys(begin, 0);
@@ -383,7 +381,7 @@ __global__ __launch_bounds__(
         const bool any = apart || !sight.all_of(s, s1);
         sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at);
         sums.rescale();
-        if (f.gate) gate_columns(input_gates + stage * kTile + at, x);
+        if (gated && f.gate) gate_columns(input_gates + stage * kTile + at, x);
         add_sums_by_columns<T>(sums.N, x, v, at);
       }
     }

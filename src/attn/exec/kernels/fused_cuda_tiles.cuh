@@ -206,6 +206,12 @@ __device__ inline void gate_values(const Fused& f, const Head& head, int s0, Til
     *at = words;
   }
 }
+// The gates of so many keys from s0 on, to shared memory.
+template <int n>
+__device__ inline void copy_gates(const Fused& f, const Head& head, int s0, float* to) {
+  const int i = int(threadIdx.x);
+  if (i < n) copy_4_bytes(shared_address(to + i), f.gate + head.key(f, min(s0 + i, f.S - 1)));
+}
 // Weights times the gates of their columns, from that of the first key on, in shared memory.
 template <int atoms, int n>
 __device__ __forceinline__ void gate_columns(const float* gates, float (&x)[atoms][n][4]) {
