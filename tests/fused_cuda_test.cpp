@@ -136,7 +136,7 @@ TEST_F(Cuda, EveryWidthOfHeadsIsRight) {
 // Blocks of queries and keys that end anywhere, and rows that see few of them.
 TEST_F(Cuda, EveryLengthIsRight) {
   for (const char* name : {"softmax", "softmax_window", "taylor4", "l2", "gated", "gated_decay",
-                           "linear_mamba", "retention"})
+                           "linear_mamba", "retention", "centred_taylor2"})
     for (int64_t D : {64, 128})
       for (int64_t T : {63, 64, 65, 128, 190, 257, 520})
         for (int64_t S : {T, T + 70})
@@ -299,7 +299,7 @@ TEST_F(Cuda, NanStaysVisible) {
 TEST_F(Cuda, SizesMayBeZero) {
   const Case cases[] = {{.B = 0}, {.T = 0, .S = 5}};
   for (const char* name : {"softmax", "taylor2", "gated", "gated_decay", "retention",
-                           "cosine_softmax", "cumulative_gate"})
+                           "cosine_softmax", "cumulative_gate", "centred_taylor2"})
     for (Case c : cases) {
       c.D = c.E = 64, c.dtype = at::kBFloat16, c.device = at::kCUDA;
       const Spec spec = find(name).spec;
@@ -322,8 +322,8 @@ TEST_F(Cuda, SizesMayBeZero) {
 // What backward overwrites of what forward has kept is still there where it is wanted again.
 TEST_F(Cuda, AGraphThatIsKeptRunsTwice) {
   const Deterministic guard;
-  for (const char* name :
-       {"gated", "gated_decay", "l2_post_gate", "rms", "cosine_softmax", "ssmax"})
+  for (const char* name : {"gated", "gated_decay", "l2_post_gate", "rms", "cosine_softmax", "ssmax",
+                           "centred_taylor2"})
     for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
       const Spec spec = find(name).spec;
       Inputs in = random_inputs(

@@ -124,7 +124,7 @@ struct Fused {
   View q, k, v;
   const float* centre;  // [B, H, T], or null
   const double* decay;  // [B, G, S], running sums of the log gates, or null
-  const float* gate;    // [B, G, S], what multiplies the values, or null; Hopper's and `queries`
+  const float* gate;    // [B, G, S], what multiplies the values, or null
   Seen seen;
   Epilogue epilogue;
   Found* found;  // [B, H, T], of Other and Adaptive
@@ -152,7 +152,7 @@ struct Fused {
   // [B, H, T], zeros before: d_decay_query from the same numbers as d_decay_key, so that what they
   // have in common cancels to the last bit; or null. In float32.
   double* d_decay_rows;
-  float* d_gate;  // [B, G, S], where there is a gate
+  float* d_gate;  // [B, G, S], zeros before, where there is a gate
 };
 
 inline constexpr int kDqTile = 64;

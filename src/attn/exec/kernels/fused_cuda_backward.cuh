@@ -181,6 +181,10 @@ struct KeyBlock {
   __device__ __forceinline__ void over_queries(const Weight& weight, Sums& sums) const {
     const float per_scale = kOfDegree<Weight> ? 1 / f.scale : 1;
     if (falls) sums.set_factors(Head(b, first_head, g));
+    if (f.gate) {
+      wait_for_copies();
+      gate_values<kKeys, Shape::kThreads>(f, Head(b, first_head, g), s0, v());
+    }
     int stage = 0;
     for (int h = first_head, t0 = begin; begin < end && h <= last_head; stage ^= 1) {
       wait_for_copies();

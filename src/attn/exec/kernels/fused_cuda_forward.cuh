@@ -15,16 +15,15 @@ struct ForwardShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 rows, in a warp
   static constexpr bool kDecay = true;
-  static constexpr bool kRaw =
-      true;  // polynomials of known degree are of products before the scale
+  static constexpr bool kRaw = true;  // known degrees: of products before the scale
   static constexpr int kQueries = 16 * kAtoms * kWarps;
   static constexpr int kBlocks = kWide || C == 256 ? 1 : 2;  // at least, on a multiprocessor
   static constexpr int kTile = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;  // keys
   static constexpr int kKeys = !kWide && C == 128 ? 32 : kTile;                    // taken at once
-  static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * 8;
+  static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * (8 + 4);
 };
 
-template <class T, int C, class W, bool falls = false>
+template <class T, int C, class W, bool falls, bool gated>
 __global__ __launch_bounds__(
     ForwardShape<T, C>::kThreads,
     ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
@@ -36,6 +35,7 @@ __global__ __launch_bounds__(
   const Tile<T, C> q{shared_address(memory)};
   const Tile<T, C> first_tile{q.at + kQueries * C * int(sizeof(T))};
   double* const gates = reinterpret_cast<double*>(memory + (kQueries + 4 * kTile) * C * sizeof(T));
+  float* const input_gates = reinterpret_cast<float*>(gates + 2 * kTile);
 
   const int blocks = (f.T + kQueries - 1) / kQueries;
   const Place place(int(blockIdx.x), f.B * f.H, blocks);
@@ -49,6 +49,7 @@ __global__ __launch_bounds__(
     if (const int n = int(threadIdx.x); falls && f.decay && n < kTile)
       copy_8_bytes(shared_address(gates + stage * kTile + n),
                    f.decay + head.key(f, min(s0 + n, f.S - 1)));
+    if (gated && f.gate) copy_gates<kTile>(f, head, s0, input_gates + stage * kTile);
   };
   copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
   if (begin < end) copy_keys(begin, 0);
@@ -89,6 +90,7 @@ __global__ __launch_bounds__(
         } while (!sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at,
                              std::exchange(raising, true)));
         if (!sums.kIsExp) sums.rescale();
+        if (gated && f.gate) gate_columns(input_gates + stage * kTile + at, x);
         add_sums_by_columns<T>(sums.N, x, v, at);
       }
     }

@@ -89,8 +89,29 @@ struct KeySums : KeyGrades<T, C, W, Shape> {
       if (kSharing > 1) __syncthreads();
     }
   }
-  __device__ __forceinline__ void finish(const Head& head, double* shared) const {
+  // The gradient of a gate is what its value gathers without it, times the value: of at most two
+  // who have some of the channels, each adds its own, so that the bits are the same every time.
+  __device__ __forceinline__ void finish_gates(const Head& head) {
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      const int s = min(key(i), f.S - 1);
+      const T* const v = row_of<T>(f.v, head.b, head.g, s);
+      const float gate = gate_of_key(f, head, s);
+      std::conditional_t<sizeof(T) == 4, double, float> sum = 0;
+#pragma unroll
+      for (int j = 0; j < kChannels / 4; ++j) {
+        const int c = column + j / 2 * 8 + lane() % 4 * 2 + j % 2;
+        float& x = dv[i / 2][j / 2][i % 2 * 2 + j % 2];
+        if (c < f.E) sum += decltype(sum)(x) * decltype(sum)(float(v[c]));
+        x *= gate;
+      }
+      for (int step = 1; step < 4; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (lane() % 4 == 0 && key(i) < f.S) atomicAdd(f.d_gate + head.key(f, s), float(sum));
+    }
+  }
+  __device__ __forceinline__ void finish(const Head& head, double* shared) {
     if (f.d_decay_key) finish_decay(head, shared);
+    if (f.gate) finish_gates(head);
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       const bool wanted = key(i) < f.S;
