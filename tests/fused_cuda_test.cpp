@@ -323,11 +323,12 @@ TEST_F(Cuda, SizesMayBeZero) {
 TEST_F(Cuda, AGraphThatIsKeptRunsTwice) {
   const Deterministic guard;
   for (const char* name : {"gated", "gated_decay", "l2_post_gate", "rms", "cosine_softmax", "ssmax",
-                           "centred_taylor2"})
-    for (const char* kernels : {"fused_cuda", "hopper_cuda"}) {
+                           "centred_taylor2", "linear", "retention", "taylor2"})
+    for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
       const Spec spec = find(name).spec;
       Inputs in = random_inputs(
-          spec, {.T = 90, .S = 90, .D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA});
+          spec,
+          {.T = 1100, .S = 1100, .D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA});
       if (!execution(kernels).why_not(spec, in).empty()) continue;
       for (at::Tensor* x : {&in.q, &in.k, &in.v}) x->requires_grad_();
       const at::Tensor o = attend(spec, in, kernels), direction = at::randn_like(o);

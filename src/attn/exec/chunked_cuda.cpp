@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cpu.h"
@@ -71,10 +72,12 @@ struct ChunksResult {
   StatesMemory before;
 };
 
-// Tokens of a chunk: scores inside it grow with them, passes over a state become fewer.
+// Tokens of a chunk: scores inside it grow with them, states become fewer. Of order 2 so many that
+// the states take a third of the memory of q, k, v and their gradients: half as many would be a
+// fifth faster for narrow heads.
 static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
   if (w.c[2] == 0) return 128;
-  return D <= 16 ? 256 : D <= 32 ? 512 : 1024;
+  return D <= 16 ? 512 : 1024;
 }
 
 // Chunks of a segment: so many that every block of threads of a large GPU has one.
@@ -95,10 +98,12 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   return p;
 }
 
-// The states of the keys, or of the queries; nothing where there is one chunk.
-static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries) {
+// The states of the keys, or of the queries, in `given` memory if there is some; nothing where
+// there is one chunk.
+static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries,
+                           const StatesMemory& given = {}) {
   if (p.chunks() <= 1) return {};
-  const StatesMemory m = StatesMemory::of(p, q.options());
+  const StatesMemory m = given.S.defined() ? given : StatesMemory::of(p, q.options());
   at::Tensor sums;
   if (!p.walks()) sums = at::empty({p.records(), p.tiles(), 16}, q.options().dtype(at::kFloat));
   p.sums = memory<float>(sums);
@@ -134,8 +139,12 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
-  const at::Tensor g =
-      job.epilogue.norm != cuda::Epilogue::none ? at::empty_like(r.o) : at::Tensor();
+  // Unless this graph is to run again, one memory is enough for u and g, and for both kinds of
+  // states, which are wanted one after the other but for a walk.
+  const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+  at::Tensor g;
+  if (job.epilogue.norm != cuda::Epilogue::none)
+    g = last && r.u.defined() ? r.u : at::empty_like(r.o);
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, r.W.options());
   at::Tensor d_query;
   if (x.decay.defined()) {
@@ -150,8 +159,10 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   cuda::rows(f, polynomial(Taylor{1}), stream());
 
   if (r.before.S.defined()) p.before = r.before.pointers();
-  const StatesMemory behind = states(p, x.q, true);
-  cuda::chunk_backward(p, stream());
+  cuda::chunk_queries(p, stream());
+  const bool one_memory = last && !p.walks();
+  const StatesMemory behind = states(p, x.q, true, one_memory ? r.before : StatesMemory{});
+  cuda::chunk_keys(p, stream());
   if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
   return d;
 }

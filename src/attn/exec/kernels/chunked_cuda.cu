@@ -29,8 +29,11 @@ void chunk_states(const Chunks& p, bool of_queries, Stream stream) {
 void chunk_forward(const Chunks& p, Stream stream) {
   with_dtype(p.f.dtype, [&](auto launch) { launch.forward(p, stream); });
 }
-void chunk_backward(const Chunks& p, Stream stream) {
-  with_dtype(p.f.dtype, [&](auto launch) { launch.backward(with_g(p), stream); });
+void chunk_queries(const Chunks& p, Stream stream) {
+  with_dtype(p.f.dtype, [&](auto launch) { launch.queries(with_g(p), stream); });
+}
+void chunk_keys(const Chunks& p, Stream stream) {
+  with_dtype(p.f.dtype, [&](auto launch) { launch.keys(with_g(p), stream); });
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -63,6 +63,10 @@ int chunk_shared_memory();  // the most that a block of threads wants, in bytes
 // fused_cuda.h takes the gradient of the result to that of the sums.
 void chunk_states(const Chunks&, bool of_queries, Stream);  // `before`, or `behind`
 void chunk_forward(const Chunks&, Stream);
-void chunk_backward(const Chunks&, Stream);  // dq, dk and dv
+// A walk takes dq, dk and dv in one step, from both kinds of states (chunk_keys); otherwise dq
+// wants those before each chunk, dk and dv those behind: the memory of the first can be that of the
+// second.
+void chunk_queries(const Chunks&, Stream);
+void chunk_keys(const Chunks&, Stream);
 
 }  // namespace horner::attn::kernels::cuda

@@ -107,10 +107,14 @@ void ChunkedLaunch<T>::forward(const Chunks& p, Stream stream) {
   p.f.decay ? forward_of<true>(p, stream) : forward_of<false>(p, stream);
 }
 template <>
-void ChunkedLaunch<T>::backward(const Chunks& p, Stream stream) {
+void ChunkedLaunch<T>::queries(const Chunks& p, Stream stream) {
+  if (p.walks()) return;
+  p.f.decay ? queries_of<true>(p, stream) : queries_of<false>(p, stream);
+}
+template <>
+void ChunkedLaunch<T>::keys(const Chunks& p, Stream stream) {
   if (one_step<T>(p, true, stream)) return;
   p.f.decay ? keys_of<true>(p, stream) : keys_of<false>(p, stream);
-  p.f.decay ? queries_of<true>(p, stream) : queries_of<false>(p, stream);
 }
 
 }  // namespace horner::attn::kernels::cuda

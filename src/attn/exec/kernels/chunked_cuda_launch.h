@@ -10,7 +10,8 @@ struct ChunkedLaunch {
   static int shared_memory();
   static void states(const Chunks&, bool of_queries, Stream);
   static void forward(const Chunks&, Stream);
-  static void backward(const Chunks&, Stream);
+  static void queries(const Chunks&, Stream);
+  static void keys(const Chunks&, Stream);
 };
 
 }  // namespace horner::attn::kernels::cuda
