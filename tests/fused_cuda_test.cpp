@@ -336,7 +336,7 @@ TEST_F(Cuda, NanStaysVisible) {
 TEST_F(Cuda, SizesMayBeZero) {
   const Case cases[] = {{.B = 0}, {.T = 0, .S = 5}};
   for (const char* name : {"softmax", "taylor2", "gated", "gated_decay", "retention",
-                           "cosine_softmax", "cumulative_gate"})
+                           "cosine_softmax", "cumulative_gate", "centred_taylor2"})
     for (Case c : cases) {
       c.D = c.E = 64, c.dtype = at::kBFloat16, c.device = at::kCUDA;
       const Spec spec = find(name).spec;
@@ -360,7 +360,7 @@ TEST_F(Cuda, SizesMayBeZero) {
 TEST_F(Cuda, AGraphThatIsKeptRunsTwice) {
   const Deterministic guard;
   for (const char* name : {"gated", "gated_decay", "l2_post_gate", "rms", "cosine_softmax", "ssmax",
-                           "linear", "retention", "taylor2"})
+                           "centred_taylor2", "linear", "retention", "taylor2"})
     for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
       const Spec spec = find(name).spec;
       Inputs in = random_inputs(

@@ -1,4 +1,4 @@
-// The mean scores of queries on a GPU, with gradients (kernels/centre_cuda.h).
+// The mean scores of queries on a GPU, and their gradients (kernels/centre_cuda.h).
 #pragma once
 
 #include "attn/exec/cuda.h"
@@ -13,5 +13,11 @@ struct CentreOf {
 };
 
 at::Tensor centre(const CentreOf&, const at::Tensor& q, const at::Tensor& k);  // [B, H, T], float32
+
+// Adds the gradients by way of the centre, whose own is given, to dq and dk, which are contiguous;
+// where `dq_sum` is defined (float32) dq is that and what is added to it.
+void add_centre_gradients(const CentreOf&, const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& d_centre, const at::Tensor& dq_sum,
+                          const at::Tensor& dq, const at::Tensor& dk);
 
 }  // namespace horner::attn::exec

@@ -1,6 +1,6 @@
 // One pass over tiles of keys, on an NVIDIA GPU: no T x S matrix, forward or backward. Features,
-// the centre, divisors other than the sum and, but for Hopper, the input gate are taken before it,
-// by kernels of their own. Two rows of the table: kernels that run everything, and Hopper's.
+// the centre and divisors other than the sum are taken before it, by kernels of their own. Two rows
+// of the table: kernels that run everything, and Hopper's.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -33,6 +33,7 @@ struct CudaJob : torch::CustomClassHolder {
   cuda::Weights weights;
   float clamp, scale;
   SeenKeys keys;
+  std::optional<CentreOf> centre;
   at::Tensor found;           // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
   cuda::Epilogue epilogue{};  // without its pointers
@@ -123,23 +124,29 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
 // Where dq is summed: by `rows` its memory is cleared, by `sum_products` it is used.
 static at::Tensor dq_sums(const CudaJob& job, const CudaTensors& x, Fused& f) {
   if (at::globalContext().deterministicAlgorithms()) return {};
-  f.dq_rows = job.hopper ? cuda::kHopperTile : 1;
+  f.dq_rows = cuda::sums_in_tiles(f) ? cuda::kDqTile : 1;
   f.dq_row = job.hopper ? cuda::hopper_channels(f) : f.D;
   const int64_t rows = (f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
   return at::empty({f.B, f.H, rows, f.dq_row}, x.q.options().dtype(at::kFloat));
 }
 
+// Whether no two blocks of the kernel for dk and dv read the same keys.
+static bool has_own_keys(const CudaJob& job, const Fused& f) {
+  return job.hopper || std::max(f.D, f.E) <= 128;
+}
+
 // dk, dv and dq. Where the graph does not run again, dq of atomic sums lies in the memory of q,
-// which has then been read, and Hopper's dk in that of k: a block reads no keys but those whose
+// which has then been read, and dk in that of k where a block reads no keys but those whose
 // gradient it writes at its end. Otherwise dq lies in g, where that has its shape.
 static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Tensor& g,
                          const at::Tensor& dq_sum, Fused& f, CudaTensors& d) {
+  const bool centred = job.centre && f.S > 0;
   const bool last = dq_sum.defined() && !torch::autograd::get_current_graph_task_keep_graph();
   const bool over_q = last && job.own_q && x.q.is_contiguous();
-  const bool over_k = last && job.own_k && x.k.is_contiguous() && job.hopper;
+  const bool over_k = last && job.own_k && x.k.is_contiguous() && has_own_keys(job, f);
   d.k = over_k ? x.k.detach() : at::empty({f.B, f.G, f.S, f.D}, x.k.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.v.options());
-  const bool is_dq = !job.hopper && dq_sum.defined() && f.dtype == cuda::Dtype::float32;
+  const bool is_dq = dq_sum.defined() && f.dtype == cuda::Dtype::float32;
   d.q = is_dq                       ? dq_sum
         : over_q                    ? x.q.detach()
         : g.defined() && f.D == f.E ? g.detach()
@@ -152,11 +159,15 @@ static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Ten
   }
   if (!dq_sum.defined()) {  // no atomic additions: two products more
     cuda::queries(f, job.weights, stream());
-  } else if (job.hopper) {
-    cuda::hopper_dq(f, stream());
-  } else if (!is_dq) {
+  } else if (cuda::sums_in_tiles(f)) {
+    cuda::dq_of_sums(f, stream());
+  } else if (!is_dq && !centred) {
     d.q.copy_(dq_sum);
   }
+  const bool of_sums = dq_sum.defined() && !cuda::sums_in_tiles(f) && !is_dq;
+  if (centred)
+    add_centre_gradients(*job.centre, x.q, x.k, d.centre, of_sums ? dq_sum : at::Tensor(), d.q,
+                         d.k);
 }
 
 static CudaTensors zeros(const CudaTensors& x) {
@@ -181,7 +192,7 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   if (job.has_g() && !g.defined()) g = at::empty_like(r.o);
   if (job.found.defined()) pulls = at::empty({f.B, f.H, f.T, 4}, rows);
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
-  if (x.gate.defined()) d.gate = at::empty_like(x.gate);
+  if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
   if (x.decay.defined()) {
     const bool summed = f.dtype == cuda::Dtype::float32;  // d_decay_rows
     const std::vector<int64_t> rows_of{f.B, f.H, f.T};
@@ -307,10 +318,8 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
   if (!by_row && factor <= 0) q = q * factor;
   x.q = for_kernels(*job, q), x.k = for_kernels(*job, k);
-  const bool gate_before = spec.input_gate && !hopper;
-  const at::Tensor gate = gate_before ? in.input_gate.unsqueeze(-1) : at::Tensor();
-  x.v = for_kernels(*job, mapped_on_gpu(Identity{}, in.v, {}, 1, gate));
-  if (spec.input_gate && hopper) x.gate = plain(in.input_gate);
+  x.v = for_kernels(*job, in.v);
+  if (spec.input_gate) x.gate = plain(in.input_gate);
   if (is<Adaptive>(spec.sharpness)) {
     q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(*job, x.q.detach(), x.k.detach()));
     x.q = for_kernels(*job, q);
@@ -318,9 +327,10 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   if (spec.centred) {  // the query times the mean key
     CentreOf of{job->keys, {}, job->scale};
     if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
-    x.centre = centre(of, x.q, x.k);
+    x.centre = centre(of, x.q.detach(), x.k.detach());
+    job->centre = of;
   }
-  // The centre keeps both for its own backward.
+  // The centre needs both behind the kernels.
   job->own_q = !spec.centred && !x.q.is_alias_of(in.q);
   job->own_k = !spec.centred && !x.k.is_alias_of(in.k);
   x.decay = decay_on_gpu(in.decay);

@@ -1,195 +1,217 @@
-// A thread has a channel, a block a chunk of rows. P(j), the sum of the rows before j, is that of
-// the chunks before, from memory, and of some rows of the next: the sum over [lo, hi) is
-// P(hi) - P(lo), and as lo and hi never go back, each row is added once.
+// The kernels of centres: sums of chunks, of all chunks before each, then what wants the sums over
+// intervals (centre_cuda_rows.cuh): products with queries, and additions to gradients.
 #include <algorithm>
 
-#include "attn/exec/kernels/centre_cuda.h"
+#include "attn/exec/kernels/centre_cuda_rows.cuh"
 #include "attn/exec/kernels/fused_cuda_launch.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-constexpr int kChunk = 32;  // rows
-
-HORNER_HD int chunks(int rows) {
-  return (rows + kChunk - 1) / kChunk;
-}
-
-// Keys, 0 where hidden.
-template <class T>
-struct Keys {
-  const Centre& f;
-  int b, g;
-
-  __device__ int rows() const { return f.S; }
-  __device__ double at(int s, int c) const {
-    if (f.seen.keep && !f.seen.keep[int64_t(b) * f.S + s]) return 0;
-    return float(static_cast<const T*>(f.k.at)[b * f.k.batch + g * f.k.head + s * f.k.row + c]);
-  }
-};
-__device__ inline float count_of(const Centre& f, int b, int t) {
-  return f.count ? f.count[int64_t(b) * f.T + t] : float(max(f.seen.hi(t) - f.seen.lo(t), 1));
-}
-// Queries of a group's heads, each times the gradient of its centre over the count.
-template <class T>
-struct Queries {
-  const Centre& f;
-  int b, g;
-
-  __device__ int rows() const { return f.T; }
-  __device__ double at(int t, int c) const {
-    double sum = 0;
-    for (int h = g * (f.H / f.G); h < (g + 1) * (f.H / f.G); ++h) {
-      const float d = f.d_centre[(int64_t(b) * f.H + h) * f.T + t] / count_of(f, b, t);
-      const T* const q = static_cast<const T*>(f.q.at) + b * f.q.batch + h * f.q.head;
-      sum += double(d) * double(float(q[t * f.q.row + c]));
-    }
-    return sum;
-  }
-};
-
 // [head of keys][chunk]: behind each chunk, so that 0 stands before the first.
-template <class Rows>
-__device__ inline double* sums_of(const Centre& f, const Rows& x) {
-  return f.sums + int64_t(blockIdx.y) * (chunks(x.rows()) + 1) * f.D;
+__device__ inline double* sums_of(const Centre& f, int rows, int head, int channel) {
+  return f.sums + int64_t(head) * (chunks(rows) + 1) * f.D + channel;
 }
 
 template <template <class> class Rows, class T>
-__global__ void chunk_sums_kernel(const __grid_constant__ Centre f) {
-  const Rows<T> x{f, int(blockIdx.y) / f.G, int(blockIdx.y) % f.G};
-  const int c = int(threadIdx.x), from = int(blockIdx.x) * kChunk;
-  if (c >= f.D) return;
-  double sum = 0;
-#pragma unroll 8
-  for (int j = 0; j < kChunk; ++j)
-    if (from + j < x.rows()) sum += x.at(from + j, c);
-  sums_of(f, x)[(int64_t(blockIdx.x) + 1) * f.D + c] = sum;
+__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void chunk_sums_kernel(
+    const __grid_constant__ Centre f) {
+  const int n = Rows<T>::rows(f);
+  const CentrePlace at(f, chunks(n), groups(f));
+  if (at.index >= f.B * f.G) return;
+  const Rows<T> x(f, at.index, at.channel);
+  const int from = at.chunk * kChunk;
+  Run<Rows<T>> run(x, from, n);
+  Sums<T> rows[kAtOnce] = {}, sum = {};
+#pragma unroll
+  for (int r = 0; r < kChunk; r += kAtOnce) run.add(r, rows);
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) sum = sum + rows[i];
+  double* const to = sums_of(f, n, at.index, at.channel) + (int64_t(at.chunk) + 1) * f.D;
+  if (at.real) *reinterpret_cast<double2*>(to) = make_double2(sum.x, sum.y);
 }
 
-template <template <class> class Rows, class T>
-__global__ void scan_kernel(const __grid_constant__ Centre f) {
-  const Rows<T> x{f, 0, 0};
-  const int c = int(threadIdx.x);
-  if (c >= f.D) return;
-  double* const at = sums_of(f, x) + c;
-  double sum = 0;
-  at[0] = 0;
-#pragma unroll 8
-  for (int i = 1; i <= chunks(x.rows()); ++i) at[int64_t(i) * f.D] = sum += at[int64_t(i) * f.D];
-}
-
-// P(j) of a channel, for j that never go back.
-template <class Rows>
-struct Before {
-  const Centre& f;
-  const Rows& x;
-  int c, at = -1;
-  double sum = 0;
-
-  __device__ double operator()(int j) {
-    if (at < 0 || j / kChunk > at / kChunk) {
-      at = j / kChunk * kChunk;
-      sum = sums_of(f, x)[int64_t(j / kChunk) * f.D + c];
+// From sums of chunks to those of all chunks before: a lane for each channel, a warp for each
+// segment of the chunks.
+__global__ __launch_bounds__(32 * kSegments) void scan_kernel(const __grid_constant__ Centre f,
+                                                              int rows) {
+  __shared__ double parts[kSegments][32];
+  const int n = chunks(rows), each = (n + kSegments - 1) / kSegments;
+  const int c = int(blockIdx.y) * 32 + lane(), first = 1 + warp() * each;
+  const int end = c < f.D ? min(first + each, n + 1) : 0;
+  double* const at = sums_of(f, rows, int(blockIdx.x), c);
+  const auto over_chunks = [&](const auto& each_one) {
+    for (int i = first; i < end; i += 8) {
+      double x[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = i + j < end ? at[int64_t(i + j) * f.D] : 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) each_one(i + j, x[j]);
     }
-    for (; at < j; ++at) sum += x.at(at, c);
-    return sum;
-  }
-};
-
-// The mean of the keys that each query of a chunk sees, given to `sink(t, mean)`.
-template <class T, class Sink>
-__device__ inline void over_means(const Centre& f, int b, const Sink& sink) {
-  const Keys<T> keys{f, b, int(blockIdx.y) % f.G};
-  const int c = int(threadIdx.x), from = int(blockIdx.x) * kChunk;
-  Before<Keys<T>> lo{f, keys, c}, hi{f, keys, c};
-  for (int t = from; t < min(from + kChunk, f.T); ++t) {
-    const int first = f.seen.lo(t), end = f.seen.hi(t);
-    const double sum = first < end ? hi(end) - lo(first) : 0;
-    sink(t, float(sum / double(count_of(f, b, t))));
-  }
-}
-
-template <class T>
-__global__ void centre_kernel(const __grid_constant__ Centre f) {
-  __shared__ float means[kChunk][kMostChannels];
-  const int b = int(blockIdx.y) / f.G, g = int(blockIdx.y) % f.G, repeats = f.H / f.G;
-  const int from = int(blockIdx.x) * kChunk, c = int(threadIdx.x);
-  if (c < f.D) over_means<T>(f, b, [&](int t, float mean) { means[t - from][c] = mean; });
+  };
+  double sum = 0;
+  over_chunks([&](int, double x) { sum += x; });
+  parts[warp()][lane()] = sum;
   __syncthreads();
-  const int rows = min(kChunk, f.T - from) * repeats, lane = int(threadIdx.x) % 32;
-  for (int i = int(threadIdx.x) / 32; i < rows; i += int(blockDim.x) / 32) {
-    const int t = from + i / repeats, h = g * repeats + i % repeats;
-    const T* const q = static_cast<const T*>(f.q.at) + b * f.q.batch + h * f.q.head + t * f.q.row;
-    float dot = 0;
-    for (int j = lane; j < f.D; j += 32) dot += float(q[j]) * means[t - from][j];
-    for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
-    if (lane == 0) f.centre[(int64_t(b) * f.H + h) * f.T + t] = f.scale * dot;
-  }
-}
-
-template <class T>
-__global__ void centre_dq_kernel(const __grid_constant__ Centre f) {
-  const int b = int(blockIdx.y) / f.G, g = int(blockIdx.y) % f.G, c = int(threadIdx.x);
-  if (c >= f.D) return;
-  over_means<T>(f, b, [&](int t, float mean) {
-    for (int h = g * (f.H / f.G); h < (g + 1) * (f.H / f.G); ++h) {
-      const int64_t row = (int64_t(b) * f.H + h) * f.T + t;
-      static_cast<T*>(f.dq)[row * f.D + c] = T(f.scale * f.d_centre[row] * mean);
-    }
+  sum = 0;
+  for (int i = 0; i < warp(); ++i) sum += parts[i][lane()];
+  if (warp() == 0 && c < f.D) at[0] = 0;
+  over_chunks([&](int i, double x) {
+    sum += x;
+    if (i < end) at[int64_t(i) * f.D] = sum;
   });
 }
 
-template <class T>
-__global__ void centre_dk_kernel(const __grid_constant__ Centre f) {
-  const int b = int(blockIdx.y) / f.G, c = int(threadIdx.x), from = int(blockIdx.x) * kChunk;
-  if (c >= f.D) return;
-  const Queries<T> queries{f, b, int(blockIdx.y) % f.G};
-  Before<Queries<T>> lo{f, queries, c}, hi{f, queries, c};
-  for (int s = from; s < min(from + kChunk, f.S); ++s) {
-    const int first = f.seen.first_query(s), end = f.seen.end_query(s + 1);
-    const bool seen = first < end && !(f.seen.keep && !f.seen.keep[int64_t(b) * f.S + s]);
-    const double sum = seen ? hi(end) - lo(first) : 0;
-    static_cast<T*>(f.dk)[(int64_t(blockIdx.y) * f.S + s) * f.D + c] = T(float(f.scale * sum));
+// Lane i gets the sum over the lanes of x[i % kAtOnce].
+__device__ inline float sum_of_lanes(float (&x)[kAtOnce]) {
+#pragma unroll
+  for (int step = kAtOnce / 2; step > 0; step /= 2) {
+    const bool upper = lane() & step;
+#pragma unroll
+    for (int i = 0; i < step; ++i)
+      x[i] = (upper ? x[i + step] : x[i]) + __shfl_xor_sync(kAll, upper ? x[i] : x[i + step], step);
   }
+#pragma unroll
+  for (int step = kAtOnce; step < 32; step *= 2) x[0] += __shfl_xor_sync(kAll, x[0], step);
+  return x[0];
 }
 
-// A block for each chunk and each head of keys; a thread for each channel.
-static void start(void (*kernel)(Centre), int blocks, const Centre& f, Stream stream) {
-  launch(kernel, {blocks, f.B * f.G, (f.D + 31) / 32 * 32, 0}, stream, f);
+// The product of each query with its sum; that of query `from + lane` is the lane's.
+template <class T>
+struct Products {
+  const Centre& f;
+  int from;
+  HeadRows<T> q;
+  float on;  // 1, or 0 for a lane without channels
+  float dot = 0;
+  float2 rows[kAtOnce];
+
+  __device__ void load(int t) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) rows[i] = two(q[min(t + i, f.T - 1)]);
+  }
+  __device__ void take(int t, const Sums<T> (&sums)[kAtOnce]) {
+    float x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      x[i] = on * (rows[i].x * float(sums[i].x) + rows[i].y * float(sums[i].y));
+    const float y = sum_of_lanes(x);  // every eighth lane's is the same
+    if (lane() / kAtOnce == (t - from) / kAtOnce) dot += y;
+  }
+};
+template <class T>
+__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_kernel(
+    const __grid_constant__ Centre f) {
+  CentrePlace at(f, chunks(f.T), 1);
+  if (at.index >= f.B * f.H) return;
+  const int b = at.index / f.H, h = at.index % f.H, head = b * f.G + h / (f.H / f.G);
+  const int from = at.chunk * kChunk, t = min(from + lane(), f.T - 1);
+  const int lo = f.seen.lo(t), hi = f.seen.hi(t);
+  float dot = 0;
+  for (int i = 0; i < groups(f); ++i) {
+    at.set_group(f, i);
+    Products<T> sink{f, from, HeadRows<T>(f.q, b, h, at.channel), at.real ? 1.f : 0.f};
+    over_intervals<T>(Keys<T>(f, head, at.channel), sums_of(f, f.S, head, at.channel), from, f.T,
+                      lo, hi, sink);
+    dot += sink.dot;
+  }
+  if (from + lane() < f.T)
+    f.centre[int64_t(at.index) * f.T + t] = f.scale * dot / count_of(f, b, t);
 }
 
+// Adds to the rows of a head the sums, each times the factor of its row, which a lane has.
+template <class T, class From>
+struct Additions {
+  const From* given;  // from the lane's channels on
+  T* to;
+  int from, n, D;
+  bool real;
+  float factor;
+  float2 rows[kAtOnce];
+
+  __device__ void load(int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) rows[i] = two(given + int64_t(min(first + i, n - 1)) * D);
+  }
+  __device__ void take(int first, const Sums<T> (&sums)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float by = __shfl_sync(kAll, factor, first - from + i);
+      const float x = rows[i].x + by * float(sums[i].x);
+      const float y = rows[i].y + by * float(sums[i].y);
+      if (real && first + i < n) store_pair<T>(to, int64_t(first + i) * D, x, y);
+    }
+  }
+};
+template <class T, class From>
+__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_dq_kernel(
+    const __grid_constant__ Centre f) {
+  const CentrePlace at(f, chunks(f.T), groups(f));
+  if (at.index >= f.B * f.H) return;
+  const int b = at.index / f.H, head = b * f.G + at.index % f.H / (f.H / f.G);
+  const int from = at.chunk * kChunk, t = min(from + lane(), f.T - 1);
+  const int64_t first = int64_t(at.index) * f.T * f.D + at.channel;
+  const auto* const given = static_cast<const From*>(f.dq_sum ? f.dq_sum : f.dq);
+  const float factor = f.scale * f.d_centre[int64_t(at.index) * f.T + t] / count_of(f, b, t);
+  Additions<T, From> sink{given + first, static_cast<T*>(f.dq) + first, from, f.T, f.D, at.real,
+                          factor};
+  over_intervals<T>(Keys<T>(f, head, at.channel), sums_of(f, f.S, head, at.channel), from, f.T,
+                    f.seen.lo(t), f.seen.hi(t), sink);
+}
+template <class T>
+__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_dk_kernel(
+    const __grid_constant__ Centre f) {
+  const CentrePlace at(f, chunks(f.S), groups(f));
+  if (at.index >= f.B * f.G) return;
+  const int from = at.chunk * kChunk, s = min(from + lane(), f.S - 1);
+  const int64_t first = int64_t(at.index) * f.S * f.D + at.channel;
+  T* const dk = static_cast<T*>(f.dk) + first;
+  const bool kept = !f.seen.keep || f.seen.keep[int64_t(at.index / f.G) * f.S + s];
+  Additions<T, T> sink{dk, dk, from, f.S, f.D, at.real, kept ? f.scale : 0};
+  over_intervals<T>(Queries<T>(f, at.index, at.channel), sums_of(f, f.T, at.index, at.channel),
+                    from, f.S, f.seen.first_query(s), f.seen.end_query(s + 1), sink);
+}
+
+// A warp for each of so many chunks.
+static void start(void (*kernel)(Centre), int64_t chunks, const Centre& f, Stream stream) {
+  launch(kernel, {blocks(chunks, kCentreWarps), 1, kCentreThreads, 0}, stream, f);
+}
 template <template <class> class Rows, class T>
-static void sum_chunks(int rows, const Centre& f, Stream stream) {
-  start(chunk_sums_kernel<Rows, T>, chunks(rows), f, stream);
-  start(scan_kernel<Rows, T>, 1, f, stream);
+static void sum_chunks(const Centre& f, Stream stream) {
+  const int rows = Rows<T>::rows(f), heads = f.B * f.G;
+  start(chunk_sums_kernel<Rows, T>, int64_t(heads) * chunks(rows) * groups(f), f, stream);
+  launch(scan_kernel, {heads, blocks(f.D, 32), 32 * kSegments, 0}, stream, f, rows);
 }
 
 template <class T>
 static void forward(const Centre& f, Stream stream) {
-  sum_chunks<Keys, T>(f.S, f, stream);
-  start(centre_kernel<T>, chunks(f.T), f, stream);
+  sum_chunks<Keys, T>(f, stream);
+  start(centre_kernel<T>, int64_t(f.B) * f.H * chunks(f.T), f, stream);
 }
 template <class T>
 static void backward(const Centre& f, Stream stream) {
-  sum_chunks<Keys, T>(f.S, f, stream);
-  start(centre_dq_kernel<T>, chunks(f.T), f, stream);
-  sum_chunks<Queries, T>(f.T, f, stream);
-  start(centre_dk_kernel<T>, chunks(f.S), f, stream);
+  const int64_t queries = int64_t(f.B) * f.H * chunks(f.T) * groups(f);
+  sum_chunks<Queries, T>(f, stream);
+  start(centre_dk_kernel<T>, int64_t(f.B) * f.G * chunks(f.S) * groups(f), f, stream);
+  sum_chunks<Keys, T>(f, stream);
+  start(f.dq_sum ? centre_dq_kernel<T, float> : centre_dq_kernel<T, T>, queries, f, stream);
 }
 
 int64_t centre_scratch(const Centre& f) {
   return int64_t(f.B) * f.G * f.D * (chunks(std::max(f.T, f.S)) + 1);
 }
+// `with(T())` of the dtype, where there is anything to do.
+template <class F>
+static void run(const Centre& f, const F& with) {
+  if (f.B == 0 || f.T == 0 || f.S == 0) return;
+  if (f.dtype == Dtype::bfloat16) return with(bf16());
+  if (f.dtype == Dtype::float16) return with(fp16());
+  with(float());
+}
 void centre_forward(const Centre& f, Stream stream) {
-  const auto run = f.dtype == Dtype::bfloat16  ? forward<bf16>
-                   : f.dtype == Dtype::float16 ? forward<fp16>
-                                               : forward<float>;
-  if (f.B > 0 && f.T > 0 && f.S > 0) run(f, stream);
+  run(f, [&]<class T>(T) { forward<T>(f, stream); });
 }
 void centre_backward(const Centre& f, Stream stream) {
-  const auto run = f.dtype == Dtype::bfloat16  ? backward<bf16>
-                   : f.dtype == Dtype::float16 ? backward<fp16>
-                                               : backward<float>;
-  if (f.B > 0 && f.T > 0 && f.S > 0) run(f, stream);
+  run(f, [&]<class T>(T) { backward<T>(f, stream); });
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -8,7 +8,7 @@
 namespace horner::attn::kernels::cuda {
 
 struct Centre {
-  int B, H, G, T, S, D;  // D: at most kMostChannels
+  int B, H, G, T, S, D;
   Dtype dtype;
   float scale;
   Seen seen;           // with `keep`
@@ -16,8 +16,11 @@ struct Centre {
   View q, k;
   double* sums;           // scratch of centre_scratch() numbers
   float* centre;          // [B, H, T]
-  const float* d_centre;  // its gradient; below are those of q and k
-  void *dq, *dk;          // [B, H, T, D], [B, G, S, D] of the problem's dtype
+  const float* d_centre;  // its gradient
+  // [B, H, T, D], [B, G, S, D] of the problem's dtype: gradients of q and k, to which those by way
+  // of the centre are added. To dq_sum, where that is not null, and dq is set.
+  void *dq, *dk;
+  const float* dq_sum;
 };
 
 int64_t centre_scratch(const Centre&);

@@ -83,5 +83,8 @@ void keys(const Fused& f, const Weights& w, Stream stream) {
 void queries(const Fused& f, const Weights& w, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.queries(with_g(f), w, stream); });
 }
+void dq_of_sums(const Fused& f, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.dq_of_sums(f, stream); });
+}
 
 }  // namespace horner::attn::kernels::cuda

@@ -124,7 +124,7 @@ struct Fused {
   View q, k, v;
   const float* centre;  // [B, H, T], or null
   const double* decay;  // [B, G, S], running sums of the log gates, or null
-  const float* gate;    // [B, G, S], what multiplies the values, or null; Hopper's and `queries`
+  const float* gate;    // [B, G, S], what multiplies the values, or null
   Seen seen;
   Epilogue epilogue;
   Found* found;  // [B, H, T], of Other and Adaptive
@@ -141,7 +141,8 @@ struct Fused {
   Query* queries;  // [B, H, T]
   Pull* pulls;     // [B, H, T], of Other
   // Atomic sums, or null, then `dq`: of every head so many rows as fill whole tiles of `dq_rows`,
-  // of `dq_row` floats each. `rows` clears them.
+  // of `dq_row` floats each. `rows` clears them. With kDqTile rows they lie in the order of
+  // registers, [tile][dq_row / 8][thread][4], without the scale: `dq_of_sums` takes them to dq.
   float* dq_sum;
   int dq_rows, dq_row;
   void* dq;                             // [B, H, T, D]
@@ -151,9 +152,13 @@ struct Fused {
   // [B, H, T], zeros before: d_decay_query from the same numbers as d_decay_key, so that what they
   // have in common cancels to the last bit; or null. In float32.
   double* d_decay_rows;
-  float* d_gate;  // [B, G, S], where there is a gate
+  float* d_gate;  // [B, G, S], zeros before, where there is a gate
 };
 
+inline constexpr int kDqTile = 64;
+HORNER_HD bool sums_in_tiles(const Fused& f) {  // in fused_cuda's kernels
+  return f.dtype != Dtype::float32 && f.D <= 128 && f.E <= 128;
+}
 // Rows of one head are taken by blocks in the first step of backward.
 inline constexpr int kRowsOfBlock = 128;
 inline int64_t row_blocks(const Fused& f) {
@@ -173,5 +178,6 @@ void rows(const Fused&, const Weights&, Stream);        // the first step of bac
 void pulls(const Fused&, const Weights&, Stream);       // of Other, after rows
 void keys(const Fused&, const Weights&, Stream);        // dk and dv, and dq_sum
 void queries(const Fused&, const Weights&, Stream);     // dq, where there is no dq_sum
+void dq_of_sums(const Fused&, Stream);                  // after keys, where it lies in tiles
 
 }  // namespace horner::attn::kernels::cuda

@@ -33,6 +33,14 @@ void Launch<HORNER_DTYPE>::rows(const Fused& f, bool is_exp, Stream stream) {
 }
 
 template <>
+void Launch<HORNER_DTYPE>::dq_of_sums(const Fused& f, Stream stream) {
+  with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
+    if constexpr (sizeof(HORNER_DTYPE) == 2 && C <= 128)
+      launch(dq_kernel<HORNER_DTYPE, C>, {heads(f) * blocks(f.T, kDqTile), 1, 128, 0}, stream, f);
+  });
+}
+
+template <>
 void Launch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
     std::visit(

@@ -65,6 +65,23 @@ __device__ __forceinline__ void add_to_dq(const Fused& f, const Head& head, int 
     }
   }
 }
+// The same in the order of registers, where the sums lie in tiles; without the scale.
+template <int atoms, int n>
+__device__ __forceinline__ void add_to_tile(const Fused& f, const Head& head, int t, int d,
+                                            const float (&dq)[atoms][n][4]) {
+  const int64_t tile =
+      int64_t(head.b * f.H + head.h) * ((f.T + kDqTile - 1) / kDqTile) + t / kDqTile;
+  float* const to = f.dq_sum + (tile * (f.D / 8) + d / 8) * 512 + (t % kDqTile * 2 + lane()) * 4;
+#pragma unroll
+  for (int j = 0; j < n; ++j) {
+    if (d + 8 * j >= f.D) break;
+#pragma unroll
+    for (int i = 0; i < atoms; ++i) {
+      const float* const x = dq[i][j];
+      add_four(to + j * 512 + i * 128, make_float4(x[0], x[1], x[2], x[3]));
+    }
+  }
+}
 // dq += dx k, of a tile of queries and channels from `first` on, when every warp has written its
 // dx.
 template <class Shape, class T, int C, class Queries>
@@ -75,9 +92,13 @@ __device__ __forceinline__ void add_dq(const Fused& f, const Queries& tile, Tile
   const int d = first + warp() / Shape::kDqRows * Shape::kDqColumns;
   float dq[atoms][n][4];
   columns_by_columns<Shape::kKeys>(dq, tile.dx, t, k, d);
-  const bool whole = tile.t0 + Shape::kQueries <= f.T && f.D == C;
-  whole ? add_to_dq<true>(f, tile.head, tile.t0 + t, d, dq)
-        : add_to_dq<false>(f, tile.head, tile.t0 + t, d, dq);
+  if constexpr (sizeof(T) == 2 && C <= 128) {
+    add_to_tile(f, tile.head, tile.t0 + t, d, dq);
+  } else {
+    const bool whole = tile.t0 + Shape::kQueries <= f.T && f.D == C;
+    whole ? add_to_dq<true>(f, tile.head, tile.t0 + t, d, dq)
+          : add_to_dq<false>(f, tile.head, tile.t0 + t, d, dq);
+  }
 }
 
 // A block of keys, its tiles in shared memory, and the tiles of queries that come there.
@@ -160,6 +181,10 @@ struct KeyBlock {
   __device__ __forceinline__ void over_queries(const Weight& weight, Sums& sums) const {
     const float per_scale = kOfDegree<Weight> ? 1 / f.scale : 1;
     if (falls) sums.set_factors(Head(b, first_head, g));
+    if (f.gate) {
+      wait_for_copies();
+      gate_values<kKeys, Shape::kThreads>(f, Head(b, first_head, g), s0, v());
+    }
     int stage = 0;
     for (int h = first_head, t0 = begin; begin < end && h <= last_head; stage ^= 1) {
       wait_for_copies();

@@ -23,6 +23,7 @@ struct Launch {
   static void pulls(const Fused&, const Other&, Stream);
   static void keys(const Fused&, const Weights&, Stream);
   static void queries(const Fused&, const Weights&, Stream);
+  static void dq_of_sums(const Fused&, Stream);
 };
 
 // Likewise of hopper_cuda.h.

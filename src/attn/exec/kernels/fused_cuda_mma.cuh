@@ -58,6 +58,13 @@ __device__ inline void load_transposed(uint32_t (&x)[4], uint32_t at) {
                : "r"(at)
                : "memory");
 }
+#if __CUDA_ARCH__ >= 900
+__device__ inline void store_matrices(uint32_t at, const uint32_t (&x)[2], const uint32_t (&y)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(at),
+               "r"(x[0]), "r"(x[1]), "r"(y[0]), "r"(y[1])
+               : "memory");
+}
+#endif
 __device__ inline uint32_t load_word(uint32_t at) {
   uint32_t x;
   asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(x) : "r"(at) : "memory");
@@ -167,16 +174,25 @@ struct Mma {
     const Rounded both[2] = {rounded(c[2 * i]), rounded(c[2 * i + 1])};
     return a_of_sums(both, 0);
   }
-  // Writes them to a tile, at their place.
+  // Writes two neighbours of them to a tile, at their place.
   template <int C>
   struct Writer {
     uint32_t lane_at;
+#if __CUDA_ARCH__ >= 900
+    __device__ Writer(Tile<T, C> t, int first) : lane_at(t.chunk(first + a_row(), a_chunk())) {}
+    __device__ void put(int row, int column, const Rounded* c) const {
+      store_matrices(Tile<T, C>::moved(lane_at, row, column), c[0].x, c[1].x);
+    }
+#else
     __device__ Writer(Tile<T, C> t, int first)
         : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
-    __device__ void put(int row, int column, const Rounded& c) const {
-      store_word(Tile<T, C>::moved(lane_at, row, column), c.x[0]);
-      store_word(Tile<T, C>::moved(lane_at, row + 8, column), c.x[1]);
+    __device__ void put(int row, int column, const Rounded* c) const {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        store_word(Tile<T, C>::moved(lane_at, row + i % 2 * 8, column + i / 2 * 8),
+                   c[i / 2].x[i % 2]);
     }
+#endif
   };
   // d = a b + c
   static __device__ void multiply(float (&d)[4], const A& a, uint32_t b0, uint32_t b1,
@@ -308,11 +324,12 @@ struct Mma<float> {
     uint32_t lane_at;  // two neighbours share a chunk
     __device__ Writer(Tile<float, C> t, int first)
         : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
-    __device__ void put(int row, int column, const Rounded& c) const {
+    __device__ void put(int row, int column, const Rounded* c) const {
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        store_word(Tile<float, C>::moved(lane_at, row + i / 2 * 8, column) + uint32_t(i % 2 * 4),
-                   __float_as_uint(c.x[i]));
+      for (int i = 0; i < 8; ++i)
+        store_word(Tile<float, C>::moved(lane_at, row + i / 2 % 2 * 8, column + i / 4 * 8) +
+                       uint32_t(i % 2 * 4),
+                   __float_as_uint(c[i / 4].x[i % 4]));
     }
   };
   static __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

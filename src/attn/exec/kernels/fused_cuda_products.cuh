@@ -6,9 +6,10 @@
 namespace horner::attn::kernels::cuda {
 
 // C [16 atoms, 8 n] = rows of `a` from row_a on, times rows of `b` from row_b on, transposed.
-template <class T, int atoms, int n, int C>
-__device__ inline void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int row_a, Tile<T, C> b,
-                                    int row_b) {
+// beside(i) is what the warp does while the products of step i run.
+template <class T, int atoms, int n, int C, class Beside>
+__device__ __forceinline__ void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int row_a,
+                                             Tile<T, C> b, int row_b, const Beside& beside) {
   const typename Mma<T>::template LeftRows<C> lefts(a, row_a);
   const typename Mma<T>::template RightRows<C> rights(b, row_b);
 #pragma unroll
@@ -24,7 +25,13 @@ __device__ inline void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int r
         k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], left[i], right)
                : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
     }
+    beside(k / Mma<T>::kDepth);
   }
+}
+template <class T, int atoms, int n, int C>
+__device__ inline void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int row_a, Tile<T, C> b,
+                                    int row_b) {
+  rows_by_rows<T>(c, a, row_a, b, row_b, [](int) {});
 }
 
 // C [16 atoms, 8 n] += x [16 atoms, 8 m], sums of an earlier product (float[4] or Rounded), times

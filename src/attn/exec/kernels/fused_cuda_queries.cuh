@@ -66,7 +66,8 @@ struct QueryBlock {
     return lanes<n>([&](int j) { return fade(here, gates_at_key(f, head, key(s0, j))); });
   }
 
-  // each(s0, x, dp, k) for every tile of keys: x = q k, dp = g v unless there are no values.
+  // each(s0, x, dp, k) for every tile of keys: x = q k, dp = g v (with its gate) unless there are
+  // no values.
   template <bool Values, class F>
   __device__ void over_keys(const F& each) const {
     constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
@@ -87,6 +88,7 @@ struct QueryBlock {
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
       wait_for_copies();
+      if (Values && f.gate) gate_values<kKeys, kThreads>(f, head, s0, tile(2 * stage + 1));
       __syncthreads();
       if (s0 + kKeys < end) copy(s0 + kKeys, stage ^ 1);
       Products x, dp = {};
@@ -123,9 +125,6 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
       s.z = lanes<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
       s.limit = lanes<n>([&](int) { return query[i].limit; });
       s.dp = Block::of_row(dp, i);
-      if (f.gate)
-        s.dp = lanes<n>(
-            [&](int j) { return s.dp[j] * gate_of_key(f, block.head, Block::key(s0, j)); });
       s.a = lanes<n>([&](int) { return query[i].a; });
       s.dW = lanes<n>([&](int) { return query[i].dW; });
       s.seen = seen_keys<n>(f.seen, block.head.b, block.query(i), Block::key(s0, 0));

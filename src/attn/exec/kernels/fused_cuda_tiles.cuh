@@ -49,6 +49,9 @@ __device__ inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
 __device__ inline void copy_8_bytes(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
 }
+__device__ inline void copy_4_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
+}
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
@@ -60,12 +63,12 @@ __device__ inline void copy_rows(Tile<T, C> to, const T* from, int64_t stride, i
   constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
   static_assert(threads % kChunks == 0);
   const int first = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;
-  const bool wanted = chunk * Tile<T, C>::kChunk < channels;
+  const int inside = chunk * Tile<T, C>::kChunk < channels ? real - first : 0;
   const T* at = from + first * stride + chunk * Tile<T, C>::kChunk;
 #pragma unroll
   for (int i = 0; i < rows; i += kStep, at += kStep * stride) {
     if (rows % kStep != 0 && first + i >= rows) return;
-    copy_16_bytes(to.chunk(first + i, chunk), at, wanted && first + i < real);
+    copy_16_bytes(to.chunk(first + i, chunk), at, i < inside);
   }
 }
 
@@ -184,6 +187,41 @@ __device__ inline float fall_between(float at_query, float at_key) {
 
 __device__ inline float gate_of_key(const Fused& f, const Head& head, int s) {
   return f.gate[head.key(f, min(s, f.S - 1))];
+}
+
+// Rows of values from s0 on times the gates of their keys, by the threads that have copied them
+// (copy_rows), when their copies are there.
+template <int rows, int threads, class T, int C>
+__device__ inline void gate_values(const Fused& f, const Head& head, int s0, Tile<T, C> v) {
+  constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
+  const int first = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;
+#pragma unroll
+  for (int i = first; i < rows; i += kStep) {
+    const float gate = gate_of_key(f, head, s0 + i);
+    auto* const at = static_cast<uint4*>(__cvta_shared_to_generic(v.chunk(i, chunk)));
+    uint4 words = *at;
+    T* const x = reinterpret_cast<T*>(&words);
+#pragma unroll
+    for (int c = 0; c < Tile<T, C>::kChunk; ++c) x[c] = T(float(x[c]) * gate);
+    *at = words;
+  }
+}
+// The gates of so many keys from s0 on, to shared memory.
+template <int n>
+__device__ inline void copy_gates(const Fused& f, const Head& head, int s0, float* to) {
+  const int i = int(threadIdx.x);
+  if (i < n) copy_4_bytes(shared_address(to + i), f.gate + head.key(f, min(s0 + i, f.S - 1)));
+}
+// Weights times the gates of their columns, from that of the first key on, in shared memory.
+template <int atoms, int n>
+__device__ __forceinline__ void gate_columns(const float* gates, float (&x)[atoms][n][4]) {
+#pragma unroll
+  for (int j = 0; j < n; ++j) {
+    const float2 two = *reinterpret_cast<const float2*>(gates + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < atoms; ++i)
+      x[i][j][0] *= two.x, x[i][j][1] *= two.y, x[i][j][2] *= two.x, x[i][j][3] *= two.y;
+  }
 }
 
 template <class T>
