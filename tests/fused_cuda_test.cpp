@@ -155,23 +155,6 @@ TEST_F(Cuda, EveryLengthIsRight) {
                               .seed = uint64_t(T)});
 }
 
-// Gates so low that factors of keys and queries would leave the range of a float.
-TEST_F(Cuda, SteepGatesAreRight) {
-  for (const char* name : {"gated_decay", "mamba_exp", "linear_mamba", "retention"})
-    for (at::ScalarType dtype : kDtypes)
-      for (int64_t D : {64, 128})
-        for (int64_t T : {150, 300})
-          expect_right(name, {.B = 1,
-                              .T = T,
-                              .S = T,
-                              .D = D,
-                              .E = D,
-                              .dtype = dtype,
-                              .device = at::kCUDA,
-                              .seed = uint64_t(T + D),
-                              .steep = true});
-}
-
 // Where it runs softmax it runs what fades, but for a denominator that fades too, and centred
 // scores that do not.
 TEST_F(Cuda, HopperRunsDecayAndCentredScores) {

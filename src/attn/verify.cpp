@@ -15,8 +15,8 @@ namespace horner::attn {
 std::string text(const Case& c) {
   std::ostringstream s;
   s << "B" << c.B << " H" << c.H << " G" << c.G << " T" << c.T << " S" << c.S << " D" << c.D << " E"
-    << c.E << (c.hot ? " hot" : "") << (c.steep ? " steep" : "") << (c.padded ? " padded" : "")
-    << (c.packed ? " packed" : "") << " seed " << c.seed;
+    << c.E << (c.hot ? " hot" : "") << (c.padded ? " padded" : "") << (c.packed ? " packed" : "")
+    << " seed " << c.seed;
   return s.str();
 }
 
@@ -105,7 +105,7 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
     if (i.at == &Inputs::v && !is<NoNorm>(spec.norm))
       x = x + at::arange(c.E, exact).remainder(2) * 3 - 1.5;
     if (i.role == Role::gate) x = 0.1 + 0.8 * x.sigmoid();
-    if (i.role == Role::log_gate) x = (x + 2).sigmoid().log() * (c.steep ? 30 : 1);
+    if (i.role == Role::log_gate) x = (x + 2).sigmoid().log();
     if (i.role == Role::parameter)
       x = x.dim() == 3 ? x / std::sqrt(double(c.D)) : x.sigmoid() + 0.5;
     in.*i.at = x.to(c.dtype).to(c.device);

@@ -18,7 +18,6 @@ struct Case {
   at::Device device = at::kCPU;
   uint64_t seed = 0;
   bool hot = false;     // scores up to about +-30, where the variant allows it
-  bool steep = false;   // log gates of about -5, hence of -600 over 128 tokens
   bool padded = false;  // with a `keep`
   bool packed = false;  // with `cu_seqlens`
   bool gradients = true;

@@ -138,14 +138,6 @@ __device__ __forceinline__ void store_dx(Panel<R, C> dx, const uint32_t (&x)[ste
   stored_for_products();
 }
 
-// A query's own gate sum is that of the key at its position.
-__device__ inline double pull_of(const Fused& f, const Head& head, int s) {
-  const int each = f.H / f.G, t = s - (f.S - f.T);
-  double y = 0;
-  for (int h = 0; t >= 0 && h < each; ++h)
-    y += f.d_decay_query[int64_t(head.b * f.H + head.g * each + h) * f.T + t];
-  return y;
-}
 // The gradients of the gates: values times what they gather without a gate. That of the decay, of
 // what they gather with it: a key's weights times their gradients.
 template <class T, bool decays, int C, int columns>

@@ -196,6 +196,14 @@ struct RowFades<T, keys, true> {
   }
 };
 
+// Whether query t sees a key at all.
+__device__ inline bool sees_any(const Seen& seen, int b, int t) {
+  const int lo = seen.lo(t);
+  int s = seen.hi(t) - 1;
+  while (seen.keep && s >= lo && !seen.keep[int64_t(b) * seen.S + s]) --s;
+  return s >= lo;
+}
+
 // Backward: the reference is key 63 of the block's 128.
 __device__ inline double gates_at_reference(const Fused& f, const Head& head, int s0) {
   return gates_at_key(f, head, s0 + 63);
@@ -256,5 +264,14 @@ struct QueryFades<true> {
   }
   __device__ float row(int i, double from) const { return doublings(c[i], from); }
 };
+
+// A query's own gate sum is that of the key at its position.
+__device__ inline double pull_of(const Fused& f, const Head& head, int s) {
+  const int each = f.H / f.G, t = s - (f.S - f.T);
+  double y = 0;
+  for (int h = 0; t >= 0 && h < each; ++h)
+    y += f.d_decay_query[int64_t(head.b * f.H + head.g * each + h) * f.T + t];
+  return y;
+}
 
 }  // namespace horner::attn::kernels::cuda

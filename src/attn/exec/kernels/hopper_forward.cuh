@@ -192,14 +192,6 @@ __device__ __forceinline__ void fading_weights(Sums& sums, const Weight& weight,
   fade.multiply(x[0]);
 }
 
-// Whether query t sees a key at all.
-__device__ inline bool sees_any(const Seen& seen, int b, int t) {
-  const int lo = seen.lo(t);
-  int s = seen.hi(t) - 1;
-  while (seen.keep && s >= lo && !seen.keep[int64_t(b) * seen.S + s]) --s;
-  return s >= lo;
-}
-
 // From products to weights, in place, and added to the sum. A mask or a clamp changes them where
 // they are, in tiles that need it: all tiles run the same code otherwise.
 template <class Sums, class Weight, class Fade>
