@@ -316,6 +316,23 @@ TEST_F(Cuda, NanStaysVisible) {
   }
 }
 
+// Scores far above those of the first keys: what rows are relative to is raised on the way.
+TEST_F(Cuda, ScoresMayGrow) {
+  const Spec spec = find("softmax").spec;
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat})
+    for (int64_t D : {64, 128}) {
+      Inputs in = random_inputs(
+          spec, {.T = 400, .S = 400, .D = D, .E = D, .dtype = dtype, .device = at::kCUDA});
+      const at::Tensor growth = at::linspace(1, 40, 400, in.k.options());
+      in.k = in.k * growth.unsqueeze(-1);
+      Inputs exact = in;
+      for (at::Tensor* x : {&exact.q, &exact.k, &exact.v}) *x = x->to(at::kDouble);
+      const at::Tensor truth = execution("reference").run(spec, exact, nullptr);
+      const at::Tensor o = attend(spec, in, "fused_cuda").to(at::kDouble);
+      EXPECT_LE((o - truth).abs().max().item<double>(), 0.05) << dtype << ", D = " << D;
+    }
+}
+
 TEST_F(Cuda, SizesMayBeZero) {
   const Case cases[] = {{.B = 0}, {.T = 0, .S = 5}};
   for (const char* name : {"softmax", "taylor2", "gated", "gated_decay", "retention",
