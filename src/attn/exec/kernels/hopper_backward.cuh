@@ -56,21 +56,24 @@ __device__ inline void begin_by_rows(float (&x)[8][4], const uint32_t (&a)[C / 1
 }
 
 // dq of a tile and `columns` * 8 channels from `channel` on, begun; then added to memory.
-template <class T, int C, int columns>
+// `summed`: with eight columns more, each the sum of dx.
+template <class T, int C, int columns, bool summed = false>
 struct QuerySums {
-  float dq[columns][4];
+  float dq[columns + summed][4];
 
-  template <bool ends = true>
   __device__ void begin(BackwardMemory<C> memory, int i, int channel) {
     using Shape = HopperBackwardShape<C>;
     const auto dx = memory.dx(i % 2);
     const auto k = memory.k();
+    const auto right = [&](int s) {
+      if constexpr (summed) return k.by_rows_and(memory.ones(), s);
+      return k.by_rows(channel, s);
+    };
     before_products();
-    begin_product<T, false, Over::rows, Over::rows>(dq, dx.by_rows(0, 0), k.by_rows(channel, 0));
+    begin_product<T, false, Over::rows, Over::rows>(dq, dx.by_rows(0, 0), right(0));
 #pragma unroll
     for (int s = 1; s < Shape::kKeys / 16; ++s)
-      begin_product<T, true, Over::rows, Over::rows>(dq, dx.by_rows(0, s), k.by_rows(channel, s));
-    if constexpr (ends) end_of_batch();
+      begin_product<T, true, Over::rows, Over::rows>(dq, dx.by_rows(0, s), right(s));
   }
   // To [tile][column / 8][thread][4], or the half `part` of it, through place 0 or 1 of shared
   // memory, by the copy engine.
@@ -95,24 +98,18 @@ __device__ __forceinline__ void sum_queries(const Fused& f, const BackwardMemory
                                             const QueryTiles& tiles) {
   QueryTile now(tiles);
   if (!f.dq_sum || !now.inside(tiles)) return;
-  QuerySums<T, C, C / 8> sums;
+  QuerySums<T, C, C / 8, centred> sums;
   wait(given.keys_full(), 0);
 #pragma unroll 1
   for (int i = 0; now.inside(tiles); now.advance(tiles), ++i) {
     const BackwardMemory<C> memory = given.in_round(i);
     wait(memory.dx_full(i % 2), i / 2 & 1);
-    sums.template begin<!centred>(memory, i, 0);
-    CentreSums<T> centres;
-    if constexpr (centred) {
-      centres.template begin<HopperBackwardShape<C>::kKeys / 16>(memory.dx(i % 2), 0,
-                                                                 memory.ones());
-      end_of_batch();
-    }
+    sums.begin(memory, i, 0);
+    end_of_batch();
     wait_for_products<0>();
     touch(sums.dq);
-    if constexpr (centred) touch(centres.sum);
     arrive_by_warp(memory.dx_free(i % 2));
-    if constexpr (centred) centres.add(f, tiles.b, now.h, now.t0);
+    if constexpr (centred) add_centres(f, tiles.b, now.h, now.t0, sums.dq[C / 8]);
     if (threadIdx.x % 128 == 0) added_to_memory<1>();
     meet<128>(2);
     sums.add(f, memory, tiles.b, now, i % 2, 3);
@@ -288,18 +285,17 @@ __device__ __forceinline__ void sum_with_dq(const Fused& f, const Weight& w,
     if (threadIdx.x % 128 == 0) added_to_memory<0>();
     meet<128 * Shape::kGroups>(1);
     QuerySums<T, C, C / 16> of_queries;
-    of_queries.template begin<!kCentred<W>>(memory, i, group * (C / 2));
-    CentreSums<T> centres;
-    if constexpr (kCentred<W>) {  // of the group's own keys
-      centres.template begin<4>(memory.dx(i % 2), 4 * group, memory.ones());
-      end_of_batch();
-    }
+    of_queries.begin(memory, i, group * (C / 2));
+    float centres[1][4];
+    if constexpr (kCentred<W>)  // of the group's own keys
+      begin_centres<T, 4>(centres, memory.dx(i % 2), 4 * group, ones_at(memory.ones()));
+    end_of_batch();
     wait_for_products<0>();
     touch(sums.dk), touch(sums.dv), touch(weights), touch(slopes), touch(of_queries.dq);
-    if constexpr (kCentred<W>) touch(centres.sum);
+    if constexpr (kCentred<W>) touch(centres);
     arrive(memory.free(stage));
     if constexpr (kCentred<W>)
-      if (f.dq_sum) centres.add(f, tiles.b, now.h, now.t0);
+      if (f.dq_sum) add_centres(f, tiles.b, now.h, now.t0, centres[0]);
     if (f.dq_sum) of_queries.add(f, memory, tiles.b, now, group, 2 + group, group);
     now.advance(tiles), ++i;
   } while (now.inside(tiles));

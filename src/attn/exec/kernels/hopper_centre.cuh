@@ -75,26 +75,22 @@ struct QueryCentres<true> {
   }
 };
 
-// The sums of a tile's dx over the keys of some steps of 16 from `step` on: begun with the products
-// for dq, then added to memory.
-template <class T>
-struct CentreSums {
-  float sum[1][4];
-
-  template <int steps, int R, int C>
-  __device__ void begin(Panel<R, C> dx, int step, uint64_t ones) {
-    begin_product<T, false, Over::rows, Over::channels>(sum, dx.by_rows(0, step), ones);
+// The sums of a tile's dx over the keys of some steps of 16 from `step` on, begun.
+template <class T, int steps, int R, int C>
+__device__ __forceinline__ void begin_centres(float (&sum)[1][4], Panel<R, C> dx, int step,
+                                              uint64_t ones) {
+  begin_product<T, false, Over::rows, Over::channels>(sum, dx.by_rows(0, step), ones);
 #pragma unroll
-    for (int s = 1; s < steps; ++s)
-      begin_product<T, true, Over::rows, Over::channels>(sum, dx.by_rows(0, step + s), ones);
-  }
-  __device__ void add(const Fused& f, int b, int h, int t0) const {
-    const int t = t0 + warp() % 4 * 16 + lane() / 4;
-    float* const to = f.d_centre + (int64_t(b) * f.H + h) * f.T + t;
-    if (lane() % 4 != 0) return;
-    if (t < f.T) atomicAdd(to, -sum[0][0]);
-    if (t + 8 < f.T) atomicAdd(to + 8, -sum[0][2]);
-  }
-};
+  for (int s = 1; s < steps; ++s)
+    begin_product<T, true, Over::rows, Over::channels>(sum, dx.by_rows(0, step + s), ones);
+}
+// Those of the rows of a thread, the same in all columns, added to memory: of four lanes one adds
+// the first, one the second.
+__device__ __forceinline__ void add_centres(const Fused& f, int b, int h, int t0,
+                                            const float (&sum)[4]) {
+  const int of_four = lane() % 4, t = t0 + warp() % 4 * 16 + lane() / 4 + 8 * of_four;
+  if (of_four < 2 && t < f.T)
+    atomicAdd(f.d_centre + (int64_t(b) * f.H + h) * f.T + t, -(of_four ? sum[2] : sum[0]));
+}
 
 }  // namespace horner::attn::kernels::cuda

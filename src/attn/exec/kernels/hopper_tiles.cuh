@@ -43,9 +43,10 @@ struct BackwardMemory {
   uint32_t at;
   static constexpr int kBarriers = Shape::kOf + Shape::kStages * int(sizeof(QueryColumns));
   static constexpr int kBytes = kBarriers + (5 + 2 * Shape::kStages) * 8;
-  // With centred scores, the intervals of keys in bytes, and ones.
-  static constexpr int kNear = (kBytes + 15) / 16 * 16, kOnes = kNear + Shape::kStages * 128;
-  static constexpr int kBytesCentred = kOnes + 128;
+  // With centred scores: ones, for sums beside dq, and the intervals of keys in bytes.
+  static constexpr int kUnit = C == 64 ? 1024 : 16, kOnes = (kBytes + kUnit - 1) / kUnit * kUnit;
+  static constexpr int kNear = kOnes + (C == 64 ? 2048 : 128);
+  static constexpr int kBytesCentred = kNear + Shape::kStages * 128;
   static_assert(kBytesCentred <= 227 << 10);
 
   // The same in round i of a loop, as far as the compiler knows another: addresses are then made
@@ -69,7 +70,7 @@ struct BackwardMemory {
   __device__ uchar2* near(int stage) const {
     return reinterpret_cast<uchar2*>(bytes + kNear) + 64 * stage;
   }
-  __device__ uint64_t ones() const { return ones_at(at + uint32_t(kOnes)); }
+  __device__ uint32_t ones() const { return at + uint32_t(kOnes); }
   __device__ uint32_t barrier(int i) const { return at + uint32_t(kBarriers + 8 * i); }
   __device__ uint32_t keys_full() const { return barrier(0); }
   __device__ uint32_t dx_full(int i) const { return barrier(1 + i); }
@@ -89,7 +90,8 @@ struct BackwardMemory {
   }
   template <class T>
   __device__ void make_ones() const {
-    if (threadIdx.x < 64) reinterpret_cast<T*>(bytes + kOnes)[threadIdx.x] = T(1.f);
+    for (int i = int(threadIdx.x); i < (kNear - kOnes) / 2; i += Shape::kThreads)
+      reinterpret_cast<T*>(bytes + kOnes)[i] = T(1.f);
     stored_for_products();
   }
 };

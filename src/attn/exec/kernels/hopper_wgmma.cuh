@@ -18,6 +18,7 @@ namespace horner::attn::kernels::cuda {
 template <int R, int C>
 struct Panel {
   static constexpr int kColumn = R * 128, kBytes = R * C * 2;
+  static constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
   uint32_t at;
 
   // What describes a factor: where it begins, how far apart its columns of 64 are and its rows of
@@ -25,7 +26,6 @@ struct Panel {
   // addition.
   __device__ uint64_t descriptor(int bytes) const {
     const uint32_t low = (at >> 4) + (uint32_t(kColumn >> 4) << 16) + uint32_t(bytes >> 4);
-    constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
     return kHigh | low;
   }
   // Its rows from `row` on, with channels 16 k, ..., 16 k + 15, over which the product sums.
@@ -35,6 +35,11 @@ struct Panel {
   // Its channels from `channel` on, with rows 16 k, ..., 16 k + 15, over which the product sums.
   __device__ uint64_t by_rows(int channel, int k) const {
     return descriptor(k * 2048 + channel / 64 * kColumn + channel % 64 * 2);
+  }
+  // Of 64 channels, with a second column elsewhere: 16 rows, the same for every k.
+  __device__ uint64_t by_rows_and(uint32_t column, int k) const {
+    const uint32_t from = at + uint32_t(k * 2048), low = (from >> 4) + ((column - from) >> 4 << 16);
+    return kHigh | low;
   }
 };
 
@@ -78,17 +83,20 @@ enum class Over { channels, rows };
       "." type " {" HORNER_NAMES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}\n"              \
       : HORNER_SUMS_32("=f", c)                                                                  \
       : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "n"(int(Y)))
-#define HORNER_SHARED_N(type, m)                                                                 \
-  if constexpr (n == 8)                                                                          \
-    HORNER_SHARED(8, type, "%0,%1,%2,%3", "%4", "%5", "%6", "%7", "%8", HORNER_SUMS_4(m, c, 0)); \
-  else if constexpr (n == 32)                                                                    \
-    HORNER_SHARED(32, type, HORNER_NAMES_16, "%16", "%17", "%18", "%19", "%20",                  \
-                  HORNER_SUMS_16(m, c, 0));                                                      \
-  else if constexpr (n == 64)                                                                    \
-    HORNER_SHARED(64, type, HORNER_NAMES_32, "%32", "%33", "%34", "%35", "%36",                  \
-                  HORNER_SUMS_32(m, c));                                                         \
-  else                                                                                           \
-    HORNER_SHARED(128, type, HORNER_NAMES_64, "%64", "%65", "%66", "%67", "%68",                 \
+#define HORNER_SHARED_N(type, m)                                                                   \
+  if constexpr (n == 8)                                                                            \
+    HORNER_SHARED(8, type, "%0,%1,%2,%3", "%4", "%5", "%6", "%7", "%8", HORNER_SUMS_4(m, c, 0));   \
+  else if constexpr (n == 32)                                                                      \
+    HORNER_SHARED(32, type, HORNER_NAMES_16, "%16", "%17", "%18", "%19", "%20",                    \
+                  HORNER_SUMS_16(m, c, 0));                                                        \
+  else if constexpr (n == 64)                                                                      \
+    HORNER_SHARED(64, type, HORNER_NAMES_32, "%32", "%33", "%34", "%35", "%36",                    \
+                  HORNER_SUMS_32(m, c));                                                           \
+  else if constexpr (n == 72)                                                                      \
+    HORNER_SHARED(72, type, HORNER_NAMES_32 ",%32,%33,%34,%35", "%36", "%37", "%38", "%39", "%40", \
+                  HORNER_SUMS_32(m, c), HORNER_SUMS_4(m, c, 8));                                   \
+  else                                                                                             \
+    HORNER_SHARED(128, type, HORNER_NAMES_64, "%64", "%65", "%66", "%67", "%68",                   \
                   HORNER_SUMS_64(m, c))
 #define HORNER_REGISTERS_N(type)                                                  \
   if constexpr (n == 64)                                                          \
@@ -102,7 +110,7 @@ enum class Over { channels, rows };
 template <class T, bool Add, Over X, Over Y, int columns>
 __device__ __forceinline__ void begin_product(float (&c)[columns][4], uint64_t x, uint64_t y) {
   constexpr int n = 8 * columns;
-  static_assert(n == 8 || n == 32 || n == 64 || n == 128);
+  static_assert(n == 8 || n == 32 || n == 64 || n == 72 || n == 128);
   if constexpr (std::is_same_v<T, bf16> && Add) {
     HORNER_SHARED_N("bf16", "+f");
   } else if constexpr (std::is_same_v<T, bf16>) {
