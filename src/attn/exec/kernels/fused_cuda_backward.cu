@@ -48,7 +48,7 @@ void Launch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream s
           using Shape = BackwardShape<HORNER_DTYPE, C, W>;
           const Grid grid{int64_t(f.B) * f.G * blocks(f.S, Shape::kKeys) * Shape::kParts, 1,
                           Shape::kThreads, Shape::kBytes};
-          const int degree = known_degree<HORNER_DTYPE>(f, slope_degree_of(w));
+          const int degree = known_degree<HORNER_DTYPE>(slope_degree_of(w));
           const auto kernel = is_careful(f)
                                   ? keys_kernel<HORNER_DTYPE, C, W, kHasFalls<HORNER_DTYPE, W>>
                                   : keys_kernel<HORNER_DTYPE, C, W>;

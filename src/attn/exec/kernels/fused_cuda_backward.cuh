@@ -218,13 +218,13 @@ __global__ __launch_bounds__(
     block.template over_queries<false>(weight, sums);
   };
   if constexpr (falls) {
-    with_common_degree(w, slope_degree_of(w), careful);
+    with_slopes(w, careful);
   } else if (!kHasFalls<T, W> && is_careful(f)) {
     with_any_degree(w, careful);
   } else if constexpr (sizeof(T) == 4) {
     with_any_degree(w, plain);
   } else {
-    with_degree(w, slope_degree_of(w), plain);
+    with_slopes(w, plain);
   }
   wait_for_copies();
   if (BackwardShape<T, C, W>::kSharing > 1) __syncthreads();

@@ -24,7 +24,7 @@ void Launch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights, Strea
     const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, Shape::kBytes};
     std::visit(
         [&]<class W>(const W& w) {
-          const int degree = known_degree<HORNER_DTYPE>(f, degree_of(w));
+          const int degree = known_degree<HORNER_DTYPE>(degree_of(w));
           launch(kernel_for<HORNER_DTYPE, C, W>(f), grid, stream, f,
                  before_scale(w, f.scale, degree));
         },

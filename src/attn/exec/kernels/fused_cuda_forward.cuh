@@ -95,12 +95,10 @@ __global__ __launch_bounds__(
       }
     }
   };
-  if constexpr (falls) {
-    with_common_degree(w, degree_of(w), over_keys);
-  } else if constexpr (Shape::kWide) {
+  if constexpr (Shape::kWide) {
     with_any_degree(w, over_keys);
   } else {
-    with_degree(w, knows_degrees<T>(f) ? degree_of(w) : 0, over_keys);
+    with_degree(w, degree_of(w), over_keys);
   }
   if (begin >= end) wait_for_copies();
   sums.finish();

@@ -31,7 +31,6 @@ template <class T>
 struct HopperLaunch {
   static void forward(const Fused&, const Weights&, const float* factors, Stream);
   static void keys(const Fused&, const Weights&, Stream);
-  static void dq(const Fused&, Stream);
 };
 
 // f(64), f(128) or f(256), as constants.

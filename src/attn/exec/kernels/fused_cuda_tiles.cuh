@@ -149,15 +149,11 @@ HORNER_HD bool is_careful(const Fused& f) {
 template <class T, class W>
 inline constexpr bool kHasFalls =
     sizeof(T) == 2 && (std::is_same_v<W, Exp> || std::is_same_v<W, Polynomial>);
-// Whether there is code for each degree. In float32 the products take most of the time.
+// The degree of a weight (values or slopes) that kernels know. In float32 the products take most of
+// the time.
 template <class T>
-HORNER_HD bool knows_degrees(const Fused& f) {
-  return sizeof(T) == 2 && !is_careful(f);
-}
-// The degree that the kernel for f knows, of that of the weight (values or slopes); or 0.
-template <class T>
-HORNER_HD int known_degree(const Fused& f, int degree) {
-  return knows_degrees<T>(f) ? degree : sizeof(T) == 2 ? common_degree(degree) : 0;
+HORNER_HD int known_degree(int degree) {
+  return sizeof(T) == 2 ? degree : 0;
 }
 
 // The product of the gates in (s, t], from their running sums: of those a difference is taken in

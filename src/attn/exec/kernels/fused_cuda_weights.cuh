@@ -118,6 +118,12 @@ template <class Weight>
 inline constexpr bool kOfDegree = false;
 template <int degree>
 inline constexpr bool kOfDegree<OfDegree<degree>> = degree != 0;
+// A polynomial of no more than this degree that is no series (a power, or 1 + x): its slope is a
+// sum of its own.
+template <int degree>
+struct UpToDegree {
+  const Polynomial& p;
+};
 constexpr bool knows_degree(int n) {
   return n == 1 || n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
 }
@@ -137,25 +143,6 @@ HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
     case 6: return f(OfDegree<6>{p});
     case 8: return f(OfDegree<8>{p});
     case 10: return f(OfDegree<10>{p});
-    default: return f(OfDegree<0>{p});
-      // clang-format on
-  }
-}
-// The same where only some degrees have code: 0 for the others.
-HORNER_HD int common_degree(int degree) {
-  return degree == 1 || degree == 2 || degree == 4 ? degree : 0;
-}
-template <class W, class F>
-HORNER_HD void with_common_degree(const W& w, int, const F& f) {
-  f(w);
-}
-template <class F>
-HORNER_HD void with_common_degree(const Polynomial& p, int degree, const F& f) {
-  switch (common_degree(degree)) {
-      // clang-format off
-    case 1:  // with c[2] = 0
-    case 2: return f(OfDegree<2>{p});
-    case 4: return f(OfDegree<4>{p});
     default: return f(OfDegree<0>{p});
       // clang-format on
   }
@@ -185,6 +172,17 @@ HORNER_HD int slope_degree_of(const W&) {
 HORNER_HD int slope_degree_of(const Polynomial& p) {
   return p.is_series && p.degree > 1 ? p.degree : 0;
 }
+// f(weight), of a weight whose slopes have code of their own. Called around loops.
+template <class W, class F>
+HORNER_HD void with_slopes(const W& w, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_slopes(const Polynomial& p, const F& f) {
+  if (slope_degree_of(p) == 0 && p.degree <= 2) return f(UpToDegree<2>{p});
+  if (slope_degree_of(p) == 0 && p.degree <= 4) return f(UpToDegree<4>{p});
+  with_degree(p, slope_degree_of(p), f);
+}
 
 // Eight numbers at a time, which is enough to keep a warp busy: more would take registers.
 template <int degree, int n>
@@ -211,6 +209,11 @@ HORNER_HD Slope<Lanes<n>> slopes_of(const OfDegree<degree>& w, const Lanes<n>& x
   } else {
     return series_of_degree<degree>(w.p, x);
   }
+}
+
+template <int degree, int n>
+HORNER_HD Slope<Lanes<n>> slopes_of(const UpToDegree<degree>& w, const Lanes<n>& x) {
+  return weight_of_degree<degree>(w.p, x);
 }
 
 // The weight of one score of a row, and what its gradient is made of; all 0 for a score of -inf.

@@ -366,29 +366,4 @@ __global__ __launch_bounds__(HopperBackwardShape<C>::kThreads,
   }
 }
 
-// From the sums of dq, in the order of registers, to rows. A block has 64 rows of one head.
-template <class T, int C>
-__global__ __launch_bounds__(128) void hopper_dq_kernel(const __grid_constant__ Fused f) {
-  constexpr int kRow = C + 8;  // numbers, so that rows begin in different banks
-  __shared__ __align__(16) T rows[64 * kRow];
-  // From the last tile on: those have been added to last, and are in the cache.
-  const int64_t tiles = (f.T + 63) / 64, tile = gridDim.x - 1 - blockIdx.x;
-  const float4* const from = reinterpret_cast<const float4*>(f.dq_sum) + tile * (C / 8) * 128;
-  T* const own = rows + (warp() * 16 + lane() / 4) * kRow + lane() % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < C / 8; ++j) {
-    const float4 y = __ldcs(from + j * 128 + threadIdx.x);
-    store_pair<T>(own, 8 * j, y.x * f.scale, y.y * f.scale);
-    store_pair<T>(own, 8 * kRow + 8 * j, y.z * f.scale, y.w * f.scale);
-  }
-  __syncthreads();
-  const int64_t first = tile / tiles * f.T + tile % tiles * 64;
-  const int real = min(64, f.T - int(tile % tiles) * 64), chunks = f.D / 8;
-  for (int i = int(threadIdx.x); i < real * chunks; i += 128) {
-    const int row = i / chunks, c = i % chunks * 8;
-    *reinterpret_cast<uint4*>(static_cast<T*>(f.dq) + (first + row) * f.D + c) =
-        *reinterpret_cast<const uint4*>(rows + row * kRow + c);
-  }
-}
-
 }  // namespace horner::attn::kernels::cuda

@@ -23,20 +23,15 @@ HORNER_HD const W& undecayed(const Centred<W>& w) {
   return w.of;
 }
 
-// Of polynomials, those of common degrees have code of their own.
 HORNER_HD int degree_of(const Centred<Polynomial>& w) {
-  return common_degree(w.of.degree);
+  return degree_of(w.of);
 }
 HORNER_HD int slope_degree_of(const Centred<Polynomial>& w) {
-  return common_degree(slope_degree_of(w.of));
+  return slope_degree_of(w.of);
 }
-template <class F>
-HORNER_HD void with_degree(const Centred<Exp>& w, int, const F& f) {
-  f(w.of);
-}
-template <class F>
-HORNER_HD void with_degree(const Centred<Polynomial>& w, int degree, const F& f) {
-  with_common_degree(w.of, degree, f);
+template <class W, class F>
+HORNER_HD void with_degree(const Centred<W>& w, int degree, const F& f) {
+  with_degree(w.of, degree, f);
 }
 
 // The two rows of a thread, forward. Takes them out of the running sums.

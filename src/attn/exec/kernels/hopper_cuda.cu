@@ -39,8 +39,5 @@ void hopper_forward(const Fused& f, const Weights& w, const float* factors, Stre
 void hopper_keys(const Fused& f, const Weights& w, Stream stream) {
   with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
 }
-void hopper_dq(const Fused& f, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.dq(f, stream); });
-}
 
 }  // namespace horner::attn::kernels::cuda

@@ -12,9 +12,7 @@ inline constexpr int kMostHopperChannels = 128;
 
 std::string hopper_why_not(int device);  // "" when these kernels run there
 
-// bfloat16 and float16, Exp and Polynomial. Their dq_sum has its own order inside tiles of
-// kHopperTile rows and hopper_channels channels: hopper_dq takes it to dq.
-inline constexpr int kHopperTile = 64;
+// bfloat16 and float16, Exp and Polynomial. Their dq_sum has rows of so many channels.
 inline int hopper_channels(const Fused& f) {
   return f.D <= 64 && f.E <= 64 ? 64 : 128;
 }
@@ -36,6 +34,5 @@ inline bool is_bounded(const Fused& f, const Weights& w) {
 void hopper_factors(const Fused&, float* factors, Stream);
 void hopper_forward(const Fused&, const Weights&, const float* factors, Stream);
 void hopper_keys(const Fused&, const Weights&, Stream);
-void hopper_dq(const Fused&, Stream);
 
 }  // namespace horner::attn::kernels::cuda

@@ -7,29 +7,6 @@
 
 namespace horner::attn::kernels::cuda {
 
-// A polynomial of no more than this degree that is no series (a power, or 1 + x): its slope is a
-// sum of its own.
-template <int degree>
-struct UpToDegree {
-  const Polynomial& p;
-};
-template <int degree, int n>
-__device__ __forceinline__ Slope<Lanes<n>> slopes_of(const UpToDegree<degree>& w,
-                                                     const Lanes<n>& x) {
-  return weight_of_degree<degree>(w.p, x);
-}
-// f(weight), of a weight whose slopes have code of their own. Called around loops.
-template <class F>
-__device__ __forceinline__ void with_slopes(const Exp& w, const F& f) {
-  f(w);
-}
-template <class F>
-__device__ __forceinline__ void with_slopes(const Polynomial& p, const F& f) {
-  if (slope_degree_of(p) == 0 && p.degree <= 2) return f(UpToDegree<2>{p});
-  if (slope_degree_of(p) == 0 && p.degree <= 4) return f(UpToDegree<4>{p});
-  with_degree(p, slope_degree_of(p), f);
-}
-
 template <class F>
 __device__ __forceinline__ void with_slopes(const Decaying<Exp>& w, const F& f) {
   f(w.of);
@@ -42,17 +19,9 @@ __device__ __forceinline__ void with_slopes(const Decaying<Polynomial>& w, const
   f(OfDegree<0>{w.of});
 }
 
-template <class F>
-__device__ __forceinline__ void with_slopes(const Centred<Exp>& w, const F& f) {
-  f(w.of);
-}
-template <class F>
-__device__ __forceinline__ void with_slopes(const Centred<Polynomial>& w, const F& f) {
-  const int degree = slope_degree_of(w);
-  if (degree == 0 && w.of.degree <= 2) return f(UpToDegree<2>{w.of});
-  if (degree == 2) return f(OfDegree<2>{w.of});
-  if (degree == 4) return f(OfDegree<4>{w.of});
-  f(OfDegree<0>{w.of});
+template <class W, class F>
+__device__ __forceinline__ void with_slopes(const Centred<W>& w, const F& f) {
+  with_slopes(w.of, f);
 }
 
 // Products of centred scores, in place.

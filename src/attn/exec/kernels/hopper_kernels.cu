@@ -104,13 +104,4 @@ void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, St
   });
 }
 
-template <>
-void HopperLaunch<HORNER_DTYPE>::dq(const Fused& f, Stream stream) {
-  const Grid grid{heads(f) * blocks(f.T, 64), 1, 128, 0};
-  if (f.D <= 64 && f.E <= 64)
-    launch(hopper_dq_kernel<HORNER_DTYPE, 64>, grid, stream, f);
-  else
-    launch(hopper_dq_kernel<HORNER_DTYPE, 128>, grid, stream, f);
-}
-
 }  // namespace horner::attn::kernels::cuda
