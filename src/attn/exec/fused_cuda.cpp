@@ -152,19 +152,14 @@ static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Ten
         : g.defined() && f.D == f.E ? g.detach()
                                     : at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr(), f.dq = d.q.data_ptr();
-  if (job.hopper) {
-    cuda::hopper_keys(f, job.weights, stream());
-  } else {
-    cuda::keys(f, job.weights, stream());
-  }
-  if (!dq_sum.defined()) {  // no atomic additions: two products more
-    cuda::queries(f, job.weights, stream());
-  } else if (cuda::sums_in_tiles(f)) {
-    cuda::dq_of_sums(f, stream());
-  } else if (!is_dq && !centred) {
-    d.q.copy_(dq_sum);
-  }
+  (job.hopper ? cuda::hopper_keys : cuda::keys)(f, job.weights, stream());
   const bool of_sums = dq_sum.defined() && !cuda::sums_in_tiles(f) && !is_dq;
+  if (!dq_sum.defined())  // no atomic additions: two products more
+    cuda::queries(f, job.weights, stream());
+  else if (cuda::sums_in_tiles(f))
+    cuda::dq_of_sums(f, stream());
+  else if (of_sums && !centred)
+    d.q.copy_(dq_sum);
   if (centred)
     add_centre_gradients(*job.centre, x.q, x.k, d.centre, of_sums ? dq_sum : at::Tensor(), d.q,
                          d.k);
@@ -194,10 +189,8 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
   if (x.decay.defined()) {
-    const bool summed = f.dtype == cuda::Dtype::float32;  // d_decay_rows
-    const std::vector<int64_t> rows_of{f.B, f.H, f.T};
-    d_query =
-        summed ? at::zeros(rows_of, x.decay.options()) : at::empty(rows_of, x.decay.options());
+    d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
+    if (f.dtype == cuda::Dtype::float32) d_query.zero_();  // d_decay_rows
     d.decay = at::empty_like(x.decay);
   }
   r.give(f);

@@ -30,16 +30,6 @@ __device__ inline float left_of(const Fused& f, int key_head, int t, int begin, 
                     : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
 }
 
-template <class T>
-__device__ inline void scale_chunk(uint32_t at, float by) {
-  uint4* const words = static_cast<uint4*>(__cvta_shared_to_generic(at));
-  uint4 w = *words;
-  T* const x = reinterpret_cast<T*>(&w);
-#pragma unroll
-  for (int i = 0; i < 16 / int(sizeof(T)); ++i) x[i] = T(float(x[i]) * by);
-  *words = w;
-}
-
 // The tokens of a chunk, a stage at a time, through two stages in shared memory; of queries, those
 // of every head that reads the key head. y has its share in it.
 template <class T, int threads, bool of_queries>

@@ -185,6 +185,17 @@ __device__ inline float gate_of_key(const Fused& f, const Head& head, int s) {
   return f.gate[head.key(f, min(s, f.S - 1))];
 }
 
+// Sixteen bytes in shared memory.
+template <class T>
+__device__ inline void scale_chunk(uint32_t at, float by) {
+  uint4* const words = static_cast<uint4*>(__cvta_shared_to_generic(at));
+  uint4 w = *words;
+  T* const x = reinterpret_cast<T*>(&w);
+#pragma unroll
+  for (int i = 0; i < 16 / int(sizeof(T)); ++i) x[i] = T(float(x[i]) * by);
+  *words = w;
+}
+
 // Rows of values from s0 on times the gates of their keys, by the threads that have copied them
 // (copy_rows), when their copies are there.
 template <int rows, int threads, class T, int C>
@@ -192,15 +203,8 @@ __device__ inline void gate_values(const Fused& f, const Head& head, int s0, Til
   constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
   const int first = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;
 #pragma unroll
-  for (int i = first; i < rows; i += kStep) {
-    const float gate = gate_of_key(f, head, s0 + i);
-    auto* const at = static_cast<uint4*>(__cvta_shared_to_generic(v.chunk(i, chunk)));
-    uint4 words = *at;
-    T* const x = reinterpret_cast<T*>(&words);
-#pragma unroll
-    for (int c = 0; c < Tile<T, C>::kChunk; ++c) x[c] = T(float(x[c]) * gate);
-    *at = words;
-  }
+  for (int i = first; i < rows; i += kStep)
+    scale_chunk<T>(v.chunk(i, chunk), gate_of_key(f, head, s0 + i));
 }
 // The gates of so many keys from s0 on, to shared memory.
 template <int n>

@@ -21,9 +21,9 @@ static __global__ __launch_bounds__(kFactorTile) void factors_kernel(const doubl
                                                                      int tiles, float* factors) {
   const int64_t at = int64_t(blockIdx.x) / tiles * S;
   const int n = int(threadIdx.x), first = int(blockIdx.x) % tiles * kFactorTile, s = first + n;
-  const double from = decay ? decay[at + min(first + kFactorTile, S) - 1] : 0;
+  const double from = decay[at + min(first + kFactorTile, S) - 1];
   const float y = s < S ? gate ? gate[at + s] : 1 : 0;
-  const float key = s < S && decay ? float((from - decay[at + s]) * 1.4426950408889634) : 0;
+  const float key = s < S ? float((from - decay[at + s]) * 1.4426950408889634) : 0;
   float* const to = factors + int64_t(blockIdx.x) * kFactorRow;
   to[n] = y * exp2f(key), to[kFactorTile + n] = key, to[2 * kFactorTile + n] = y;
   if (n == 0) *reinterpret_cast<double*>(to + 3 * kFactorTile) = from;

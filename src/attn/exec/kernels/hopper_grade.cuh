@@ -131,6 +131,14 @@ __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryCol
   rounded<T>(weights, x);
   if (care & QueryColumns::kMasked) hide(marks.seen, weights);
 }
+// Weights and slopes of a polynomial, of the n / 4 columns from j on.
+template <int n, class Weight>
+__device__ __forceinline__ Slope<Lanes<n>> slopes_at(const Fused& f, const Weight& w,
+                                                     const float (&x)[8][4], int j) {
+  return slopes_of(w, lanes<n>([&](int i) {
+                     return kOfDegree<Weight> ? x[j + i / 4][i % 4] : x[j + i / 4][i % 4] * f.scale;
+                   }));
+}
 // The same of a polynomial that fades, times a and the decay.
 template <class T, int batch, class Weight>
   requires(!std::is_same_v<Weight, Exp>)
@@ -141,10 +149,7 @@ __device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const Que
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
-    const auto z = lanes<n>([&](int i) {
-      return kOfDegree<Weight> ? x[j + i / 4][i % 4] : x[j + i / 4][i % 4] * f.scale;
-    });
-    const Slope<Lanes<n>> y = slopes_of(w, z);
+    const Slope<Lanes<n>> y = slopes_at<n>(f, w, x, j);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
@@ -224,10 +229,7 @@ __device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const Que
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
-    const auto z = lanes<n>([&](int i) {
-      return kOfDegree<Weight> ? x[j + i / 4][i % 4] : x[j + i / 4][i % 4] * f.scale;
-    });
-    const Slope<Lanes<n>> y = slopes_of(w, z);
+    const Slope<Lanes<n>> y = slopes_at<n>(f, w, x, j);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
