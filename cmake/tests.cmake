@@ -8,7 +8,7 @@ if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbe
 endif()
 foreach(name ${tests})
   add_executable(${name} tests/${name}.cpp)
-  target_link_libraries(${name} PRIVATE horner_attn horner_report horner_text GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE horner_instruments horner_report horner_text GTest::gtest_main)
   if(name MATCHES "^(parts|product|checkpoint)_test$")
     target_link_libraries(${name} PRIVATE horner_nn)
   elseif(name STREQUAL tasks_test)

@@ -11,8 +11,8 @@
 #include <random>
 
 #include "core/check.h"
-#include "nn/text/utf8.h"
-#include "nn/tokenizer.h"
+#include "text/tokenizer.h"
+#include "text/utf8.h"
 
 namespace horner::nn {
 namespace {

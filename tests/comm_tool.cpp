@@ -18,8 +18,8 @@
 #include <fstream>
 #include <iostream>
 
-#include "attn/tensors_file.h"
 #include "core/check.h"
+#include "files/tensors_file.h"
 #include "nn/model.h"
 #include "train/comm.h"
 #include "train/events.h"

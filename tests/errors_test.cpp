@@ -6,10 +6,12 @@
 
 #include "attn/catalog.h"
 #include "attn/spec_text.h"
-#include "attn/verify.h"
 #include "core/check.h"
+#include "instruments/verify.h"
 
 namespace horner::attn {
+
+using namespace instruments;
 namespace {
 
 // What the call throws.

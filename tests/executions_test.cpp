@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "attn/catalog.h"
-#include "attn/verify.h"
+#include "instruments/verify.h"
 
 namespace horner::attn {
+
+using namespace instruments;
 namespace {
 
 struct Pair {

@@ -10,9 +10,11 @@
 #include <valarray>
 
 #include "attn/catalog.h"
-#include "attn/verify.h"
+#include "instruments/verify.h"
 
 namespace horner::attn {
+
+using namespace instruments;
 namespace {
 
 using Vec = std::valarray<double>;

@@ -8,14 +8,16 @@
 #include <cstdlib>
 #include <thread>
 
-#include "attn/bench.h"
 #include "attn/catalog.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
 #include "core/check.h"
+#include "instruments/bench.h"
 
 namespace horner::attn {
+
+using namespace instruments;
 namespace {
 
 const char* const kVariants[] = {"softmax",  "taylor3", "gated_decay", "centred_taylor4", "rms",

@@ -5,12 +5,14 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
-#include "attn/bench.h"
 #include "attn/catalog.h"
 #include "attn/inputs.h"
 #include "attn/state.h"
+#include "instruments/bench.h"
 
 namespace horner::attn {
+
+using namespace instruments;
 namespace {
 
 const char* const kVariants[] = {"softmax",

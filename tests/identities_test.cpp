@@ -9,9 +9,11 @@
 #include "attn/catalog.h"
 #include "attn/inputs.h"
 #include "attn/spec_text.h"
-#include "attn/verify.h"
+#include "instruments/verify.h"
 
 namespace horner::attn {
+
+using namespace instruments;
 namespace {
 
 constexpr double kExact = 1e-12;

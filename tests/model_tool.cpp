@@ -13,10 +13,10 @@
 
 #include <iostream>
 
-#include "attn/tensors_file.h"
 #include "core/check.h"
 #include "core/pages.h"
 #include "core/stopwatch.h"
+#include "files/tensors_file.h"
 #include "nn/checkpoint.h"
 #include "nn/generate.h"
 

@@ -1,5 +1,5 @@
 // safetensors files: what is written is read back; what is broken gives an error and nothing else.
-#include "core/safetensors.h"
+#include "files/safetensors.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <fstream>
 #include <random>
 
-#include "attn/tensors_file.h"
 #include "core/check.h"
+#include "files/tensors_file.h"
 
 namespace horner {
 namespace {

@@ -2,8 +2,8 @@
 #include <cstring>
 #include <iostream>
 
-#include "attn/tensors_file.h"
 #include "core/check.h"
+#include "files/tensors_file.h"
 
 int main(int argc, char** argv) {
   using namespace horner;

@@ -11,10 +11,12 @@
 #include "attn/catalog.h"
 #include "attn/exec/chunked.h"
 #include "attn/inputs.h"
-#include "attn/verify.h"
 #include "core/check.h"
+#include "instruments/verify.h"
 
 namespace horner::attn {
+
+using namespace instruments;
 namespace {
 
 namespace fs = std::filesystem;

@@ -9,9 +9,9 @@
 #include <random>
 
 #include "core/check.h"
-#include "nn/text/utf8.h"
-#include "nn/token_file.h"
-#include "nn/tokenizer.h"
+#include "text/token_file.h"
+#include "text/tokenizer.h"
+#include "text/utf8.h"
 
 namespace horner::nn {
 namespace {

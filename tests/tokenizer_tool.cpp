@@ -9,9 +9,9 @@
 #include <iostream>
 
 #include "core/check.h"
-#include "core/files.h"
 #include "core/stopwatch.h"
-#include "nn/tokenizer.h"
+#include "files/files.h"
+#include "text/tokenizer.h"
 
 namespace {
 

@@ -7,9 +7,9 @@
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode_cuda.h"
 #include "attn/exec/isa.h"
-#include "attn/exec/stages.h"
 #include "attn/inputs.h"
 #include "attn/spec_text.h"
+#include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::attn {
@@ -28,7 +28,7 @@ static int64_t key_axis(const Input& i) {
 }
 
 static at::ScalarType sums_dtype(const State& s) {
-  return s.finite ? exec::sums_dtype(s.spec, s.dtype) : exec::wide(s.dtype);
+  return s.finite ? exec::sums_dtype(s.spec, s.dtype) : wide(s.dtype);
 }
 
 static int64_t key_channels(const State& s) {
@@ -156,8 +156,8 @@ static void run(const State& s, const Decode<R>& c, Task which) {
 
 // N, W and shift of one query a head.
 template <class R>
-static exec::Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                      const at::Tensor& centre) {
+static Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
+                const at::Tensor& centre) {
   const auto dtype = sums_dtype(s);
   const bool one_scale = factor.dim() == 0;
   const at::Tensor rows = exec::padded(one_scale ? q : q * factor, dtype);
@@ -175,8 +175,8 @@ static exec::Sums ask(const State& s, const at::Tensor& q, const at::Tensor& fac
   run(s, c, Task::ask);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
 }
-static exec::Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                      const at::Tensor& centre) {
+static Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
+                const at::Tensor& centre) {
   return sums_dtype(s) == at::kDouble ? ask<double>(s, q, factor, centre)
                                       : ask<float>(s, q, factor, centre);
 }
@@ -184,12 +184,11 @@ static exec::Sums ask(const State& s, const at::Tensor& q, const at::Tensor& fac
 // The result of one token, whose key lies among the recent ones already.
 static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) {
   const int64_t repeats = in.q.size(1) / in.k.size(1);
-  at::Tensor count = s.carry.count.view({-1, 1, 1, 1}).to(exec::wide(s.dtype));
+  at::Tensor count = s.carry.count.view({-1, 1, 1, 1}).to(wide(s.dtype));
   if (const auto* w = std::get_if<Window>(&s.spec.mask)) count = count.clamp_max(w->size);
   const at::Tensor factor =  // of the host's memory where it is one number
-      is<Flat>(s.spec.sharpness)
-          ? at::scalar_tensor(exec::scale_factor(s.spec, in), exec::wide(s.dtype))
-          : exec::scale(s.spec, in, count);
+      is<Flat>(s.spec.sharpness) ? at::scalar_tensor(scale_factor(s.spec, in), wide(s.dtype))
+                                 : scale(s.spec, in, count);
   at::Tensor centre;
   if (s.spec.centred) {
     const at::Tensor mean =
@@ -197,13 +196,13 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
     centre =
         (q * factor * mean.repeat_interleave(repeats, 1)).sum(-1).to(sums_dtype(s)).contiguous();
   }
-  exec::Sums sums = ask(s, q, factor, centre);
+  Sums sums = ask(s, q, factor, centre);
   sums.count = count;
   if (s.carry.gates.defined())
     sums.gates = s.carry.gates.repeat_interleave(repeats, 1)
                      .view({s.shape.B, -1, 1, 1})
                      .to(count.scalar_type());
-  return exec::finish(s.spec, in, sums);
+  return finish(s.spec, in, sums);
 }
 
 template <class R>
@@ -224,8 +223,7 @@ void flush(State& s) {
 static void take_in(State& s, const Inputs& in) {
   const Spec& spec = s.spec;
   const int64_t n = in.k.size(2);
-  const at::Tensor k =
-      exec::mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
+  const at::Tensor k = mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
   put(s.recent.k, k, 2, s.held);
   put(s.recent.v, spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v, 2, s.held);
   put_keep(s, in, n);
@@ -240,7 +238,7 @@ static void take_in(State& s, const Inputs& in) {
 
 static at::Tensor step_sums(State& s, const Inputs& in) {
   take_in(s, in);
-  const at::Tensor o = result(s, in, exec::mapped(s.spec.features, in.q, in.query_projection));
+  const at::Tensor o = result(s, in, mapped(s.spec.features, in.q, in.query_projection));
   if (s.held == s.room) flush(s);
   return o;
 }
@@ -282,7 +280,7 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
     if (axis < 0 || i.role == Role::mask || !from.defined()) continue;
     std::vector<int64_t> shape = from.sizes().vec();
     if (shape.size() == 4) shape[3] = padded_size(shape[3]);
-    grown(x, axis, shape, exec::wide(from.scalar_type()));
+    grown(x, axis, shape, wide(from.scalar_type()));
   }
   if (s.recent.keep.defined()) grown(s.recent.keep, 1, {s.shape.B, 0}, at::kBool);
   if (in.decay.defined()) grown(s.fades, 2, in.decay.sizes().vec(), at::kDouble);

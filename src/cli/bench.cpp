@@ -1,6 +1,6 @@
 // horner bench: how fast each variant × execution is beside torch's softmax attention, and beside
 // the matrix products of this machine.
-#include "attn/bench.h"
+#include "instruments/bench.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -27,7 +27,7 @@
 namespace horner::cli {
 
 using Json = nlohmann::ordered_json;
-using attn::Standing;
+using instruments::Standing;
 
 struct BenchOptions {
   std::string what;
@@ -45,22 +45,22 @@ struct BenchOptions {
 struct BenchPlan {
   std::vector<attn::Variant> variants;
   std::vector<const attn::Execution*> executions;
-  std::vector<attn::Case> cases;  // a group of rows each
-  attn::Effort effort;
+  std::vector<instruments::Case> cases;  // a group of rows each
+  instruments::Effort effort;
   std::string peers;  // a command
 };
 
 struct BenchGroup {
-  attn::Case on;
+  instruments::Case on;
   std::vector<BenchRow> rows = {};
 };
 
 using Peaks = std::map<std::string, double>;  // GFLOP/s of a matrix product, by dtype
 
 // B,H,T,D; the values have the keys' heads, length and channels.
-static attn::Case bench_case(const std::string& shape) {
+static instruments::Case bench_case(const std::string& shape) {
   constexpr int64_t kMost = 1 << 30;
-  attn::Case c;
+  instruments::Case c;
   int64_t* const sizes[] = {&c.B, &c.H, &c.T, &c.D};
   const char *at = shape.data(), *const end = at + shape.size();
   for (int64_t* size : sizes) {
@@ -73,12 +73,12 @@ static attn::Case bench_case(const std::string& shape) {
   }
   c.G = c.H, c.S = c.T, c.E = c.D;
   const double bytes = 16 * double(c.B) * double(c.H) * double(c.T) * double(c.D) * sizeof(double);
-  horner::check(bytes < attn::free_bytes(), "shape '", shape, "' needs about ", bytes / 1e9,
-                " GB, and ", attn::free_bytes() / 1e9, " GB are free");
+  horner::check(bytes < instruments::free_bytes(), "shape '", shape, "' needs about ", bytes / 1e9,
+                " GB, and ", instruments::free_bytes() / 1e9, " GB are free");
   return c;
 }
 
-static std::string case_text(const attn::Case& c) {
+static std::string case_text(const instruments::Case& c) {
   std::ostringstream s;
   s << "B" << c.B << " H" << c.H << " T" << c.T << " D" << c.D << " " << attn::dtype_name(c.dtype);
   return s.str();
@@ -95,7 +95,7 @@ static BenchPlan plan(const BenchOptions& o) {
   const at::Device device = cli::device(o.device);
   for (const std::string& shape : o.shapes)
     for (const std::string& name : o.dtypes) {
-      attn::Case& c = p.cases.emplace_back(bench_case(shape));
+      instruments::Case& c = p.cases.emplace_back(bench_case(shape));
       c.dtype = cli::dtype(name);
       c.device = device;
       c.gradients = !o.forward_only;
@@ -106,25 +106,25 @@ static BenchPlan plan(const BenchOptions& o) {
 }
 
 // Measures the peak in a dtype once more and keeps the best: others may have used the machine.
-static void measure_peak(const attn::Case& c, Peaks& peaks) {
+static void measure_peak(const instruments::Case& c, Peaks& peaks) {
   double& best = peaks[attn::dtype_name(c.dtype)];
-  best = std::max(best, attn::matmul_gflops(c.dtype, c.device));
+  best = std::max(best, instruments::matmul_gflops(c.dtype, c.device));
 }
 
-static BenchGroup measure(const BenchPlan& p, const attn::Case& c, Progress& progress) {
+static BenchGroup measure(const BenchPlan& p, const instruments::Case& c, Progress& progress) {
   BenchGroup group{.on = c};
   const std::string where = case_text(c) + " ";
   progress.show(where + "torch sdpa");
-  BenchRow torch{"torch sdpa", "–", attn::bench({}, attn::torch_sdpa, c, p.effort, false)};
+  BenchRow torch{"torch sdpa", "–", instruments::bench({}, instruments::torch_sdpa, c, p.effort, false)};
   const bool yardstick = torch.result.standing == Standing::right;
-  for (std::optional<attn::Timing>* t : {&torch.result.forward, &torch.result.both})
+  for (std::optional<instruments::Timing>* t : {&torch.result.forward, &torch.result.both})
     if (*t) (*t)->torch_ms = (*t)->ms;
   group.rows.push_back(torch);
-  for (const attn::Execution* peer : attn::peers().subspan(1)) {
+  for (const attn::Execution* peer : instruments::peers().subspan(1)) {
     if (!c.device.is_cuda() || stopped()) continue;
     progress.show(where + "torch " + std::string(peer->name));
     group.rows.push_back(
-        {"torch " + std::string(peer->name), "–", attn::bench({}, *peer, c, p.effort, yardstick)});
+        {"torch " + std::string(peer->name), "–", instruments::bench({}, *peer, c, p.effort, yardstick)});
   }
   if (!p.peers.empty() && !stopped()) {
     progress.show(where + p.peers);
@@ -139,7 +139,7 @@ static BenchGroup measure(const BenchPlan& p, const attn::Case& c, Progress& pro
       if (stopped()) return group;
       progress.show(where + v.name + " " + std::string(e->name));
       group.rows.push_back(
-          {v.name, std::string(e->name), attn::bench(v.spec, *e, c, p.effort, yardstick)});
+          {v.name, std::string(e->name), instruments::bench(v.spec, *e, c, p.effort, yardstick)});
     }
   return group;
 }
@@ -156,7 +156,7 @@ static std::string bytes_text(int64_t bytes) {
                    : digits(x / 1e9) + " GB";
 }
 
-static void add(Row& row, const std::optional<attn::Timing>& t, double peak) {
+static void add(Row& row, const std::optional<instruments::Timing>& t, double peak) {
   if (!t) return;
   row.push_back(digits(t->ms));
   row.push_back(digits(t->gflops()));
@@ -166,8 +166,8 @@ static void add(Row& row, const std::optional<attn::Timing>& t, double peak) {
   row.push_back(ratio > 1 ? green(shown) : shown);
 }
 
-static bool is_noisy(const attn::Benchmark& b) {
-  for (const std::optional<attn::Timing>& t : {b.forward, b.both})
+static bool is_noisy(const instruments::Benchmark& b) {
+  for (const std::optional<instruments::Timing>& t : {b.forward, b.both})
     if (t && t->ms > 1.5 * t->best_ms) return true;
   return false;
 }
@@ -178,14 +178,14 @@ static std::string no_speed(Standing standing) {
 }
 
 static std::string error_text(const BenchRow& r) {
-  const attn::Difference& d = *r.result.worst;
+  const instruments::Difference& d = *r.result.worst;
   return r.execution + " is wrong, " + d.of + " with error " + formatted("%.2e", d.error) +
          ", allowed " + formatted("%.2e", d.allowed);
 }
 
 static void print_machine(const BenchOptions& o, const Peaks& peaks) {
   std::cout << cpuinfo("model name") << ", " << at::get_num_threads() << " threads, "
-            << attn::cpu_kernels();
+            << instruments::cpu_kernels();
   if (o.device != "cpu") std::cout << "; on " << o.device;
   const char* before = " · matrix-multiply peak ";
   for (const auto& [dtype, gflops] : peaks)
@@ -247,7 +247,7 @@ static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& p
   std::cout << std::flush;
 }
 
-static Json json(const std::optional<attn::Timing>& t, double peak) {
+static Json json(const std::optional<instruments::Timing>& t, double peak) {
   if (!t) return nullptr;
   Json out{{"ms", t->ms},        {"best_ms", t->best_ms}, {"runs", t->runs},
            {"flop", t->flop},    {"gflops", t->gflops()}, {"share_of_peak", t->gflops() / peak},
@@ -256,9 +256,9 @@ static Json json(const std::optional<attn::Timing>& t, double peak) {
   return out;
 }
 
-static Json json(const BenchRow& r, const attn::Case& on, double peak) {
+static Json json(const BenchRow& r, const instruments::Case& on, double peak) {
   static constexpr const char* kStandings[] = {"ok", "wrong", "cannot run", "stopped"};
-  const attn::Benchmark& b = r.result;
+  const instruments::Benchmark& b = r.result;
   Json check, bytes, statistics;
   if (b.worst)
     check = {{"of", b.worst->of}, {"error", b.worst->error}, {"allowed", b.worst->allowed}};
@@ -285,7 +285,7 @@ static Json json(const std::vector<BenchGroup>& groups, const BenchOptions& o, c
   return {{"machine",
            {{"cpu", cpuinfo("model name")},
             {"threads", at::get_num_threads()},
-            {"instruction_set", attn::cpu_kernels()},
+            {"instruction_set", instruments::cpu_kernels()},
             {"torch_kernels", at::get_cpu_capability()},
             {"torch", TORCH_VERSION}}},
           {"device", o.device},
@@ -301,10 +301,10 @@ static Outcome run(const BenchOptions& o) {
   Progress progress{.command = "bench",
                     .all = p.cases.size() * (1 + p.variants.size() * p.executions.size())};
   Peaks peaks;
-  for (const attn::Case& c : p.cases)
+  for (const instruments::Case& c : p.cases)
     if (!peaks.contains(attn::dtype_name(c.dtype))) measure_peak(c, peaks);
   if (!o.json) print_machine(o, peaks);
-  for (const attn::Case& c : p.cases) {
+  for (const instruments::Case& c : p.cases) {
     if (stopped()) break;
     if (!groups.empty()) measure_peak(c, peaks);
     groups.push_back(measure(p, c, progress));
@@ -367,7 +367,7 @@ Action bench(CLI::App& app) {
     if (app.count("--variant") == 0) o->variants = {"softmax", "taylor2"};
     if (app.count("--shape") == 0) o->shapes = {"1,8,65536,64"};
     horner::check(o->shapes.size() == 1, "bench decode takes one --shape, not ", o->shapes.size());
-    const attn::Case c = bench_case(o->shapes[0]);
+    const instruments::Case c = bench_case(o->shapes[0]);
     return bench_decode(select(o->variants), {c.B, c.H, c.T, c.D}, {o->json, o->svg});
   };
 }

@@ -6,13 +6,13 @@
 #include <optional>
 #include <sstream>
 
-#include "attn/bench.h"
-#include "attn/bench_state.h"
 #include "cli/bench.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
-#include "core/files.h"
+#include "files/files.h"
+#include "instruments/bench.h"
+#include "instruments/bench_state.h"
 #include "report/svg.h"
 
 namespace horner::cli {
@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 struct DecodeRow {
   attn::Variant variant;
   std::string wrong;
-  std::vector<attn::DecodeTime> times;
+  std::vector<instruments::DecodeTime> times;
   double gflops = 0;  // of a finite state, in batches of 64 tokens
 };
 
@@ -61,7 +61,7 @@ static std::string label(const DecodeRow& r) {
   return r.variant.name + (has_state(r) ? "" : " (cache)");
 }
 
-static report::Chart chart(const std::vector<DecodeRow>& rows, const attn::Stream& s) {
+static report::Chart chart(const std::vector<DecodeRow>& rows, const instruments::Stream& s) {
   std::ostringstream title;
   title << "Decoding with a state and with a cache: B" << s.B << " H" << s.H << " D" << s.D
         << ", float32";
@@ -73,17 +73,17 @@ static report::Chart chart(const std::vector<DecodeRow>& rows, const attn::Strea
                     .series = {}};
   for (const DecodeRow& r : rows) {
     report::Series& line = out.series.emplace_back(report::Series{label(r), {}});
-    for (const attn::DecodeTime& t : r.times) line.points.push_back({double(t.context), t.us});
+    for (const instruments::DecodeTime& t : r.times) line.points.push_back({double(t.context), t.us});
   }
   return out;
 }
 
-static Json json(const std::vector<DecodeRow>& rows, const attn::Stream& s, double peak) {
+static Json json(const std::vector<DecodeRow>& rows, const instruments::Stream& s, double peak) {
   Json results = Json::array();
   const DecodeRow* cache = cache_row(rows);
   for (const DecodeRow& r : rows) {
     Json times = Json::array();
-    for (const attn::DecodeTime& t : r.times)
+    for (const instruments::DecodeTime& t : r.times)
       times.push_back({{"context", t.context}, {"us", t.us}, {"bytes", t.bytes}});
     Json row{{"variant", r.variant.name}, {"wrong", r.wrong}, {"times", times}};
     if (has_state(r)) {
@@ -97,7 +97,7 @@ static Json json(const std::vector<DecodeRow>& rows, const attn::Stream& s, doub
   return {{"B", s.B}, {"H", s.H}, {"D", s.D}, {"peak_gflops", peak}, {"results", results}};
 }
 
-static void print(const std::vector<DecodeRow>& rows, const attn::Stream& s, double peak) {
+static void print(const std::vector<DecodeRow>& rows, const instruments::Stream& s, double peak) {
   std::cout << "B" << s.B << " H" << s.H << " D" << s.D << ", float32: µs for a token after ...\n";
   Table table{.head = {"tokens"}, .rows = {}, .right = {0}};
   size_t n = 0;
@@ -137,20 +137,20 @@ Outcome bench_decode(const std::vector<attn::Variant>& variants, const std::vect
                      const Shown& shown) {
   std::optional<NewFile> file;  // fails before the work, not after it
   if (!shown.svg.empty()) file.emplace(shown.svg);
-  const attn::Stream s{.B = shape[0], .H = shape[1], .D = shape[3]};
+  const instruments::Stream s{.B = shape[0], .H = shape[1], .D = shape[3]};
   const std::vector<int64_t> lengths = contexts(shape[2]);
   catch_interrupt();
-  const double peak = attn::matmul_gflops(at::kFloat, at::kCPU);
+  const double peak = instruments::matmul_gflops(at::kFloat, at::kCPU);
   std::vector<DecodeRow> rows;
   Progress progress{.command = "bench", .all = variants.size()};
   bool failed = false;
   for (const attn::Variant& v : variants) {
     if (stopped()) break;
     progress.show(v.name);
-    DecodeRow row{v, attn::why_wrong(v.spec, s), {}};
+    DecodeRow row{v, instruments::why_wrong(v.spec, s), {}};
     failed |= !row.wrong.empty();
-    if (row.wrong.empty()) row.times = attn::time_decoding(v.spec, s, lengths, stopped);
-    if (row.wrong.empty() && has_state(row)) row.gflops = attn::state_gflops(v.spec, s, 64);
+    if (row.wrong.empty()) row.times = instruments::time_decoding(v.spec, s, lengths, stopped);
+    if (row.wrong.empty() && has_state(row)) row.gflops = instruments::state_gflops(v.spec, s, 64);
     rows.push_back(row);
     ++progress.done;
   }

@@ -1,5 +1,5 @@
 // horner bench order: the error of the series of exp against its order, plain and centred.
-#include "attn/bench_order.h"
+#include "instruments/bench_order.h"
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -9,7 +9,7 @@
 #include "cli/bench.h"
 #include "cli/table.h"
 #include "core/check.h"
-#include "core/files.h"
+#include "files/files.h"
 #include "report/svg.h"
 
 namespace horner::cli {
@@ -28,13 +28,13 @@ void check_bench_options(const CLI::App& app, const std::string& what) {
                   "; see 'horner bench --help'");
 }
 
-static std::string name(const attn::OrderError& e) {
+static std::string name(const instruments::OrderError& e) {
   return "σ = " + formatted("%g", e.deviation) + (e.centred ? ", centred" : "");
 }
 
-static Json json(const attn::OrderCase& c, const std::vector<attn::OrderError>& errors) {
+static Json json(const instruments::OrderCase& c, const std::vector<instruments::OrderError>& errors) {
   Json results = Json::array();
-  for (const attn::OrderError& e : errors)
+  for (const instruments::OrderError& e : errors)
     results.push_back(
         {{"variant", (e.centred ? "centred_taylor" : "taylor") + std::to_string(e.order)},
          {"order", e.order},
@@ -46,13 +46,13 @@ static Json json(const attn::OrderCase& c, const std::vector<attn::OrderError>& 
 }
 
 // One line for each deviation, plain and centred, in the order of `errors`.
-static report::Chart chart(const std::vector<attn::OrderError>& errors) {
+static report::Chart chart(const std::vector<instruments::OrderError>& errors) {
   report::Chart out{.title = "Softmax's series, cut at an order: error on Gaussian scores",
                     .x_label = "order n",
                     .y_label = "relative error of a row (RMS)",
                     .log_y = true,
                     .series = {}};
-  for (const attn::OrderError& e : errors) {
+  for (const instruments::OrderError& e : errors) {
     if (out.series.empty() || out.series.back().name != name(e))
       out.series.push_back({name(e), {}, int(out.series.size() / 2), e.centred});
     out.series.back().points.push_back({double(e.order), e.rms});
@@ -60,7 +60,7 @@ static report::Chart chart(const std::vector<attn::OrderError>& errors) {
   return out;
 }
 
-static void print(const attn::OrderCase& c, const report::Chart& lines) {
+static void print(const instruments::OrderCase& c, const report::Chart& lines) {
   std::cout << "relative error of a row against softmax, RMS over " << c.T << " rows; D " << c.D
             << ", float64, scores of standard deviation σ\n";
   Table table{.head = {"order"}, .rows = {}, .right = {0}};
@@ -77,8 +77,8 @@ static void print(const attn::OrderCase& c, const report::Chart& lines) {
 Outcome bench_order(uint64_t seed, const Shown& shown) {
   std::optional<NewFile> file;  // fails before the work, not after it
   if (!shown.svg.empty()) file.emplace(shown.svg);
-  const attn::OrderCase c{.seed = seed};
-  const std::vector<attn::OrderError> errors = attn::order_errors(c);
+  const instruments::OrderCase c{.seed = seed};
+  const std::vector<instruments::OrderError> errors = instruments::order_errors(c);
   const report::Chart lines = chart(errors);
   if (file) file->write(report::chart(lines)), file->commit();
   if (shown.json)

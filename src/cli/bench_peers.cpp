@@ -12,15 +12,15 @@ namespace horner::cli {
 
 using Object = nlohmann::json;
 
-static attn::Timing timing(const Object& ms, const attn::Case& c, bool backward) {
+static instruments::Timing timing(const Object& ms, const instruments::Case& c, bool backward) {
   const double t = ms.get<double>();
-  return {.ms = t, .best_ms = t, .flop = attn::flop({}, c, backward), .runs = 1};
+  return {.ms = t, .best_ms = t, .flop = instruments::flop({}, c, backward), .runs = 1};
 }
 
-static BenchRow row_of(const Object& x, const attn::Case& c) {
+static BenchRow row_of(const Object& x, const instruments::Case& c) {
   BenchRow row{x.at("variant"), x.at("execution"), {}};
   if (x.contains("why_not")) {
-    row.result.standing = attn::Standing::cannot_run;
+    row.result.standing = instruments::Standing::cannot_run;
     row.result.why_not = x["why_not"];
     return row;
   }
@@ -41,7 +41,7 @@ static std::vector<std::string> lines_of(std::FILE* pipe) {
   return lines;
 }
 
-std::vector<BenchRow> peers_of(const std::string& command, const attn::Case& c) {
+std::vector<BenchRow> peers_of(const std::string& command, const instruments::Case& c) {
   std::ostringstream line;
   line << command << " --shape " << c.B << "," << c.H << "," << c.T << "," << c.D << " --dtype "
        << attn::dtype_name(c.dtype) << " --device " << c.device.str()

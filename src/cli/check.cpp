@@ -10,11 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "attn/verify.h"
 #include "cli/command.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/names.h"
+#include "instruments/verify.h"
 
 namespace horner::cli {
 
@@ -28,8 +28,8 @@ struct CheckOptions {
 };
 
 struct Finding {
-  attn::Difference difference;
-  attn::Case on;
+  instruments::Difference difference;
+  instruments::Case on;
 
   double excess() const {
     return difference.ok() ? difference.error / difference.allowed : INFINITY;
@@ -43,7 +43,7 @@ struct Cell {
   bool whole = true;  // false: stopped by Ctrl-C
   std::optional<Finding> worst = {};
   std::vector<Finding> failures = {};  // the worst of each case that failed
-  std::vector<std::pair<attn::Case, std::string>> skipped = {};  // and why
+  std::vector<std::pair<instruments::Case, std::string>> skipped = {};  // and why
 };
 
 struct CheckedRow {
@@ -55,13 +55,13 @@ struct CheckedRow {
 static Cell check_one(const attn::Variant& v, const attn::Execution& e,
                       const std::string& dtype_name, const CheckOptions& o) {
   Cell cell{.dtype = dtype_name};
-  for (attn::Case c : attn::standard_cases(dtype(dtype_name), device(o.device), uint64_t(o.seed))) {
+  for (instruments::Case c : instruments::standard_cases(dtype(dtype_name), device(o.device), uint64_t(o.seed))) {
     if (stopped()) {
       cell.whole = false;
       break;
     }
     c.gradients = !o.forward_only;
-    const attn::Verdict verdict = attn::verify(v.spec, e, c);
+    const instruments::Verdict verdict = instruments::verify(v.spec, e, c);
     if (!verdict.why_not.empty()) {
       cell.skipped.emplace_back(c, verdict.why_not);
       continue;

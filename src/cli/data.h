@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "nn/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace horner::cli {
 

@@ -5,7 +5,7 @@
 
 #include "cli/data.h"
 #include "cli/table.h"
-#include "nn/token_file.h"
+#include "text/token_file.h"
 
 namespace horner::cli {
 

@@ -9,10 +9,10 @@
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
-#include "core/files.h"
 #include "core/stopwatch.h"
-#include "nn/corpus.h"
-#include "nn/token_file.h"
+#include "files/files.h"
+#include "text/corpus.h"
+#include "text/token_file.h"
 
 namespace horner::cli {
 

@@ -11,11 +11,11 @@
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
-#include "core/files.h"
 #include "core/stopwatch.h"
 #include "diag/diag_report.h"
+#include "files/files.h"
 #include "nn/checkpoint.h"
-#include "nn/tokenizer.h"
+#include "text/tokenizer.h"
 #include "train/checkpoint.h"
 
 namespace horner::cli {

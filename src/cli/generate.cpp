@@ -11,7 +11,7 @@
 #include "cli/table.h"
 #include "core/check.h"
 #include "nn/checkpoint.h"
-#include "nn/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace horner::cli {
 

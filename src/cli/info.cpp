@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "attn/bench.h"
 #include "cli/command.h"
 #include "cli/run.h"
 #include "cli/table.h"
+#include "instruments/bench.h"
 
 namespace horner::cli {
 
@@ -63,7 +63,7 @@ static Json facts() {
           {"threads", at::get_num_threads()},
           {"cpu", cpuinfo("model name")},
           {"instruction_sets", instruction_sets()},
-          {"kernels", attn::cpu_kernels()},
+          {"kernels", instruments::cpu_kernels()},
           {"torch_kernels", at::get_cpu_capability()},
           {"gpus", cuda ? int(at::detail::getCUDAHooks().deviceCount()) : 0}};
 }

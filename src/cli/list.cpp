@@ -7,11 +7,11 @@
 
 #include "attn/attend.h"
 #include "attn/spec_text.h"
-#include "attn/verify.h"
 #include "cli/command.h"
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/names.h"
+#include "instruments/verify.h"
 
 namespace horner::cli {
 
@@ -60,8 +60,8 @@ static std::vector<attn::Family> families(const std::vector<std::string>& patter
 
 // "" or why the execution cannot run small float32 inputs on the CPU.
 static std::string why_not(const attn::Variant& v, const attn::Execution& e) {
-  const attn::Case small{.B = 1, .H = 2, .G = 2, .T = 16, .S = 16, .D = 64, .E = 64};
-  return e.why_not(v.spec, attn::random_inputs(v.spec, small));
+  const instruments::Case small{.B = 1, .H = 2, .G = 2, .T = 16, .S = 16, .D = 64, .E = 64};
+  return e.why_not(v.spec, instruments::random_inputs(v.spec, small));
 }
 
 static Json json(const std::vector<attn::Variant>& variants,

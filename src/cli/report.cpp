@@ -8,7 +8,7 @@
 
 #include "cli/command.h"
 #include "core/check.h"
-#include "core/files.h"
+#include "files/files.h"
 #include "study/study_report.h"
 #include "train/start.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attn/exec/stages.h"
+#include "attn/stages.h"
 
 namespace horner::diag {
 
@@ -58,9 +58,8 @@ static attn::Inputs head_of(const attn::Inputs& in, int64_t h) {
 std::vector<HeadSeries> series(const attn::Spec& given, const attn::Inputs& all,
                                std::span<const nn::Query> queries) {
   attn::Inputs in = all;
-  in.q = attn::exec::mapped(given.features, all.q, all.query_projection);
-  in.k =
-      attn::exec::mapped(given.features, all.k, all.key_projection, all.q.size(1) / all.k.size(1));
+  in.q = attn::mapped(given.features, all.q, all.query_projection);
+  in.k = attn::mapped(given.features, all.k, all.key_projection, all.q.size(1) / all.k.size(1));
   attn::Spec spec = given;
   spec.features = attn::Identity{};
   std::vector<HeadSeries> out(size_t(in.q.size(1)));

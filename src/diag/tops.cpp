@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attn/exec/stages.h"
+#include "attn/stages.h"
 #include "diag/what_if.h"
 
 namespace horner::diag {
@@ -66,7 +66,7 @@ static std::vector<std::vector<double>> output_errors(const nn::Model& m, const 
   std::vector<std::vector<double>> out;
   const nn::Probe probe{[&](int64_t, const attn::Spec& spec, const attn::Inputs& in,
                             const at::Tensor&) {
-    const at::Tensor v = attn::exec::one_key_head_each(in).v[0].to(at::kCPU, at::kDouble);
+    const at::Tensor v = attn::one_key_head_each(in).v[0].to(at::kCPU, at::kDouble);
     const size_t from = out.size(), H = size_t(v.size(0));
     out.resize(from + H);
     const std::vector<nn::Query> queries = nn::few_queries(tokens.numel(), 16);

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "attn/exec/stages.h"
+#include "attn/stages.h"
 #include "core/check.h"
 #include "diag/softmax_rows.h"
 
@@ -119,7 +119,7 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
     if (say) say("rows of layer " + std::to_string(i));
     const std::string why = nn::why_no_rows(own);
     check(why.empty(), "layer ", i, " has no attention weights to look at: ", why);
-    const at::Tensor v = attn::exec::one_key_head_each(in).v[0].to(at::kCPU, at::kFloat);
+    const at::Tensor v = attn::one_key_head_each(in).v[0].to(at::kCPU, at::kFloat);
     nn::for_rows(own, in, queries, [&](const nn::Rows& rows) {  // one block
       const at::Tensor values = v.narrow(1, 0, rows.weights.size(-1));
       const at::Tensor o = at::matmul(rows.weights.to(at::kFloat), values);

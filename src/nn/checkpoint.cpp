@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "attn/tensors_file.h"
 #include "core/check.h"
-#include "core/files.h"
+#include "files/files.h"
+#include "files/tensors_file.h"
 
 namespace horner::nn {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "attn/catalog.h"
-#include "attn/exec/stages.h"
+#include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::nn {
@@ -62,12 +62,12 @@ static Rows block_rows(const Spec& spec, const Inputs& in, std::span<const Query
   const at::Tensor count = at::tensor(rows.count).to(q.scalar_type()).view({1, R, 1});
   Inputs scaled = in;
   scaled.q = q.unsqueeze(0);
-  const at::Tensor factor = exec::scale(spec, scaled, count);
+  const at::Tensor factor = attn::scale(spec, scaled, count);
   rows.scores = at::matmul(q, k.transpose(-1, -2)).mul_(factor);
   const at::Tensor longest = k.norm(2, -1).unsqueeze(1).masked_fill(rows.hidden, 0).amax(-1);
   rows.largest_product = q.norm(2, -1) * longest * factor.abs().squeeze(-1);
   at::Tensor shift;
-  at::Tensor w = exec::weights(spec, rows.scores, {rows.hidden, count}, shift);
+  at::Tensor w = attn::weights(spec, rows.scores, {rows.hidden, count}, shift);
   rows.weights = w.div_(w.sum(-1, true).clamp_min(1e-30));
   return rows;
 }
@@ -76,12 +76,12 @@ void for_rows(const Spec& spec, const Inputs& given, std::span<const Query> quer
               const std::function<void(const Rows&)>& look) {
   check(given.q.size(0) == 1, "one text at a time, not ", given.q.size(0));
   Inputs in = given;
-  in.q = exec::mapped(spec.features, given.q, given.query_projection);
-  in.k = exec::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
+  in.q = attn::mapped(spec.features, given.q, given.query_projection);
+  in.k = attn::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
   in.v = at::Tensor();  // not looked at: not to be repeated, a long text's are large
-  in = exec::one_key_head_each(in);
+  in = attn::one_key_head_each(in);
   const auto plain = [](const at::Tensor& x) {
-    return x.defined() ? x.detach().to(at::kCPU, exec::wide(x.scalar_type())) : x;
+    return x.defined() ? x.detach().to(at::kCPU, attn::wide(x.scalar_type())) : x;
   };
   in.q = plain(in.q), in.k = plain(in.k);
   in.length_scale = plain(in.length_scale), in.log_power = plain(in.log_power);
@@ -102,7 +102,7 @@ at::Tensor weights_of(const Spec& spec, const Rows& rows) {
   at::Tensor x = rows.scores / spec.temperature, shift;
   if (is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness))
     x = x * count.log() / count.log().mean().clamp_min(1e-6);
-  const at::Tensor w = exec::weights(spec, x, {rows.hidden, count}, shift);
+  const at::Tensor w = attn::weights(spec, x, {rows.hidden, count}, shift);
   const at::Tensor sum = w.sum(-1, true);
   return w / at::where(sum.abs() < 1e-30, at::full_like(sum, 1e-30), sum);
 }

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attn/exec/stages.h"
+#include "attn/stages.h"
 #include "nn/checkpoint.h"
 #include "study/tasks.h"
 #include "train/checkpoint.h"
@@ -18,12 +18,12 @@ namespace horner::study {
 static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& given) {
   using namespace attn;
   Inputs in = given;
-  in.q = exec::mapped(spec.features, given.q, given.query_projection);
-  in.k = exec::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
-  in = exec::one_key_head_each(in);
-  const auto [hidden, count] = exec::seen(spec.mask, in);
+  in.q = attn::mapped(spec.features, given.q, given.query_projection);
+  in.k = attn::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
+  in = attn::one_key_head_each(in);
+  const auto [hidden, count] = attn::seen(spec.mask, in);
   at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type()) *
-                 exec::scale(spec, given, count);
+                 attn::scale(spec, given, count);
   if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
   return x.to(at::kDouble).masked_select(hidden.logical_not());
 }

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attn/exec/stages.h"
+#include "attn/stages.h"
 #include "core/check.h"
 #include "nn/rows.h"
 
@@ -66,7 +66,7 @@ static double separability(const attn::Spec& spec, const attn::Inputs& all) {
   attn::Inputs in = all;
   for (at::Tensor* x : {&in.q, &in.k, &in.v}) *x = x->narrow(0, 0, 1);
   const int64_t T = in.q.size(2), N = std::clamp<int64_t>(T / 4, 1, 16);
-  const at::Tensor v = attn::exec::one_key_head_each(in).v[0].cpu();
+  const at::Tensor v = attn::one_key_head_each(in).v[0].cpu();
   at::Tensor sum = at::zeros({2}, at::kDouble);  // of shares, and how many
   nn::for_rows(spec, in, nn::few_queries(T, kMostQueries), [&](const nn::Rows& rows) {
     const int64_t S = rows.weights.size(-1);

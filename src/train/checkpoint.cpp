@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <mutex>
 
-#include "attn/tensors_file.h"
 #include "core/check.h"
-#include "core/files.h"
+#include "files/files.h"
+#include "files/tensors_file.h"
 #include "nn/checkpoint.h"
 
 namespace horner::train {

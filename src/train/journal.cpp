@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/files.h"
+#include "files/files.h"
 
 namespace horner::train {
 

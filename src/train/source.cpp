@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "core/check.h"
-#include "nn/corpus.h"
-#include "nn/token_file.h"
+#include "text/corpus.h"
+#include "text/token_file.h"
 
 namespace horner::train {
 

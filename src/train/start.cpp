@@ -1,8 +1,8 @@
 #include "train/start.h"
 
 #include "core/check.h"
-#include "core/files.h"
 #include "core/names.h"
+#include "files/files.h"
 #include "train/checkpoint.h"
 
 namespace horner::train {

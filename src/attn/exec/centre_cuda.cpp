@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "attn/exec/cuda_stream.h"
-#include "attn/exec/kernels/centre_cuda.h"
+#include "attn/kernels/cuda/prepare/centre.h"
 
 namespace horner::attn::exec {
 

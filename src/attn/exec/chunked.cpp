@@ -10,10 +10,10 @@
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
-#include "attn/exec/kernels/chunked_cpu.h"
-#include "attn/exec/stages.h"
 #include "attn/inputs.h"
+#include "attn/kernels/cpu/chunked/chunked.h"
 #include "attn/plan.h"
+#include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::attn::exec {

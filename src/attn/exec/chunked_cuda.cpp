@@ -1,8 +1,6 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
 // epilogue is in the kernels; features (but for relu of order 1 in bfloat16), the input gate and
 // divisors other than the sum are taken before them, by kernels of their own.
-#include "attn/exec/kernels/chunked_cuda.h"
-
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -14,8 +12,9 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
-#include "attn/exec/stages.h"
+#include "attn/kernels/cuda/chunked/chunked.h"
 #include "attn/plan.h"
+#include "attn/stages.h"
 
 namespace horner::attn::exec {
 

@@ -6,8 +6,8 @@
 
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda_stream.h"
-#include "attn/exec/kernels/counted_cuda.h"
-#include "attn/exec/stages.h"
+#include "attn/kernels/cuda/prepare/counts.h"
+#include "attn/stages.h"
 
 namespace horner::attn::exec {
 

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include "attn/exec/kernels/fused_cpu.h"
-#include "attn/exec/stages.h"
+#include "attn/kernels/cpu/fused/fused.h"
+#include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::attn::exec {

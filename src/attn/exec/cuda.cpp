@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "attn/exec/stages.h"
+#include "attn/stages.h"
 
 namespace horner::attn::exec {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "attn/attend.h"
-#include "attn/exec/kernels/fused_cuda.h"
+#include "attn/kernels/cuda/common/problem.h"
 
 namespace horner::attn::exec {
 

@@ -3,7 +3,7 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-#include "attn/exec/kernels/fused_cuda.h"
+#include "attn/kernels/cuda/common/problem.h"
 
 namespace horner::attn::exec {
 

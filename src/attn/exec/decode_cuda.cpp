@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "attn/exec/cuda_stream.h"
-#include "attn/exec/kernels/decode_cuda.h"
+#include "attn/kernels/cuda/decode/decode.h"
 
 namespace horner::attn::exec {
 

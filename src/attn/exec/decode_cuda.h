@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "attn/exec/kernels/decode_cpu.h"
+#include "attn/kernels/cpu/decode/decode.h"
 #include "attn/plan.h"
 
 namespace horner::attn::exec {

@@ -8,8 +8,8 @@
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
-#include "attn/exec/kernels/features_cuda.h"
-#include "attn/exec/stages.h"
+#include "attn/kernels/cuda/prepare/features.h"
+#include "attn/stages.h"
 
 namespace horner::attn::exec {
 

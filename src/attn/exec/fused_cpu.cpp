@@ -1,15 +1,14 @@
 // One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Features and the
 // centre are tensor code before it.
-#include "attn/exec/kernels/fused_cpu.h"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
-#include "attn/exec/stages.h"
+#include "attn/kernels/cpu/fused/fused.h"
 #include "attn/plan.h"
+#include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::attn::exec {

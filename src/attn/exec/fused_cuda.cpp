@@ -16,9 +16,9 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
-#include "attn/exec/kernels/hopper_cuda.h"
-#include "attn/exec/stages.h"
+#include "attn/kernels/cuda/hopper/hopper.h"
 #include "attn/plan.h"
+#include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::attn::exec {

@@ -4,10 +4,10 @@
 #include <span>
 #include <string_view>
 
-#include "attn/exec/kernels/chunked_cpu.h"
-#include "attn/exec/kernels/decode_cpu.h"
-#include "attn/exec/kernels/fused_cpu.h"
-#include "attn/exec/kernels/rows_cpu.h"
+#include "attn/kernels/cpu/chunked/chunked.h"
+#include "attn/kernels/cpu/decode/decode.h"
+#include "attn/kernels/cpu/fused/fused.h"
+#include "attn/kernels/cpu/rows/rows.h"
 
 namespace horner::attn::exec {
 

@@ -1,15 +1,14 @@
 // The part of fused_cpu for rows whose sums need more than a pass: where its weights or its
 // sharpness need the whole row. One strip of scores per block of queries, no T x S matrix, forward
 // or backward.
-#include "attn/exec/kernels/rows_cpu.h"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
-#include "attn/exec/stages.h"
+#include "attn/kernels/cpu/rows/rows.h"
+#include "attn/stages.h"
 
 namespace horner::attn::exec {
 

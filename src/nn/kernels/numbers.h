@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "attn/exec/kernels/vec.h"
+#include "core/simd/vec.h"
 
 namespace horner::nn::kernels {
 namespace HORNER_ISA {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "attn/exec/kernels/gemm.h"
+#include "core/simd/gemm.h"
 #include "nn/kernels/product.h"
 
 namespace horner::nn::kernels {

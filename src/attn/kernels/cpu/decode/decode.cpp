@@ -1,0 +1,207 @@
+// Compiled once per instruction set. Scores of a block of keys for every query head that reads
+// them, their weights, and N; then the state, once for all of those heads.
+#include "attn/kernels/cpu/decode/decode.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "attn/kernels/cpu/chunked/monomials.h"
+#include "attn/kernels/cpu/chunked/scratch.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+inline constexpr int kKeys = 64;   // of a block
+inline constexpr int kHeads = 16;  // query heads are padded to whole vectors
+
+template <class R>
+struct Step {
+  using V = VecOf<R>;
+  static constexpr int kL = kLanes<R>;
+
+  const Decode<R>& c;
+  int heads, padded;  // query heads of a key head; whole vectors of them
+  R *x, *qT, *N, *W, *multiplier, *levels, *block, *share, *y, *kT;
+  int64_t gh = 0, b = 0;  // b * G + key head, batch
+
+  Step(const Decode<R>& c, Scratch<R>& s)
+      : c(c), heads(int(c.H / c.G)), padded((heads + kHeads - 1) / kHeads * kHeads) {
+    const int C = padded > kKeys ? padded : kKeys;
+    x = s.take(heads * kKeys), qT = s.take(c.D * padded);
+    N = s.take(heads * c.E), W = s.take(padded), multiplier = s.take((c.last + 1) * padded);
+    int64_t lower = c.S != nullptr;
+    for (int p = 1; c.S && p < c.last; ++p) lower += monomials(c.D, p);
+    levels = s.take(lower * C), block = s.take(kBlock * C);
+    share = s.take(kKeys), y = s.take(kKeys * c.E), kT = s.take(c.D * kKeys);
+  }
+  void move(int64_t head) { gh = head, b = head / c.G; }
+
+  const R* key(int64_t s) const { return c.k + (gh * c.room + s) * c.width; }
+  const R* value(int64_t s) const { return c.v + (gh * c.room + s) * c.E; }
+  const R* query(int r) const { return c.q + (gh * heads + r) * c.width; }
+  double gate_sum(int64_t s) const { return c.decay[gh * c.room + s]; }
+  double now() const { return c.decay && c.to > 0 ? gate_sum(c.to - 1) : 0; }
+
+  // x[r, j] of n keys from s on.
+  void scores(int64_t s, int n) const {
+    for (int r = 0; r < heads; ++r) {
+      const R *q = query(r), centre = c.centre ? c.centre[gh * heads + r] : R(0);
+      for (int j = 0; j < n; ++j) {
+        const R* k = key(s + j);
+        V sum{};
+        for (int64_t d = 0; d < c.width; d += kL) sum += load(q + d) * load(k + d);
+        const R y = sum_lanes<R>(sum) * c.scale - centre;
+        x[r * kKeys + j] = y < c.clamp ? y : c.clamp;
+      }
+      for (int j = n; j < kKeys; ++j) x[r * kKeys + j] = 0;
+    }
+  }
+  // What multiplies the weights of n keys from s on.
+  void shares(int64_t s, int n) const {
+    for (int j = 0; j < n; ++j) {
+      const bool kept = !c.keep || c.keep[b * c.room + s + j];
+      share[j] = !kept ? R(0) : c.decay ? R(std::exp(now() - gate_sum(s + j))) : R(1);
+    }
+    for (int j = n; j < kKeys; ++j) share[j] = 0;
+  }
+  void add_values(int64_t s, int n, R* w) const {
+    if (c.gate)
+      for (int r = 0; r < heads; ++r)
+        for (int j = 0; j < n; ++j) w[r * kKeys + j] *= c.gate[gh * c.room + s + j];
+    multiply<true>(ProductOf<R>{w, kKeys, 1, value(s), c.E, N, c.E, heads, int(c.E), n});
+  }
+
+  template <class Weight>
+  void weigh(const Weight& weight, int64_t s, int n, R*) {
+    scores(s, n);
+    for (int r = 0; r < heads; ++r) {
+      V sum{};
+      for (int j = 0; j < kKeys; j += kL) {
+        const V w = attn::weight(weight, load(x + r * kKeys + j)).w * load(share + j);
+        store(x + r * kKeys + j, w), sum += w;
+      }
+      W[r] += sum_lanes<R>(sum);
+    }
+    add_values(s, n, x);
+  }
+  // Relative to the largest score so far.
+  void weigh(Exp, int64_t s, int n, R* top) {
+    scores(s, n);
+    for (int r = 0; r < heads; ++r) {
+      V largest = splat(top[r]);
+      for (int j = 0; j < kKeys; j += kL) {
+        const V y = load(share + j) == 0 ? splat(R(-INFINITY)) : load(x + r * kKeys + j);
+        store(x + r * kKeys + j, y);
+        largest = y > largest ? y : largest;
+      }
+      const R before = top[r];
+      for (int i = 0; i < kL; ++i)
+        if (largest[i] > top[r]) top[r] = largest[i];
+      if (top[r] > before) {
+        const R left = std::exp(before - top[r]);
+        W[r] *= left;
+        for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= left;
+      }
+      if (top[r] == -INFINITY) continue;  // all are hidden
+      V sum{};
+      for (int j = 0; j < kKeys; j += kL) {
+        const V w = Maths<V>::exp(load(x + r * kKeys + j) - top[r]) * load(share + j);
+        store(x + r * kKeys + j, w), sum += w;
+      }
+      W[r] += sum_lanes<R>(sum);
+    }
+    for (int r = 0; r < heads; ++r)
+      for (int j = 0; top[r] == -INFINITY && j < kKeys; ++j) x[r * kKeys + j] = 0;
+    add_values(s, n, x);
+  }
+
+  Monomials<R> of_queries() const {
+    for (int64_t d = 0; d < c.D; ++d)
+      for (int r = 0; r < padded; ++r)
+        qT[d * padded + r] = r < heads ? query(r)[d] * c.scale : R(0);
+    const bool plain = !c.centre && !c.decay;
+    for (int r = 0; !plain && r < padded; ++r) {
+      const R b = c.centre && r < heads ? -c.centre[gh * heads + r] : R(0);
+      const R left = c.decay ? R(std::exp(now())) : R(1);
+      R e = 0, term = 1;
+      for (int m = 0; m <= c.last; ++m) {
+        e += term, term *= b / (m + 1);
+        multiplier[(c.last - m) * padded + r] = (c.centre ? e : R(1)) * left;
+      }
+    }
+    return {
+        int(c.D), c.first, c.last, padded, false, qT, levels, block, plain ? nullptr : multiplier};
+  }
+  const R* S() const { return c.S + gh * c.F * c.E; }
+
+  void ask() {
+    std::memset(N, 0, sizeof(R) * size_t(heads * c.E)),
+        std::memset(W, 0, sizeof(R) * size_t(padded));
+    R* top = c.shift + gh * heads;
+    for (int r = 0; r < heads; ++r) top[r] = std::holds_alternative<Exp>(c.weight) ? -INFINITY : 0;
+    for (int64_t s = c.from; s < c.to; s += kKeys) {
+      const int n = int(c.to - s < kKeys ? c.to - s : kKeys);
+      shares(s, n);
+      std::visit([&](const auto& w) { weigh(w, s, n, top); }, c.weight);
+    }
+    for (int r = 0; r < heads; ++r)
+      if (top[r] == -INFINITY) top[r] = 0;
+    if (c.S) {
+      const Monomials<R> m = of_queries();
+      m.expand();
+      kernels::HORNER_ISA::ask(m, Ask<R>{S(), c.z + gh * c.F, heads, c.E, N, W});
+    }
+    std::memcpy(c.N + gh * heads * c.E, N, sizeof(R) * size_t(heads * c.E));
+    std::memcpy(c.W + gh * heads, W, sizeof(R) * size_t(heads));
+  }
+
+  void fold() {
+    R *S = c.S + gh * c.F * c.E, *z = c.z + gh * c.F;
+    if (c.decay) {
+      const R left = R(std::exp(now()));
+      for (int64_t i = 0; i < c.F * c.E; ++i) S[i] *= left;
+      for (int64_t i = 0; i < c.F; ++i) z[i] *= left;
+    }
+    for (int64_t s = c.from; s < c.to; s += kKeys) {
+      const int n = int(c.to - s < kKeys ? c.to - s : kKeys),
+                C = (n + kHeads - 1) / kHeads * kHeads;
+      shares(s, n);
+      for (int64_t d = 0; d < c.D; ++d)
+        for (int j = 0; j < C; ++j) kT[d * C + j] = j < n ? key(s + j)[d] : R(0);
+      for (int j = 0; j < n; ++j)
+        for (int64_t e = 0; e < c.E; e += kL)
+          store(y + j * c.E + e, load(value(s + j) + e) * share[j]);
+      const Monomials<R> m{int(c.D), c.first, c.last, C, true, kT, levels, block, nullptr};
+      m.expand();
+      kernels::HORNER_ISA::fold(m, Fold<R>{y, share, n, c.E, S, z});
+    }
+  }
+};
+
+template <class R>
+static int64_t scratch_size(const Decode<R>& c) {
+  Scratch<R> s{nullptr};
+  const Step<R> step(c, s);
+  return s.used;
+}
+template <class R>
+static void ask_task(const Decode<R>& c, int64_t task, R* scratch) {
+  Scratch<R> s{scratch};
+  Step<R> step(c, s);
+  step.move(task);
+  step.ask();
+}
+template <class R>
+static void fold_task(const Decode<R>& c, int64_t task, R* scratch) {
+  Scratch<R> s{scratch};
+  Step<R> step(c, s);
+  step.move(task);
+  step.fold();
+}
+
+const DecodeKernels<float> decode_float{scratch_size<float>, ask_task<float>, fold_task<float>};
+const DecodeKernels<double> decode_double{scratch_size<double>, ask_task<double>,
+                                          fold_task<double>};
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels

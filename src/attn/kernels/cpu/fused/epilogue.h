@@ -1,0 +1,164 @@
+// What happens to a row after its sums: denominator, gates and norm, forward and backward, on one
+// row at a time.
+//   y = out * N / Z,   o = post * norm(y)
+// N and W are e^-shift times their true values; a divisor that is not their sum leaves that factor
+// in y, and only the eps of a norm sees it.
+#pragma once
+
+#include "attn/kernels/cpu/fused/fused.h"
+#include "core/simd/vec.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+static constexpr float kTinySum = 1e-6f, kTinyLength = 1e-12f;
+
+template <class F>
+static float over_channels(int64_t E, const F& f) {  // sum_e f(e), f gives kWidth channels at once
+  Vec s{};
+  for (int64_t e = 0; e < E; e += kWidth) s += f(e);
+  return sum(s);
+}
+
+// One row between its sums and its result.
+struct Row {
+  const Epilogue& p;
+  int64_t row;  // of [B, H, T]
+  int64_t E;    // padded with zeros; p.channels of them are real
+  const float* N;
+  float W, shift;
+
+  float Z, to_y;               // the divisor; y = N * to_y
+  float mean, r;               // of y: o = (y - mean) * r before weight, bias and post
+  float eps;                   // of the norm, at the scale of y
+  bool z_follows_w, at_bound;  // at_bound: L2 of a row without length
+
+  Row(const Epilogue& p, int64_t row, int64_t E, const float* N, float W, float shift)
+      : p(p),
+        row(row),
+        E(E),
+        N(N),
+        W(W),
+        shift(shift),
+        mean(0),
+        r(1),
+        eps(0),
+        z_follows_w(false),
+        at_bound(false) {
+    divide();
+    to_y = (p.out_gate ? p.out_gate[row] : 1) / Z;
+    const float n = float(p.channels);
+    if (p.norm == Epilogue::layer)
+      mean = over_channels(E, [&](int64_t e) { return load(N + e); }) * to_y / n;
+    if (p.norm == Epilogue::none) {
+      r = p.by_sum ? 1 : expf(shift);
+    } else if (p.norm == Epilogue::l2) {
+      const float length = sqrtf(squares(0));
+      at_bound = !(length > kTinyLength);
+      r = (p.times_dim ? n : 1) / (at_bound ? kTinyLength : length);
+    } else {
+      eps = p.eps * (p.by_sum ? 1 : expf(-2 * shift));
+      r = 1 / sqrtf(squares(mean) / n + eps);
+    }
+  }
+
+  void divide() {
+    if (!p.by_sum) {
+      Z = p.divisor ? p.divisor[row] : 1;
+      return;
+    }
+    const float unit = p.plus != 0 || p.least != 0 ? expf(-shift) : 0;
+    Z = p.plus != 0 ? W + p.plus * unit : W;
+    z_follows_w = !p.detach;
+    if (p.least != 0 && Z < p.least * unit) Z = p.least * unit, z_follows_w = false;
+    if (fabsf(Z) < kTinySum) Z = Z < 0 ? -kTinySum : kTinySum, z_follows_w = false;
+  }
+  float squares(float centre) const {  // without the padding, which a centre would make count
+    const int64_t whole = p.channels / kWidth * kWidth;
+    float s = over_channels(whole, [&](int64_t e) {
+      const Vec y = load(N + e) * to_y - centre;
+      return y * y;
+    });
+    for (int64_t e = whole; e < p.channels; ++e)
+      s += (N[e] * to_y - centre) * (N[e] * to_y - centre);
+    return s;
+  }
+  // A row without weights gives 0.
+  bool empty() const {
+    return W == 0 && over_channels(E, [&](int64_t e) { return load(N + e) * load(N + e); }) == 0;
+  }
+  Vec normed(int64_t e) const { return (load(N + e) * to_y - mean) * r; }
+
+  void forward(float* o) const {
+    const float post = p.post_gate ? p.post_gate[row] : 1;
+    for (int64_t e = 0; e < E; e += kWidth) {
+      Vec y = normed(e);
+      if (p.norm_weight) y *= load(p.norm_weight + e);
+      if (p.norm_bias) y += load(p.norm_bias + e);
+      store(o + e, y * post);
+    }
+    if (empty())
+      for (int64_t e = 0; e < E; e += kWidth) store(o + e, Vec{});
+  }
+
+  // From the gradient of o to that of N, which may be the same memory; returns that of W.
+  float backward(const float* d_o, float* d) const {
+    if (empty()) {
+      for (int64_t e = 0; e < E; e += kWidth) store(d + e, Vec{});
+      if (p.d_out_gate) p.d_out_gate[row] = 0;
+      if (p.d_post_gate) p.d_post_gate[row] = 0;
+      if (p.d_divisor) p.d_divisor[row] = 0;
+      return 0;
+    }
+    const float post = p.post_gate ? p.post_gate[row] : 1;
+    Vec d_post{}, d_sum{}, d_dot{};  // of u = (y - mean) r
+    for (int64_t e = 0; e < E; e += kWidth) {
+      const Vec u = normed(e), given = load(d_o + e);
+      Vec before = u, du = given * post;
+      if (p.norm_weight) {
+        const Vec w = load(p.norm_weight + e);
+        before *= w;
+        store(p.d_norm_weight + e, load(p.d_norm_weight + e) + du * u);
+      }
+      if (p.norm_bias) {
+        before += load(p.norm_bias + e);
+        store(p.d_norm_bias + e, load(p.d_norm_bias + e) + du);
+      }
+      d_post += given * before;
+      if (p.norm_weight) du *= load(p.norm_weight + e);
+      store(d + e, du);
+      d_sum += du;
+      d_dot += du * u;
+    }
+    if (p.d_post_gate) p.d_post_gate[row] = sum(d_post);
+    const float dot = sum(d_dot);
+    through_norm(d, sum(d_sum), dot);
+    // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y
+    // through its eps alone, so there dy.y is what the eps leaves of it.
+    float dy_y = dot * eps * r * r;
+    if (p.norm == Epilogue::none || at_bound)
+      dy_y = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * to_y;
+    for (int64_t e = 0; e < E; e += kWidth) store(d + e, load(d + e) * to_y);
+    if (p.d_out_gate) p.d_out_gate[row] = dy_y / p.out_gate[row];
+    const float dZ = -dy_y / Z;
+    if (p.d_divisor) p.d_divisor[row] = dZ;
+    return z_follows_w ? dZ : 0;
+  }
+
+  // From the gradient of u = (y - mean) r to that of y.
+  void through_norm(float* d, float d_sum, float d_dot) const {
+    const float n = float(p.channels);
+    float by_u = 0, less = 0;
+    if (p.norm == Epilogue::l2) {
+      const float unit = p.times_dim ? n : 1;  // |u| = unit, unless the length is at its bound
+      by_u = at_bound ? 0 : d_dot / (unit * unit);
+    }
+    if (p.norm == Epilogue::rms || p.norm == Epilogue::layer) by_u = d_dot / n;
+    if (p.norm == Epilogue::layer) less = d_sum / n;
+    for (int64_t e = 0; e < E; e += kWidth)
+      store(d + e, (load(d + e) - less - normed(e) * by_u) * r);
+  }
+};
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels

@@ -1,0 +1,62 @@
+// What a row says of itself beside its sums, from a = |w| over the keys that it sees, A = sum a:
+//   entropy -sum a/A log a/A = log A - sum a log a / A,  largest a/A,  a/A of the first key,
+//   and the share of the weights that are negative, (A - W) / 2A.
+#pragma once
+
+#include "core/simd/vec.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+// log2 x - kLogStart of x >= 0, within 1.4e-5 (what an entropy needs), and a number for 0:
+// x = 2^e m, 1 <= m < 2, log2 m by a polynomial whose constant is kLogStart.
+inline constexpr float kLogStart = -2.8003640f;
+inline Vec log2_from_start(Vec x) {
+  x += 1.17549435e-38f;  // what is lost in anything larger
+  const Vec m = mantissa(x);
+  Vec p = m * 4.4873614e-2f - 4.1656372e-1f;
+  p = p * m + 1.6311488f;
+  p = p * m - 3.5507929f;
+  p = p * m + 5.0917110f;
+  return p * m + exponent(x);
+}
+
+// One row. Of every kWidth-th key: A, the largest a, and sum a log a, its log natural where the
+// logs of the weights were known, else log2_from_start.
+struct Tally {
+  Vec total{}, most{}, moment{};
+  float first = 0;
+
+  void add(Vec w) {
+    const Vec a = abs(w);
+    total += a;
+    add_positive(a);
+  }
+  void add_positive(Vec w) {  // w >= 0; leaves the total, which is W
+    most = max(most, w);
+    moment += w * log2_from_start(w);
+  }
+};
+
+// The statistics of n <= kWidth rows, into [4, stride]. W: sums of their weights.
+inline void write(const Tally* rows, const float* W, int n, bool logs_known, float* to,
+                  int64_t stride) {
+  alignas(64) float sums[kWidth] = {}, firsts[kWidth] = {};
+  Vec total[kWidth] = {}, most[kWidth] = {}, moment[kWidth] = {};
+  for (int i = 0; i < n; ++i) {
+    sums[i] = W[i], firsts[i] = rows[i].first;
+    total[i] = rows[i].total, most[i] = rows[i].most, moment[i] = rows[i].moment;
+  }
+  const Vec A = sum_each(total), top = largest_each(most);
+  Vec M = sum_each(moment);
+  if (!logs_known) M = (M + A * kLogStart) * 0.69314718f;
+  const Vec share = choose(A > Vec{}, 1 / A, Vec{}), none{};
+  const Vec entropy = choose(A > Vec{}, log(A) - M * share, none);
+  const Vec out[4] = {max(entropy, none), top * share, load(firsts) * share,
+                      max((A - load(sums)) * 0.5f * share, none)};
+  for (int s = 0; s < 4; ++s)
+    for (int i = 0; i < n; ++i) to[s * stride + i] = out[s][i];
+}
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels

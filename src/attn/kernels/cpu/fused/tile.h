@@ -1,0 +1,307 @@
+// What the kernels of all dtypes share: from the products of a tile to its weights, forward and
+// backward.
+#pragma once
+
+#include "attn/kernels/cpu/fused/epilogue.h"
+#include "attn/kernels/cpu/fused/fused.h"
+#include "attn/kernels/cpu/fused/tally.h"
+#include "core/simd/vec.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+static constexpr int kVecs = kTile / kWidth;
+
+static int least(int64_t a, int64_t b) {
+  return int(a < b ? a : b);
+}
+
+// A tile of weights: queries t0.. of one head, keys s0.. of its key head.
+struct Tile {
+  const Fused& f;
+  int64_t b, h, g;  // batch, head, key head
+  int64_t t0, s0;
+  int rows, columns;
+
+  int64_t row(int i) const { return (b * f.H + h) * f.T + t0 + i; }
+  int64_t key(int j) const { return (b * f.G + g) * f.S + s0 + j; }
+  int64_t key_block() const { return (b * f.G + g) * blocks(f.S) + s0 / kTile; }
+  int64_t query_block() const { return (b * f.H + h) * blocks(f.T) + t0 / kTile; }
+  // Whether some query does not see some key of the tile.
+  bool partial() const {
+    return f.keep || columns < kTile || f.lo[t0 + rows - 1] > s0 || f.hi[t0] < s0 + columns;
+  }
+  // Whether a score is a scaled product, clamped or not, and no more.
+  bool plain() const { return f.scale > 0 && !f.centre && !f.decay; }
+  // Which of kWidth keys from j on query i sees.
+  VecInt seen(int i, int j) const {
+    const VecInt s = lanes(int(s0) + j);
+    VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
+    if (f.keep) {
+      VecInt kept{};
+      for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l)
+        kept[l] = -(f.keep[b * f.S + s0 + j + l] != 0);
+      yes &= kept;
+    }
+    return yes;
+  }
+  // The score of key j, from the product.
+  Vec score(const float* x, int i, int j) const {
+    Vec y = load(x + i * kTile + j) * f.scale;
+    if (f.centre) y -= f.centre[row(i)];
+    return min(splat(f.clamp), y);
+  }
+  // The log of the product of the gates in (s, t], for kWidth keys from j on.
+  Vec log_fade(int i, int j) const {
+    const double* gate = f.decay + (b * f.G + g) * f.S;
+    const double query = gate[query_position(i)];
+    float x[kWidth];
+    for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
+    return min(load(x), Vec{});
+  }
+  Vec fade(int i, int j) const { return exp(log_fade(i, j)); }
+  int64_t query_position(int i) const {
+    const int64_t p = t0 + i + f.S - f.T;
+    return p > 0 ? p : 0;
+  }
+};
+
+// Forward.
+
+struct Sums {
+  float N[kTile * kMostChannels];  // [rows, E]
+  Vec W[kTile];                    // of every kWidth-th key
+  float shift[kTile];
+  // The parts of each row's Tally, rows side by side: that is where the caches want them.
+  Vec total[kTile], most[kTile], moment[kTile];
+  float first[kTile];
+};
+
+// Makes `max` the row's maximum so far; what has been summed is brought to the new scale.
+static void raise(float new_max, const Fused& f, int i, Sums& sums) {
+  const float before = sums.shift[i];
+  if (!(new_max > before)) return;
+  sums.shift[i] = new_max;
+  if (before == -INFINITY) return;
+  const float keep = exp(splat(before - new_max))[0];
+  if (f.statistics) {
+    sums.moment[i] = keep * (sums.moment[i] - (new_max - before) * sums.W[i]);
+    sums.most[i] *= keep, sums.first[i] *= keep;
+  }
+  sums.W[i] *= keep;
+  for (int64_t e = 0; e < f.E; e += kWidth)
+    store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
+}
+
+// The same as weigh() below for the plainest of tiles: exp of a scaled product, all of it seen.
+template <bool Statistics, bool Clamped>
+static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
+  const float clamp = tile.f.clamp;
+  for (int i = 0; i < tile.rows; ++i) {
+    float* row = x + i * kTile;
+    Vec top = load(row);
+    for (int j = kWidth; j < kTile; j += kWidth) top = max(top, load(row + j));
+    const float most = largest(top) * tile.f.scale;
+    raise(Clamped && most > clamp ? clamp : most, tile.f, i, sums);
+    Vec total{}, moment{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      Vec score = load(row + j) * tile.f.scale;
+      if constexpr (Clamped) score = min(splat(clamp), score);
+      const Vec log_y = score - sums.shift[i], y = exp_down(log_y);
+      store(row + j, y);
+      total += y;
+      if constexpr (Statistics) moment += y * log_y;
+    }
+    sums.W[i] += total;
+    if constexpr (Statistics) sums.moment[i] += moment;
+  }
+}
+
+// From scores to weights, in place; adds the weights to W, and for exp to the tally: there the
+// weights are their own sizes, and their logs are known.
+template <bool Partial, bool Statistics, class W>
+static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
+  constexpr bool is_exp = __is_same(W, Exp);
+  if (is_exp && !Partial && tile.plain())
+    return tile.f.clamp == INFINITY ? weigh_plain<Statistics, false>(tile, x, sums)
+                                    : weigh_plain<Statistics, true>(tile, x, sums);
+  for (int i = 0; i < tile.rows; ++i) {
+    if constexpr (is_exp) {
+      Vec top = splat(-INFINITY);
+      for (int j = 0; j < kTile; j += kWidth) {
+        Vec y = tile.score(x, i, j);
+        if constexpr (Partial) y = choose(tile.seen(i, j), y, splat(-INFINITY));
+        top = max(top, y);
+        store(x + i * kTile + j, y);
+      }
+      raise(largest(top), tile.f, i, sums);
+    }
+    const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
+    Vec total{};
+    Vec moment{}, most{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      Vec y, log_y{};
+      if constexpr (is_exp) {
+        log_y = load(x + i * kTile + j) - shift;
+        y = exp(log_y);
+      } else {
+        y = weight(w, tile.score(x, i, j)).w;
+        if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
+      }
+      if (tile.f.decay) {
+        const Vec log_fade = tile.log_fade(i, j);
+        y *= exp(log_fade);
+        log_y += log_fade;
+      }
+      store(x + i * kTile + j, y);
+      total += y;
+      if constexpr (Statistics) {
+        moment += y * max(splat(-1000), log_y);  // 0 where hidden: y = 0
+        most = max(most, y);
+      }
+    }
+    if constexpr (Statistics) {
+      sums.moment[i] += moment;
+      sums.most[i] = max(sums.most[i], most);
+    }
+    sums.W[i] += total;
+  }
+}
+
+// Whether no weight is below 0, whatever the score. A long series may be, by rounding.
+template <class W>
+static bool positive(const W&) {
+  return true;
+}
+static bool positive(const Polynomial& p) {
+  return p.degree % 2 == 0 && p.degree <= 10;
+}
+
+template <bool Positive>
+static void tally_tile(const Tile& tile, const float* x, Sums& sums) {
+  for (int i = 0; i < tile.rows; ++i) {
+    Tally t;
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Vec w = load(x + i * kTile + j);
+      Positive ? t.add_positive(w) : t.add(w);
+    }
+    if constexpr (!Positive) sums.total[i] += t.total;
+    sums.most[i] = max(sums.most[i], t.most);
+    sums.moment[i] += t.moment;
+  }
+}
+
+template <class W>
+static void weigh_tile(const W& w, const Tile& tile, float* x, Sums& sums) {
+  const bool partial = tile.partial();
+  if (!tile.f.statistics)
+    return partial ? weigh<true, false>(w, tile, x, sums) : weigh<false, false>(w, tile, x, sums);
+  if constexpr (__is_same(W, Exp)) {
+    partial ? weigh<true, true>(w, tile, x, sums) : weigh<false, true>(w, tile, x, sums);
+  } else {
+    partial ? weigh<true, false>(w, tile, x, sums) : weigh<false, false>(w, tile, x, sums);
+    positive(w) ? tally_tile<true>(tile, x, sums) : tally_tile<false>(tile, x, sums);
+  }
+  if (tile.f.lo[tile.t0] >= tile.s0 + tile.columns || tile.f.lo[tile.t0 + tile.rows - 1] < tile.s0)
+    return;
+  for (int i = 0; i < tile.rows; ++i) {  // the first key of each row, where this tile has it
+    const int64_t j = tile.f.lo[tile.t0 + i] - tile.s0;
+    if (j >= 0 && j < tile.columns) sums.first[i] = fabsf(x[i * kTile + j]);
+  }
+}
+
+static void write_statistics(const Tile& tile, const float* W, const Sums& sums) {
+  const Fused& f = tile.f;
+  const bool is_exp = std::holds_alternative<Exp>(f.weight);
+  const bool all_positive = std::visit([](const auto& w) { return positive(w); }, f.weight);
+  for (int i = 0; i < tile.rows; i += kWidth) {
+    Tally rows[kWidth];
+    for (int j = 0; j < kWidth; ++j)
+      rows[j] = {
+          all_positive ? sums.W[i + j] : sums.total[i + j],
+          is_exp && !f.decay ? splat(1) : sums.most[i + j],  // the shift is the largest score
+          sums.moment[i + j], sums.first[i + j]};
+    write(rows, W + i, least(kWidth, tile.rows - i), is_exp, f.statistics + tile.row(i),
+          f.B * f.H * f.T);
+  }
+}
+
+// Columns of a tile times the gates of their values.
+static void gate_values(const Tile& tile, float* x) {
+  alignas(64) float gates[kTile] = {};
+  for (int j = 0; j < tile.columns; ++j) gates[j] = tile.f.in_gate[tile.key(j)];
+  for (int i = 0; i < tile.rows; ++i)
+    for (int j = 0; j < kTile; j += kWidth)
+      store(x + i * kTile + j, load(x + i * kTile + j) * load(gates + j));
+}
+
+// Backward.
+
+// From scores x and dp = v.dN to the weights (in x) and the gradients of the scores (in dp).
+template <bool Partial, class W>
+static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
+  const Fused& f = tile.f;
+  Vec d_key[kVecs] = {};
+  for (int i = 0; i < tile.rows; ++i) {
+    const int64_t row = tile.row(i);
+    const Vec shift = splat(f.shift[row]), dW = splat(f.dW[row]), clamp = splat(f.clamp);
+    Vec d_centre{}, d_decay{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Vec score = tile.score(x, i, j);
+      Slope<Vec> y = weight(w, score - shift);
+      Vec dw = load(dp + i * kTile + j) + dW;
+      if constexpr (Partial) {
+        const VecInt seen = tile.seen(i, j);
+        y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})};
+      }
+      if (f.decay) {
+        const Vec fade = tile.fade(i, j);
+        y.w *= fade;
+        dw *= fade;
+        const Vec d = y.w * (load(dp + i * kTile + j) + dW);
+        d_decay += d;
+        d_key[j / kWidth] += d;
+      }
+      const Vec dx = choose(score < clamp, y.dw * dw, Vec{});
+      d_centre += dx;
+      store(x + i * kTile + j, y.w);
+      store(dp + i * kTile + j, dx * f.scale);
+    }
+    if (f.d_centre) f.d_centre[row] -= sum(d_centre);
+    if (f.decay) f.d_decay_query[row] += sum(d_decay);
+  }
+  if (!f.decay) return;
+  for (int j = 0; j < tile.columns; ++j)
+    f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
+}
+
+// From dv as it would be without gates to dv and the gradients of the gates:
+//   dv_s = in_s u_s,  d_in_s = v_s.u_s,  u_s = sum_t w_ts dN_t
+template <class Value>
+static void gate_d_values(const Tile& tile, const Value& value, float* dv) {
+  const int64_t E = tile.f.E;
+  for (int j = 0; j < tile.columns; ++j, dv += E) {
+    const float in = tile.f.in_gate[tile.key(j)];
+    Vec d_in{};
+    for (int64_t e = 0; e < E; e += kWidth) {
+      const Vec u = load(dv + e);
+      d_in += u * value(j, e);
+      store(dv + e, u * in);
+    }
+    tile.f.d_in_gate[tile.key(j)] = sum(d_in);
+  }
+}
+
+// The blocks of queries that see some key of [s0, s1).
+struct Queries {
+  int64_t first, last;
+};
+static Queries queries(const Fused& f, int64_t s0, int64_t s1) {
+  int64_t a = 0, b = f.T;
+  while (a < b && f.hi[a] <= s0) ++a;
+  while (b > a && f.lo[b - 1] >= s1) --b;
+  return {a / kTile * kTile, b};
+}
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels

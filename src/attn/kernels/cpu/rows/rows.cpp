@@ -1,0 +1,243 @@
+// Compiled once per instruction set, as fused_cpu.cpp is. A block of queries: its strip of scores
+// x_ts, per row what its weights need (Found), the weights in place of the scores, and N = w v.
+// Backward: the strip again, dw_ts = decay_ts (v_s.dN_t + dW_t), and from it dx (row_weights.h).
+#include "attn/kernels/cpu/rows/rows.h"
+
+#include "attn/kernels/cpu/fused/tally.h"
+#include "attn/kernels/cpu/rows/weights.h"
+#include "core/simd/gemm.h"
+
+namespace horner::attn::kernels {
+namespace HORNER_ISA {
+
+// A block of queries of one head, and the keys that some of them see.
+struct Block {
+  const Rows& f;
+  int64_t b, h, g, t0;  // batch, head, key head, first query
+  int rows;
+  int64_t s0, width;  // whole tiles
+
+  Block(const Rows& f, int64_t head, int64_t index)
+      : f(f), b(head / f.H), h(head % f.H), g(h / (f.H / f.G)), t0(index * kStrip) {
+    rows = int(f.T - t0 < kStrip ? f.T - t0 : kStrip);
+    s0 = f.lo[t0] / kTile * kTile;
+    const int64_t last = f.hi[t0 + rows - 1];
+    width = last > s0 ? blocks(last - s0) * kTile : 0;
+  }
+  int64_t row(int i) const { return (b * f.H + h) * f.T + t0 + i; }
+  int64_t key_head() const { return b * f.G + g; }
+  int64_t key(int64_t j) const { return key_head() * f.S + s0 + j; }
+  int columns(int64_t j) const { return int(f.S - s0 - j < kTile ? f.S - s0 - j : kTile); }
+  int64_t tile(int64_t j) const { return (key_head() * blocks(f.S) + (s0 + j) / kTile) * kTile; }
+
+  // Which of kWidth keys from j on query i sees.
+  VecInt seen(int i, int64_t j) const {
+    const VecInt s = lanes(int(s0 + j));
+    VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
+    if (!f.keep) return yes;
+    VecInt kept{};
+    for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l)
+      kept[l] = -(f.keep[b * f.S + s0 + j + l] != 0);
+    return yes & kept;
+  }
+  bool all_seen(int i, int64_t j) const {
+    return !f.keep && s0 + j >= f.lo[t0 + i] && s0 + j + kWidth <= f.hi[t0 + i];
+  }
+  float first_weight(int i, const float* row) const {  // of the first key of query i
+    const int64_t j = f.lo[t0 + i] - s0;
+    return j >= 0 && j < width ? fabsf(row[j]) : 0;
+  }
+  // The product of the gates in (s, t], for kWidth keys from j on.
+  Vec fade(int i, int64_t j) const {
+    const double* gate = f.decay + key_head() * f.S;
+    const int64_t position = t0 + i + f.S - f.T;
+    const double query = gate[position > 0 ? position : 0];
+    float x[kWidth];
+    for (int l = 0; l < kWidth; ++l) x[l] = s0 + j + l < f.S ? float(query - gate[s0 + j + l]) : 0;
+    return exp(min(load(x), Vec{}));
+  }
+};
+
+// The products of rows a [rows, channels] with the keys of tiles [.., channels, kTile].
+static void products(const Block& k, const float* a, int64_t channels, const float* tiles,
+                     float* x) {
+  for (int64_t j = 0; j < k.width; j += kTile)
+    multiply<false>({a, channels, 1, tiles + k.tile(j) * channels, kTile, x + j, k.f.stride, k.rows,
+                     kTile, int(channels)});
+}
+
+// Subtracts from the numbers of query i their mean over the keys that it sees.
+static void centre(const Block& k, int i, float* x) {
+  Vec total{};
+  VecInt count{};
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const VecInt seen = k.seen(i, j);
+    total += choose(seen, load(x + j), Vec{});
+    count -= seen;
+  }
+  const float mean = sum(total) / greater(1, sum(__builtin_convertvector(count, Vec)));
+  for (int64_t j = 0; j < k.width; j += kWidth)
+    store(x + j, load(x + j) - choose(k.seen(i, j), splat(mean), Vec{}));
+}
+
+// From the products of query i to its scores, in place; `beta` is found, or given by a former pass.
+static void score(const Block& k, int i, float* x, float* beta, bool given) {
+  const Rows& f = k.f;
+  const float scale = f.scale[k.row(i)];
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const Vec y = load(x + j) * scale;
+    store(x + j, k.all_seen(i, j) ? y : choose(k.seen(i, j), y, splat(-INFINITY)));
+  }
+  if (!given) *beta = f.adaptive ? sharpness({x, k.width, nullptr}) : 1;
+  if (*beta == 1 && !f.centred && f.clamp == INFINITY) return;
+  for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, load(x + j) * *beta);
+  if (f.centred) centre(k, i, x);
+  for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, min(load(x + j), splat(f.clamp)));
+}
+
+template <class W>
+static void forward(const W& w, const Block& k, float* x, float* spare) {
+  const Rows& f = k.f;
+  products(k, f.q + k.row(0) * f.D, f.D, f.k_tiles, x);
+  for (int i = 0; i < k.rows; ++i) {
+    float* const row = x + i * f.stride;
+    Found r{};
+    score(k, i, row, &r.beta, false);
+    const Scores scores{row, k.width, spare};
+    r.top = top(scores);
+    if (r.top == -INFINITY)
+      r.top = 0, r.sum = 1;  // nothing seen
+    else if (r.top == r.top)
+      find(w, scores, r);
+    Vec total{};
+    Tally tally;
+    for (int64_t j = 0; j < k.width; j += kWidth) {
+      Vec y = parts(w, load(row + j), r).w;
+      if (f.decay) y *= k.fade(i, j);
+      if (r.top != r.top) y = splat(NAN);
+      store(row + j, y);
+      total += y;
+      if (f.statistics) tally.add(y);
+    }
+    if (f.statistics) {
+      tally.first = k.first_weight(i, row);
+      const float whole = sum(total);
+      write(&tally, &whole, 1, false, f.statistics + k.row(i), f.B * f.H * f.T);
+    }
+    f.found[k.row(i)] = r;
+    f.W[k.row(i)] = sum(total);
+  }
+  float* N = f.N + k.row(0) * f.E;
+  for (int64_t i = 0; i < k.rows * f.E; ++i) N[i] = 0;
+  for (int64_t j = 0; j < k.width; j += kTile)
+    multiply<true>(
+        {x + j, f.stride, 1, f.v + k.key(j) * f.E, f.E, N, f.E, k.rows, int(f.E), k.columns(j)});
+}
+
+// What a row's gradients share: sum pull dw, and for SelfAdjusted those of its least and its
+// largest score times their range, evenly among the keys that have it.
+struct Shared {
+  float pull, at_low, at_high;
+};
+
+// Makes dp = v.dN into dw.
+template <class W>
+static Shared shared(const W& w, const Block& k, int i, const float* x, float* dp, const Found& r) {
+  const Vec dW = splat(k.f.dW[k.row(i)]);
+  const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
+  Vec pull{}, share{};
+  VecInt lowest{}, highest{};
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const Parts p = parts(w, load(x + j), r);
+    Vec dw = load(dp + j) + dW;
+    if (k.f.decay) dw *= k.fade(i, j);
+    store(dp + j, dw);
+    pull += p.pull * dw;
+    if constexpr (__is_same(W, SelfAdjusted)) {
+      share += p.share * dw;
+      lowest -= load(x + j) == low;
+      highest -= load(x + j) == high;
+    }
+  }
+  Shared s{sum(pull), 0, 0};
+  if constexpr (__is_same(W, SelfAdjusted)) {
+    s.at_low = (s.pull - sum(share)) / greater(1, sum(__builtin_convertvector(lowest, Vec)));
+    s.at_high = -s.pull / greater(1, sum(__builtin_convertvector(highest, Vec)));
+  }
+  return s;
+}
+
+// From the scores x and dp = v.dN of query i to its weights (in x) and the gradients of the
+// products (in dp).
+template <class W>
+static void slopes(const W& w, const Block& k, int i, float* x, float* dp, double* d_decay_key) {
+  const Rows& f = k.f;
+  const int64_t row = k.row(i);
+  Found r = f.found[row];
+  score(k, i, x, &r.beta, true);
+  const Shared s = shared(w, k, i, x, dp, r);
+  const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
+  double d_decay = 0;
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const Vec y = load(x + j), dw = load(dp + j);
+    const Parts p = parts(w, y, r);
+    Vec dx = p.slope * dw - p.share * s.pull;
+    if constexpr (__is_same(W, SelfAdjusted))
+      dx += (p.share * dw + choose(y == low, splat(s.at_low), Vec{}) +
+             choose(y == high, splat(s.at_high), Vec{})) /
+            range(r);
+    dx = choose(y < f.clamp, dx * r.beta, Vec{});
+    store(dp + j, dx);
+    store(x + j, f.decay ? p.w * k.fade(i, j) : p.w);
+    if (!f.decay) continue;
+    const Vec d = p.w * dw;
+    d_decay += sum(d);
+    for (int l = 0; l < kWidth && k.s0 + j + l < f.S; ++l) d_decay_key[k.key(j + l)] -= d[l];
+  }
+  if (f.centred) centre(k, i, dp);
+  if (f.decay) f.d_decay_query[row] = d_decay;
+}
+
+template <class W>
+static void backward(const W& w, const Block& k, float* x, float* dp, int64_t part) {
+  const Rows& f = k.f;
+  const float *q = f.scaled + k.row(0) * f.D, *dN = f.dN + k.row(0) * f.E;
+  products(k, f.q + k.row(0) * f.D, f.D, f.k_tiles, x);
+  products(k, dN, f.E, f.v_tiles, dp);
+  const int64_t keys = part * f.B * f.G * f.S;  // of the parts before
+  for (int i = 0; i < k.rows; ++i)
+    slopes(w, k, i, x + i * f.stride, dp + i * f.stride, f.decay ? f.d_decay_key + keys : nullptr);
+  const int D = int(f.D), E = int(f.E);
+  float* dq = f.dq + k.row(0) * D;
+  for (int64_t j = 0; j < k.width; j += kTile) {
+    const int columns = k.columns(j);
+    float *dk = f.dk + (keys + k.key(j)) * D, *dv = f.dv + (keys + k.key(j)) * E;
+    multiply<true>({x + j, 1, f.stride, dN, E, dv, E, columns, E, k.rows});
+    multiply<true>({dp + j, 1, f.stride, q, D, dk, D, columns, D, k.rows});
+    multiply<true>({dp + j, f.stride, 1, f.k + k.key(j) * D, D, dq, D, k.rows, D, columns});
+  }
+}
+
+static void forward_task(const Rows& f, int64_t task, float* scratch) {
+  const int64_t n = (f.T + kStrip - 1) / kStrip;
+  const Block block(f, task / n, n - 1 - task % n);  // longest rows first
+  std::visit([&](const auto& w) { forward(w, block, scratch, scratch + kStrip * f.stride); },
+             f.weight);
+}
+
+// Every parts-th block of queries of the heads of a key head.
+static void backward_task(const Rows& f, int64_t task, float* scratch) {
+  const int64_t part = task % f.parts, key_head = task / f.parts, each = f.H / f.G;
+  for (int64_t r = 0; r < each; ++r)
+    for (int64_t i = part; i * kStrip < f.T; i += f.parts) {
+      const Block block(f, key_head * each + r, i);
+      std::visit(
+          [&](const auto& w) { backward(w, block, scratch, scratch + kStrip * f.stride, part); },
+          f.weight);
+    }
+}
+
+const RowKernels row_kernels{forward_task, backward_task};
+
+}  // namespace HORNER_ISA
+}  // namespace horner::attn::kernels

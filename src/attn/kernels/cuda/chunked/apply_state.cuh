@@ -1,0 +1,333 @@
+// What a warp asks of a state, and the gradient of what asks.
+#pragma once
+
+#include "attn/kernels/cuda/chunked/features.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+inline constexpr int kStateStage = 16384;  // bytes
+template <class T>
+inline constexpr int kStateTiles = kStateStage / (1024 * int(sizeof(T)));
+template <class T>
+inline constexpr int kColumnBytes = 2 * kStateTiles<T> * 4 * kTileColumn;
+
+// Tiles of a state in shared memory. With a first factor they have one block of second factors and
+// neighbours of first ones: no stage has parts of two pairs. Without, a block each.
+template <class T>
+struct Stage {
+  Monomials m;  // of the first
+  int tiles;
+  Tile<T, 64> S;
+  uint32_t z;
+
+  __device__ Monomials of(int u) const {
+    return m.i < 0 ? Monomials{-1, m.block + u} : Monomials{m.i + u, m.block};
+  }
+  __device__ uint32_t column(int u) const { return z + uint32_t(u * 4 * kTileColumn); }
+};
+
+// each(stage) for all tiles of a record, through 2 kStateStage bytes of shared memory at `memory`
+// and the z at `columns`.
+template <class T, int threads, class F>
+__device__ inline void over_state(const ChunkStates& states, int64_t record, int tiles, int blocks,
+                                  uint32_t memory, uint32_t columns, const F& each) {
+  constexpr int n = kStateTiles<T>, kBytes = 4 * kTileColumn;
+  const T* const S = static_cast<const T*>(states.S) + record * tiles * 1024;
+  const uint32_t* const z = states.z + record * tiles * kTileColumn;
+  const auto tile = [&](int stage) { return Tile<T, 64>{memory + uint32_t(stage * kStateStage)}; };
+  const auto copy = [&](int stage, int first) {
+    copy_rows<16 * n, threads>(tile(stage), S + int64_t(first) * 1024, 64, 16 * (tiles - first),
+                               64);
+    const int at = int(threadIdx.x);  // 16 bytes of z
+    if (at < n * kBytes / 16) {
+      const bool real = first * kBytes + at * 16 < tiles * kBytes;
+      copy_16_bytes(columns + uint32_t(stage * n * kBytes + at * 16),
+                    z + (real ? first * kTileColumn + at * 4 : 0), real);
+    }
+  };
+  __syncthreads();  // all are done with what was there
+  copy(0, 0);
+  for (int first = 0, stage = 0; first < tiles; first += n, stage ^= 1) {
+    wait_for_copies();
+    __syncthreads();
+    if (first + n < tiles) copy(stage ^ 1, first + n);
+    each(Stage<T>{monomials(first, tiles, blocks), min(n, tiles - first), tile(stage),
+                  columns + uint32_t(stage * n * kBytes)});
+  }
+}
+
+// Eight first factors, of the rows lane / 4 and lane / 4 + 8.
+struct FirstFactors {
+  uint32_t x[2][4];
+
+  __device__ FirstFactors(Tile<bf16, 64> from, int row, int i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint4 y = *static_cast<const uint4*>(
+          __cvta_shared_to_generic(from.chunk(row + 8 * r + lane() / 4, i / 8)));
+      x[r][0] = y.x, x[r][1] = y.y, x[r][2] = y.z, x[r][3] = y.w;
+    }
+  }
+  __device__ uint32_t twice(int r, int u) const {
+    return __byte_perm(x[r][u / 2], 0, u % 2 ? 0x3232 : 0x1010);
+  }
+  __device__ float number(int r, int u) const {
+    const float2 two = floats(x[r][u / 2]);
+    return u % 2 ? two.y : two.x;
+  }
+};
+
+// N += phi(x) S and, with a sum, W += phi(x) z; rows of x from `row` on.
+template <bool with_sum>
+__device__ inline void ask_tile(float (&N)[8][4], float (&W)[4], const Mma<bf16>::A& left,
+                                const Stage<bf16>& stage, int u) {
+  const Mma<bf16>::RightColumns<64> rights(stage.S, 0, 0);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2)
+    Mma<bf16>::multiply<true>(N[j], N[j + 1], left, rights.at(16 * u, 8 * j));
+  if constexpr (with_sum)
+    Factors<bf16>::add_column(W, left, Factors<bf16>::stored_column(stage.column(u), 0));
+}
+template <bool with_sum>
+__device__ inline void ask(float (&N)[8][4], float (&W)[4], Tile<bf16, 64> x, int row,
+                           const Stage<bf16>& stage) {
+  const auto block = [&](int b) {
+    Mma<bf16>::A a;
+    load_matrices(a.x, x.chunk(row + a_row(), 2 * b + a_chunk()));
+    return a;
+  };
+  if (stage.m.i < 0) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+      if (u < stage.tiles) ask_tile<with_sum>(N, W, block(u), stage, u);
+    return;
+  }
+  const FirstFactors first(x, row, stage.m.i);
+  const Mma<bf16>::A second = block(stage.m.block);
+#pragma unroll
+  for (int u = 0; u < 8; ++u) {
+    Mma<bf16>::A left;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) left.x[j] = times(bf16(), second.x[j], first.twice(j % 2, u));
+    ask_tile<with_sum>(N, W, left, stage, u);
+  }
+}
+template <bool with_sum>
+__device__ inline void ask(float (&N)[8][4], float (&W)[4], Tile<float, 64> x, int row,
+                           const Stage<float>& stage) {
+  using M = Mma<float>;
+#pragma unroll 1
+  for (int u = 0; u < stage.tiles; ++u) {
+    const M::RightColumns<64> rights(stage.S, 16 * u, 0);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const M::A left = Factors<float>::rows(x, row, stage.of(u), step);
+#pragma unroll
+      for (int j = 0; j < 8; j += 2)
+        M::multiply<true>(N[j], N[j + 1], left, rights.at(step * M::kDepth, 8 * j));
+      if constexpr (with_sum)
+        Factors<float>::add_column(W, left, Factors<float>::stored_column(stage.column(u), step));
+    }
+  }
+}
+
+// Gradients of the rows of a warp, in shared memory.
+inline constexpr int kGradientStride = 64 + 4;
+struct Gradients {
+  float* of;  // [16, kGradientStride], of this warp alone
+
+  __device__ float* at(int row, int column) const {
+    return of + (8 * row + lane() / 4) * kGradientStride + column + lane() % 4 * 2;
+  }
+  template <bool add = false>
+  __device__ void set(const float (&c)[8][4], float scale) const {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float2& to = *reinterpret_cast<float2*>(at(r, 8 * j));
+        to.x = c[j][2 * r] * scale + (add ? to.x : 0);
+        to.y = c[j][2 * r + 1] * scale + (add ? to.y : 0);
+      }
+    __syncwarp();
+  }
+  // To rows of `channels` numbers, the first of them at `to`; `kept(row)` says which are not 0.
+  template <class T, class Kept>
+  __device__ void store(void* to, int64_t first, int channels, int rows, const Kept& kept) const {
+    __syncwarp();
+    for (int r = 0; r < min(16, rows); ++r) {
+      const float2 y = *reinterpret_cast<const float2*>(of + r * kGradientStride + 2 * lane());
+      const bool there = kept(r);
+      if (2 * lane() < channels)
+        store_pair<T>(to, (first + r) * channels + 2 * lane(), there ? y.x : 0, there ? y.y : 0);
+    }
+    __syncwarp();
+  }
+};
+
+// What the monomials of x get, whose sums with S and z have the gradients a y and a b:
+//   g_f = a (S_f.y + b z_f),  of x_j: g,  of x_i x_j: x_j gets x_i g and x_i gets x_j g.
+// a is multiplied in at the end. Here what all dtypes share: the sums of one block of x_j.
+template <class T>
+struct BlockSums {
+  Tile<T, 64> x;
+  int row;
+  float a[2], b[2];
+  Gradients to;
+  int block;
+  float xj[2][4], sums[2][4];
+
+  __device__ BlockSums(Tile<T, 64> x, int row, const Gradients& to)
+      : x(x), row(row), to(to), block(-1) {}
+  __device__ void begin(int next) {
+    block = next;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int r = row + j % 2 * 8 + lane() / 4;
+      const float2 two = load_pair(T(), x.number(r, 16 * block + j / 2 * 8 + lane() % 4 * 2));
+      xj[j / 2][j % 2 * 2] = two.x, xj[j / 2][j % 2 * 2 + 1] = two.y;
+      sums[j / 2][j % 2 * 2] = 0, sums[j / 2][j % 2 * 2 + 1] = 0;
+    }
+  }
+  __device__ void end(float times) const {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float2& at = *reinterpret_cast<float2*>(to.at(j % 2, 16 * block + j / 2 * 8));
+      at.x += sums[j / 2][j % 2 * 2] * (a[j % 2] * times);
+      at.y += sums[j / 2][j % 2 * 2 + 1] * (a[j % 2] * times);
+    }
+    __syncwarp();
+  }
+};
+
+template <class T>
+struct AskBackward;
+template <>
+struct AskBackward<bf16> : BlockSums<bf16> {
+  using M = Mma<bf16>;
+  M::A left[4];
+  uint32_t of_z[2];  // b and what rounding took from it, twice: for z and what rounding took of it
+
+  __device__ AskBackward(Tile<bf16, 64> x, Tile<bf16, 64> y, int row, const Gradients& to)
+      : BlockSums(x, row, to) {
+    const M::LeftRows<64> lefts(y, row);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) left[k] = lefts.at(0, 16 * k);
+  }
+  __device__ void ready() {  // a and b are there
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float high = floats(pair(bf16(), b[r], b[r])).x;
+      of_z[r] = lane() % 4 < 2 ? pair(bf16(), high, b[r] - high) : 0;
+    }
+  }
+  __device__ void products(float (&g)[2][4], const Stage<bf16>& stage, int u) const {
+    const M::RightRows<64> rights(stage.S, 0);
+    const uint32_t z = stage.column(u) + uint32_t(lane() % 2 * 32 + lane() / 4 * 2);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) multiply_8(g[j], of_z, twice(bf16(), z + 16 * j));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) M::multiply<true>(g[0], g[1], left[k], rights.at(16 * u, 16 * k));
+  }
+  static __device__ void multiply_8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%7, %7, %7, %7};\n"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b), "f"(0.f));
+  }
+  __device__ void add(const Stage<bf16>& stage) {
+    if (stage.m.i < 0) {
+#pragma unroll
+      for (int u = 0; u < 4; ++u)
+        if (u < stage.tiles) {
+          products(sums, stage, u);
+          block = u;
+          end(1);
+        }
+      return;
+    }
+    if (stage.m.i % 16 == 0) begin(stage.m.block);
+    const bool both = stage.m.i / 16 == block;  // x_i x_j and x_j x_i: their gradients are one
+    both ? pairs<true>(stage) : pairs<false>(stage);
+    if (stage.m.i % 16 == 8) end(both ? 2 : 1);
+  }
+  template <bool both>
+  __device__ void pairs(const Stage<bf16>& stage) {
+    const FirstFactors first(x, row, stage.m.i);
+    float own[2][8];
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+      float g[2][4];
+      products(g, stage, u);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float xi = first.number(r, u);
+        own[r][u] = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float y = g[j / 2][2 * r + j % 2];
+          sums[j / 2][2 * r + j % 2] += y * xi;
+          if constexpr (!both) own[r][u] += y * xj[j / 2][2 * r + j % 2];
+        }
+      }
+    }
+    if constexpr (!both) add_own(own, stage.m.i);
+  }
+  // Sums over four lanes, of which each keeps two.
+  __device__ void add_own(const float (&own)[2][8], int first) const {
+    const bool upper = lane() & 2, odd = lane() & 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float x[4], y[2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i] = (upper ? own[r][i + 4] : own[r][i]) +
+               __shfl_xor_sync(~0u, upper ? own[r][i] : own[r][i + 4], 2);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        y[i] = (odd ? x[i + 2] : x[i]) + __shfl_xor_sync(~0u, odd ? x[i] : x[i + 2], 1);
+      float2& at = *reinterpret_cast<float2*>(to.at(r, first));
+      at.x += y[0] * a[r], at.y += y[1] * a[r];
+    }
+  }
+};
+template <>
+struct AskBackward<float> : BlockSums<float> {
+  Tile<float, 64> y;
+
+  __device__ AskBackward(Tile<float, 64> x, Tile<float, 64> y, int row, const Gradients& to)
+      : BlockSums(x, row, to), y(y) {}
+  __device__ void ready() const {}
+  __device__ void add(const Stage<float>& stage) {
+#pragma unroll 1
+    for (int u = 0; u < stage.tiles; ++u) add(stage, u);
+  }
+  __device__ void add(const Stage<float>& stage, int u) {
+    const Monomials m = stage.of(u);
+    if (m.i < 0 || m.i % 16 == 0) begin(m.block);
+    float g[1][2][4];
+    rows_by_rows<float>(g, y, row, stage.S, 16 * u);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = row + 8 * r + lane() / 4;
+      const float xi = m.i < 0 ? 1 : load_number(0.f, x.number(t, m.i));
+      float own = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 z = Factors<float>::stored_pair(stage.column(u), j / 2 * 8 + lane() % 4 * 2);
+        const float of = g[0][j / 2][2 * r + j % 2] + b[r] * (j % 2 ? z.y : z.x);
+        own += of * xj[j / 2][2 * r + j % 2];
+        sums[j / 2][2 * r + j % 2] += of * xi;
+      }
+      if (m.i < 0) continue;
+      own = quad_sum(own) * a[r];
+      if (lane() % 4 == 0) to.of[(8 * r + lane() / 4) * kGradientStride + m.i] += own;
+    }
+    if (m.i < 0 || m.i % 16 == 15) end(1);
+  }
+};
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,187 @@
+// Order 1, 16-bit: a chunk in shared memory, its tokens and the states around it.
+#pragma once
+
+#include "attn/kernels/cuda/chunked/features.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// Tiles of tokens, states, and what else there is in shared memory.
+template <int tiles, int states, int blocks, bool decay>
+struct StepShape {
+  static constexpr int kTokens = kChunkUnit, kWarps = kTokens / 16, kThreads = 32 * kWarps;
+  static constexpr int kBlocks = blocks, kTile = kTokens * 128, kState = 64 * 128;
+  static constexpr int kStatesAt = tiles * kTile, kColumn = 4 * 4 * kTileColumn;
+  static constexpr int kColumnsAt = kStatesAt + states * kState;
+  static constexpr int kConstantsAt = kColumnsAt + states * kColumn;
+  static constexpr int kSharesAt = kConstantsAt + states * 4 * kConstantSums;
+  static constexpr int kGatesAt = kSharesAt + kTokens * 16;
+  static constexpr int kBytes = kGatesAt + (decay ? kTokens * 4 : 0);
+  // Of RunningSums.
+  static constexpr bool kDecay = decay, kRaw = false;
+  static constexpr int kAtoms = 1, kKeys = 16;
+};
+
+// A query's factors: of its scores and of g v, and what is added to each; and of its scores for dW.
+struct StepShare {
+  float by, constant, dW, constant_dW;
+};
+
+template <class Shape>
+struct OneChunk {
+  using Rows = Tile<bf16, 64>;
+  static constexpr int kTokens = Shape::kTokens, kThreads = Shape::kThreads;
+
+  const Chunks& p;
+  const Fused& f;
+  unsigned char* memory;
+  int key_head, b, g, chunk, first, own;  // `first` token of the chunk, `own` of the warp in it
+
+  __device__ OneChunk(const Chunks& p, unsigned char* memory, int key_head)
+      : p(p),
+        f(p.f),
+        memory(memory),
+        key_head(key_head),
+        b(key_head / f.G),
+        g(key_head % f.G),
+        chunk(int(blockIdx.y)),
+        first(chunk * kTokens),
+        own(warp() * 16) {}
+  __device__ Rows tile(int i) const { return {shared_address(memory + i * Shape::kTile)}; }
+  __device__ Rows state(int i) const {
+    return {shared_address(memory + Shape::kStatesAt + i * Shape::kState)};
+  }
+  __device__ Rows q() const { return tile(0); }
+  __device__ Rows k() const { return tile(1); }
+  __device__ Rows v() const { return tile(2); }
+  __device__ Rows d_o() const { return tile(3); }
+  __device__ bool is_first() const { return chunk == 0; }
+  __device__ bool is_last() const { return chunk + 1 == p.chunks(); }
+  __device__ float unit() const { return p.w.c[1] * f.scale; }
+  // z of sixteen monomials, and the constant's sums.
+  __device__ uint32_t column(int i, int block) const {
+    return shared_address(memory + Shape::kColumnsAt + i * Shape::kColumn) +
+           uint32_t(block * 4 * kTileColumn);
+  }
+  __device__ float* constant(int i) const {
+    return reinterpret_cast<float*>(memory + Shape::kConstantsAt) + i * kConstantSums;
+  }
+
+  // Of a state: what there is since the segment's beginning, and the segment's, on their way.
+  static constexpr int kParts = 64 * 8 / kThreads;
+  struct Loads {
+    uint4 near[kParts];
+    float4 far[kParts][2];
+    float2 z[2];
+    float constant[2];
+    float left;  // of the segment's, where there is a decay
+  };
+  __device__ Loads ask_for(const ChunkStates& from, bool behind) const {
+    const int tiles = p.tiles(), n = int(threadIdx.x);
+    const int64_t record = int64_t(key_head) * p.chunks() + chunk;
+    const float* const segment =
+        from.segments +
+        (int64_t(key_head) * p.segments() + chunk / p.segment) * (tiles + 1) * kTileSums;
+    const bf16* const S = static_cast<const bf16*>(from.S) + record * tiles * 1024;
+    Loads x{};
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const int at = n + i * kThreads, row = at / 8;
+      if (row >= 16 * tiles) continue;
+      const float* const far = segment + row / 16 * kTileSums + row % 16 * 64 + at % 8 * 8;
+      x.near[i] = *reinterpret_cast<const uint4*>(S + 8 * at);
+      x.far[i][0] = *reinterpret_cast<const float4*>(far);
+      x.far[i][1] = *reinterpret_cast<const float4*>(far + 4);
+    }
+    if (n < 8 * tiles) {
+      const float* const z = reinterpret_cast<const float*>(from.z) + record * tiles * 16;
+      x.z[0] = *reinterpret_cast<const float2*>(z + 2 * n);
+      x.z[1] = *reinterpret_cast<const float2*>(segment + n / 8 * kTileSums + 1024 + 2 * n % 16);
+    }
+    if (n <= 64 && p.w.c[0] != 0) {
+      x.constant[0] = from.constant[record * kConstantSums + n];
+      x.constant[1] = segment[tiles * kTileSums + (n < 64 ? n : 1024)];
+    }
+    if constexpr (Shape::kDecay) {
+      const int length = p.segment * kTokens, begin = chunk / p.segment * length;
+      const int to = behind ? min(f.S, begin + length) - 1 : first - 1;
+      x.left = fade(gates_to(f, key_head, to), gates_to(f, key_head, behind ? last() : begin - 1));
+    }
+    return x;
+  }
+  __device__ int last() const { return min(f.S, first + kTokens) - 1; }  // token
+
+  // The running sums of the log gates inside the chunk, in units of ln 2.
+  __device__ float* gates() const { return reinterpret_cast<float*>(memory + Shape::kGatesAt); }
+  __device__ void load_gates() const {
+    if (const int n = int(threadIdx.x); Shape::kDecay && n < kTokens)
+      gates()[n] = float(
+          (gates_to(f, key_head, min(first + n, f.S - 1)) - gates_to(f, key_head, first - 1)) *
+          double(kLog2e));
+  }
+  // What is left at one token of what another has given.
+  static __device__ float faded(float here, float there) {
+    return exp2_fast(fminf(here - there, 0.f));
+  }
+  // The sum of both, with the coefficients of the weight.
+  __device__ void put(int i, const Loads& x) const {
+    const int n = int(threadIdx.x);
+    const float left = Shape::kDecay ? x.left : 1;
+#pragma unroll
+    for (int j = 0; j < kParts; ++j) {
+      const int at = n + j * kThreads;
+      const auto sum = [&](uint32_t near, float a, float b) {
+        const float2 y = floats(near);
+        return pair(bf16(), (y.x + a * left) * unit(), (y.y + b * left) * unit());
+      };
+      const float4 &a = x.far[j][0], &b = x.far[j][1];
+      *static_cast<uint4*>(__cvta_shared_to_generic(state(i).chunk(at / 8, at % 8))) = {
+          sum(x.near[j].x, a.x, a.y), sum(x.near[j].y, a.z, a.w), sum(x.near[j].z, b.x, b.y),
+          sum(x.near[j].w, b.z, b.w)};
+    }
+    if (n < 32)
+      Factors<bf16>::store_column(
+          static_cast<uint32_t*>(__cvta_shared_to_generic(column(i, n / 8))), 2 * n % 16,
+          (x.z[0].x + x.z[1].x * left) * unit(), (x.z[0].y + x.z[1].y * left) * unit());
+    if (n <= 64) constant(i)[n] = (x.constant[0] + x.constant[1] * left) * p.w.c[0];
+  }
+  __device__ void copy_keys() const {
+    copy_rows<kTokens, kThreads>(k(), row_of<bf16>(f.k, b, g, first), f.k.row, f.S - first, f.D);
+    copy_rows<kTokens, kThreads>(v(), row_of<bf16>(f.v, b, g, first), f.v.row, f.S - first, f.E);
+  }
+  __device__ void copy_queries(Rows to, const View& x, int head, int channels) const {
+    copy_rows<kTokens, kThreads>(to, row_of<bf16>(x, b, head, first), x.row, f.T - first, channels);
+  }
+  // Every thread takes what it has copied.
+  __device__ void rectify(Rows x) const {
+    if (!p.relu) return;
+#pragma unroll
+    for (int at = int(threadIdx.x); at < 8 * kTokens; at += kThreads) {
+      uint4& y = *static_cast<uint4*>(__cvta_shared_to_generic(x.chunk(at / 8, at % 8)));
+      y = {relu(y.x), relu(y.y), relu(y.z), relu(y.w)};
+    }
+  }
+  __device__ StepShare* shares() const {
+    return reinterpret_cast<StepShare*>(memory + Shape::kSharesAt);
+  }
+  __device__ void load_shares(int head) const {
+    const int real = f.T - first, n = int(threadIdx.x);
+    if (n >= kTokens) return;
+    Query query = f.queries[int64_t(b * f.H + head) * f.T + first + (n < real ? n : 0)];
+    if (n >= real) query.a = query.dW = 0;
+    shares()[n] = {query.a * unit(), query.a * p.w.c[0], query.dW * unit(), query.dW * p.w.c[0]};
+  }
+  __device__ bool is_kept(int s) const {
+    return !f.seen.keep || (s < f.S && f.seen.keep[int64_t(b) * f.S + s]);
+  }
+  // Hidden keys give nothing to dq.
+  __device__ void hide_keys() const {
+    for (int at = int(threadIdx.x); at < 8 * kTokens; at += kThreads)
+      if (!is_kept(first + at / 8))
+        *static_cast<uint4*>(__cvta_shared_to_generic(k().chunk(at / 8, at % 8))) = uint4{};
+  }
+  __device__ float2 column_pair(int i, int j) const {
+    return Factors<bf16>::stored_pair(column(i, j / 2), j % 2 * 8 + lane() % 4 * 2);
+  }
+};
+
+}  // namespace horner::attn::kernels::cuda

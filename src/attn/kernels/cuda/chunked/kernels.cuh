@@ -1,0 +1,352 @@
+// Every chunk by itself, from the states around it: a block of threads has a block of queries, or
+// of keys, which it takes through the state and through the scores inside the chunk.
+#pragma once
+
+#include "attn/kernels/cuda/chunked/apply_state.cuh"
+#include "attn/kernels/cuda/chunked/states.cuh"
+#include "attn/kernels/cuda/fused/backward.cuh"
+#include "attn/kernels/cuda/fused/forward.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// Atoms of 16 rows in a warp, warps, blocks of them on a multiprocessor, at least, and whether
+// there is a decay: without, in fewer registers.
+template <class T, int atoms, int warps, int blocks, bool decay>
+struct ChunkShape {
+  static constexpr bool kDecay = decay, kRaw = false;
+  static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
+  static constexpr int kQueries = 16 * atoms * warps;
+  static constexpr int kKeys = sizeof(T) == 4 ? 32 : 64;
+  static constexpr int kRow = 64 * int(sizeof(T));
+  // Behind the queries: tiles of keys or of a state, its columns, gates.
+  static constexpr int kColumnsAt = 2 * kStateStage, kGatesAt = kColumnsAt + kColumnBytes<T>;
+  static constexpr int kTilesBytes = kGatesAt + 2 * kKeys * 8;
+  static constexpr int kForwardBytes = kQueries * kRow + kTilesBytes;
+  static constexpr int kQueriesBytes =
+      2 * kQueries * kRow + kTilesBytes + kQueries * kGradientStride * 4;
+  static_assert(4 * kKeys * kRow == 2 * kStateStage);
+};
+
+// A block of queries of one head, and the keys of its chunk in tiles through shared memory.
+template <class T, class Shape>
+struct ChunkQueries {
+  const Chunks& p;
+  const Fused& f;
+  Head head;
+  int t0, chunk;
+  unsigned char* tiles;
+
+  __device__ ChunkQueries(const Chunks& p, unsigned char* tiles)
+      : p(p),
+        f(p.f),
+        head(f, int(blockIdx.x)),
+        t0(int(blockIdx.y) * Shape::kQueries),
+        chunk(t0 / p.length),
+        tiles(tiles) {}
+  __device__ int key_head() const { return head.b * f.G + head.g; }
+  __device__ int64_t record() const { return int64_t(key_head()) * p.chunks() + chunk; }
+  __device__ void copy_queries(Tile<T, 64> to, const View& x, int channels) const {
+    copy_rows<Shape::kQueries, Shape::kThreads>(to, row_of<T>(x, head.b, head.h, t0), x.row,
+                                                f.T - t0, channels);
+  }
+  // How much query t sees of the state.
+  __device__ float left(int t) const {
+    if (!Shape::kDecay) return 1;
+    return fade(gates_to(f, key_head(), min(t, f.T - 1)),
+                gates_to(f, key_head(), chunk * p.length - 1));
+  }
+  template <class F>
+  __device__ void over_state(const F& each) const {
+    const uint32_t at = shared_address(tiles);
+    cuda::over_state<T, Shape::kThreads>(p.before, record(), p.tiles(), p.blocks(), at,
+                                         at + Shape::kColumnsAt, each);
+    __syncthreads();  // all are done with the last tiles
+  }
+  // each(s0, k, v, gates)
+  template <class F>
+  __device__ void over_keys(const F& each) const {
+    constexpr int kKeys = Shape::kKeys;
+    double* const gates = reinterpret_cast<double*>(tiles + Shape::kGatesAt);
+    const auto tile = [&](int i) {
+      return Tile<T, 64>{shared_address(tiles + i * kKeys * Shape::kRow)};
+    };
+    const auto copy = [&](int stage, int s0) {
+      copy_rows<kKeys, Shape::kThreads>(tile(2 * stage), row_of<T>(f.k, head.b, head.g, s0),
+                                        f.k.row, f.S - s0, f.D);
+      copy_rows<kKeys, Shape::kThreads>(tile(2 * stage + 1), row_of<T>(f.v, head.b, head.g, s0),
+                                        f.v.row, f.S - s0, f.E);
+    };
+    const int end = min(f.T, t0 + Shape::kQueries), begin = chunk * p.length;
+    copy(0, begin);
+    for (int s0 = begin, stage = 0; s0 < end; s0 += kKeys, stage ^= 1) {
+      if (Shape::kDecay && threadIdx.x < kKeys)
+        gates[stage * kKeys + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
+      wait_for_copies();
+      __syncthreads();
+      if (s0 + kKeys < end) copy(stage ^ 1, s0 + kKeys);
+      each(s0, tile(2 * stage), tile(2 * stage + 1), gates + stage * kKeys);
+    }
+  }
+};
+
+template <class T, class Shape>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward_kernel(
+    const __grid_constant__ Chunks p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Tile<T, 64> q{shared_address(memory)};
+  const ChunkQueries<T, Shape> block(p, memory + Shape::kQueries * Shape::kRow);
+  const Fused& f = p.f;
+  const int own = warp() * 16 * Shape::kAtoms, t0 = block.t0 + own;
+  block.copy_queries(q, f.q, f.D);
+  RunningSums<T, 64, Quadratic, Shape> sums(f, p.w, block.head, t0 + lane() / 4);
+  const auto ask_state = [&] {
+    if (block.chunk == 0) return;
+    float W[4] = {};
+    block.over_state([&](const Stage<T>& stage) { ask<true>(sums.N[0], W, q, own, stage); });
+    const float* const constant = p.before.constant + block.record() * kConstantSums;
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
+      const float left = block.left(sums.query(i));
+      if (lane() % 4 == 0) sums.sum[0][i] += (W[2 * i] + W[2 * i + 1] + constant[64]) * left;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        float& y = sums.N[i / 2][j / 2][i % 2 * 2 + j % 2];
+        y = (y + constant[j / 2 * 8 + lane() % 4 * 2 + j % 2]) * left;
+      }
+    }
+  };
+  if (Shape::kDecay) ask_state();  // what it gives fades, before anything is added to it
+  block.over_keys([&](int s0, Tile<T, 64> k, Tile<T, 64> v, const double* gates) {
+    if (s0 >= t0 + 16 * Shape::kAtoms) return;
+    float x[Shape::kAtoms][Shape::kKeys / 8][4];
+    rows_by_rows<T>(x, q, own, k, 0);
+    const Care care = care_for(f, t0, t0 + 16 * Shape::kAtoms, s0, s0 + Shape::kKeys);
+    sums.weigh(care, x, s0, gates);
+    add_sums_by_columns<T>(sums.N, x, v, 0);
+  });
+  if (!Shape::kDecay) ask_state();
+  sums.finish();
+}
+
+// The gradients of scores of a row, in place of x.
+template <Care care, class T, class Shape, int n>
+__device__ inline void grade_rows(const ChunkQueries<T, Shape>& block, int t, int s0,
+                                  const Query (&query)[2], const double* gates, float (&x)[n][4],
+                                  const float (&dp)[n][4]) {
+  const Fused& f = block.f;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    Scored<2 * n> s;
+    s.z = lanes<2 * n>([&](int j) { return x[j / 2][2 * r + j % 2] * f.scale; });
+    s.dp = lanes<2 * n>([&](int j) { return dp[j / 2][2 * r + j % 2]; });
+    s.a = lanes<2 * n>([&](int) { return query[r].a; });
+    s.dW = lanes<2 * n>([&](int) { return query[r].dW; });
+    s.limit = lanes<2 * n>([&](int) { return INFINITY; });
+    if constexpr (care == Care::any)
+      s.seen = seen_keys<2 * n>(f.seen, block.head.b, t + 8 * r, s0 + lane() % 4 * 2);
+    if (Shape::kDecay) {
+      const double here = gates_at_query(f, block.head, t + 8 * r);
+      const auto faded = lanes<2 * n>(
+          [&](int j) { return fade(here, gates[lane() % 4 * 2 + j / 2 * 8 + j % 2]); });
+      s.a = s.a * faded, s.dW = s.dW * faded;
+    }
+    const auto y = graded<care, 2 * n>(block.p.w, f, s, [](int) { return 0; });
+#pragma unroll
+    for (int j = 0; j < 2 * n; ++j) x[j / 2][2 * r + j % 2] = y.dx[j];
+  }
+}
+
+template <class T, class Shape>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries_kernel(
+    const __grid_constant__ Chunks p) {
+  constexpr int kAtoms = Shape::kAtoms, kHalf = Shape::kKeys / 2;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Tile<T, 64> q{shared_address(memory)}, g{q.at + Shape::kQueries * Shape::kRow};
+  unsigned char* const tiles = memory + 2 * Shape::kQueries * Shape::kRow;
+  const ChunkQueries<T, Shape> block(p, tiles);
+  const Fused& f = p.f;
+  const int own = warp() * 16 * kAtoms, t0 = block.t0 + own;
+  block.copy_queries(q, f.q, f.D);
+  block.copy_queries(g, f.d_o, f.E);
+  Query query[kAtoms][2];
+#pragma unroll
+  for (int i = 0; i < 2 * kAtoms; ++i) {
+    const int t = t0 + 8 * i + lane() / 4;
+    query[i / 2][i % 2] = f.queries[block.head.row(f, min(t, f.T - 1))];
+    if (t >= f.T) query[i / 2][i % 2].a = query[i / 2][i % 2].dW = 0;
+  }
+  float dq[kAtoms][8][4] = {};
+  block.over_keys([&](int s0, Tile<T, 64> k, Tile<T, 64> v, const double* gates) {
+#pragma unroll 1
+    for (int at = 0; at < Shape::kKeys; at += kHalf) {
+      if (s0 + at >= t0 + 16 * kAtoms) return;
+      float x[kAtoms][kHalf / 8][4], dp[kAtoms][kHalf / 8][4];
+      rows_by_rows<T>(x, q, own, k, at);
+      rows_by_rows<T>(dp, g, own, v, at);
+      const int t = t0 + lane() / 4;
+      if (Shape::kDecay || is_partial(f.seen, t0, t0 + 16, s0 + at, s0 + at + kHalf))
+        grade_rows<Care::any>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
+      else
+        grade_rows<Care::none>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
+      add_sums_by_columns<T>(dq, x, k, at);
+    }
+  });
+  float* const gradients = reinterpret_cast<float*>(tiles + Shape::kTilesBytes);
+  const Gradients to{gradients + own * kGradientStride};
+  to.set(dq[0], f.scale);
+  if (block.chunk > 0) {
+    AskBackward<T> back(q, g, own, to);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Query& row = query[0][i];  // where a is 0, so is dW
+      back.a[i] = row.a * block.left(t0 + 8 * i + lane() / 4);
+      back.b[i] = row.a == 0 ? 0 : row.dW / row.a;
+    }
+    back.ready();
+    block.over_state([&](const Stage<T>& stage) { back.add(stage); });
+  }
+  to.template store<T>(f.dq, block.head.row(f, t0), f.D, f.T - t0, [](int) { return true; });
+}
+
+template <class T, int atoms, int warps, int blocks, bool decay>
+struct ChunkKeysShape {
+  static constexpr bool kDecay = decay;
+  static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
+  static constexpr int kKeys = 16 * atoms * warps, kQueries = sizeof(T) == 4 ? 32 : 64;
+  static constexpr int kTilesAtOnce = 2, kStep = 16, kOwn = 64;  // of KeySums
+  static constexpr int kRow = 64 * int(sizeof(T)), kTileBytes = kQueries * kRow;
+  static constexpr int kStagesAt = 2 * kKeys * kRow;  // of tiles of queries, or of a state
+  static constexpr int kColumnsAt = kStagesAt + 2 * kStateStage;
+  static constexpr int kQueriesAt = kColumnsAt + kColumnBytes<T>;
+  static constexpr int kGatesAt = kQueriesAt + 2 * kQueries * int(sizeof(Query));
+  static constexpr int kGradientsAt = kGatesAt + 2 * kQueries * 8;
+  static constexpr int kBytes = kGradientsAt + kKeys * kGradientStride * 4;
+  static_assert(4 * kTileBytes == 2 * kStateStage);
+};
+
+// dk and dv from the queries behind the chunk: dk to `to`; and what the gates of the keys get.
+template <class T, class Shape, class Sums>
+__device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Tile<T, 64> k,
+                                   Tile<T, 64> v, Sums& sums, const Gradients& to) {
+  static_assert(Shape::kAtoms == 1);
+  const Fused& f = p.f;
+  const int64_t record = int64_t(key_head) * p.chunks() + chunk;
+  const int last = min(f.S, (chunk + 1) * p.length) - 1;
+  AskBackward<T> back(k, v, sums.own, to);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    back.a[i] = back.b[i] = 1;
+    if (Shape::kDecay)
+      back.a[i] =
+          fade(gates_to(f, key_head, last), gates_to(f, key_head, min(sums.key(i), f.S - 1)));
+  }
+  back.ready();
+  float W[4] = {};
+  const auto each = [&](const Stage<T>& stage) {
+    ask<Shape::kDecay>(sums.dv[0], W, k, sums.own, stage);
+    back.add(stage);
+  };
+  over_state<T, Shape::kThreads>(p.behind, record, p.tiles(), p.blocks(), k.at + Shape::kStagesAt,
+                                 k.at + Shape::kColumnsAt, each);
+  __syncthreads();  // all are done with the last tiles
+  const float* const constant = p.behind.constant + record * kConstantSums;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float left = back.a[i];
+    float pull = lane() % 4 == 0 ? (W[2 * i] + W[2 * i + 1] + constant[64]) * left : 0;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      float& y = sums.dv[i / 2][j / 2][i % 2 * 2 + j % 2];
+      const int e = j / 2 * 8 + lane() % 4 * 2 + j % 2;
+      y = (y + constant[e]) * left;
+      if (Shape::kDecay) pull += y * load_number(T(), v.number(sums.own + 8 * i + lane() / 4, e));
+    }
+    sums.d_decay[i / 2][i % 2] += pull;
+  }
+}
+
+// dk, which `to` has, dv, and the gradient of the gates; 0 of hidden keys.
+template <class T, class Shape, class Sums>
+__device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums,
+                                  const Gradients& to) {
+  const int first = sums.s0 + sums.own, rows = f.S - first;
+  const int64_t at = int64_t(key_head) * f.S + first;
+  const uint8_t* const keep = f.seen.keep ? f.seen.keep + int64_t(key_head / f.G) * f.S : nullptr;
+  const auto kept = [&](int r) { return !keep || keep[first + r]; };
+  to.template store<T>(f.dk, at, f.D, rows, kept);
+  to.set(sums.dv[0], 1);
+  to.template store<T>(f.dv, at, f.E, rows, kept);
+  if constexpr (Shape::kDecay) {
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
+      double d = sums.d_decay[i / 2][i % 2];
+      d += __shfl_xor_sync(~0u, d, 1);
+      d += __shfl_xor_sync(~0u, d, 2);
+      const int s = 8 * i + lane() / 4;
+      if (lane() % 4 == 0 && s < rows) f.d_decay_key[at + s] = kept(s) ? -d : 0;
+    }
+  }
+}
+
+template <class T, class Shape>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_kernel(
+    const __grid_constant__ Chunks p) {
+  using Sums = KeySums<T, 64, Quadratic, Shape>;
+  constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Fused& f = p.f;
+  const Tile<T, 64> k{shared_address(memory)}, v{k.at + kKeys * Shape::kRow};
+  const auto* const of = reinterpret_cast<const Query*>(memory + Shape::kQueriesAt);
+  double* const gates = reinterpret_cast<double*>(memory + Shape::kGatesAt);
+  const int each = f.H / f.G, key_head = int(blockIdx.x), b = key_head / f.G, g = key_head % f.G;
+  const int s0 = int(blockIdx.y) * kKeys, chunk = s0 / p.length;
+  const int end = min(f.T, (chunk + 1) * p.length), begin = s0 / kQueries * kQueries;
+
+  const auto queries = [&](int stage, int h, int t0) -> typename Sums::Queries {
+    const Tile<T, 64> q{k.at + Shape::kStagesAt + uint32_t(stage * 2 * Shape::kTileBytes)};
+    const Tile<T, 64> d_o{q.at + Shape::kTileBytes};
+    const int at = stage * kQueries;
+    return {Head(b, g * each + h, g), t0, q, d_o, of + at, gates + at, {0}};
+  };
+  const auto copy = [&](int stage, int h, int t0) {
+    const auto to = queries(stage, h, t0);
+    const int real = end - t0, n = int(threadIdx.x);
+    copy_rows<kQueries, kThreads>(to.q, row_of<T>(f.q, b, to.head.h, t0), f.q.row, real, f.D);
+    copy_rows<kQueries, kThreads>(to.g, row_of<T>(f.d_o, b, to.head.h, t0), f.d_o.row, real, f.E);
+    if (n >= kQueries) return;
+    copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
+                  n < real);
+    if (Shape::kDecay) gates[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
+  };
+  copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, b, g, s0), f.k.row, f.S - s0, f.D);
+  copy_rows<kKeys, kThreads>(v, row_of<T>(f.v, b, g, s0), f.v.row, f.S - s0, f.E);
+  Sums sums(f, p.w, s0, 0);
+  const Gradients to{reinterpret_cast<float*>(memory + Shape::kGradientsAt) +
+                     sums.own * kGradientStride};
+  const bool last = chunk + 1 == p.chunks();
+  if (Shape::kDecay && !last) {  // what the state gives fades, before anything is added to it
+    to.set(sums.dk[0], 0);
+    wait_for_copies();
+    __syncthreads();
+    ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
+  }
+  copy(0, 0, begin);
+  int stage = 0;
+  for (int h = 0, t0 = begin; h < each; stage ^= 1) {
+    wait_for_copies();
+    __syncthreads();  // these queries are there, and all are done with those before
+    const auto tile = queries(stage, h, t0);
+    if ((t0 += kQueries) >= end) t0 = begin, ++h;
+    if (h < each) copy(stage ^ 1, h, t0);
+    if (tile.t0 + kQueries > s0 + sums.own) sums.add(tile, k, v);
+  }
+  if constexpr (Shape::kDecay) {
+    last ? to.set(sums.dk[0], f.scale) : to.template set<true>(sums.dk[0], f.scale);
+  } else {
+    to.set(sums.dk[0], f.scale);
+    if (!last) ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
+  }
+  store_keys<T, Shape>(f, key_head, sums, to);
+}
+
+}  // namespace horner::attn::kernels::cuda

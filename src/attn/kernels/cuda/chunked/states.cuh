@@ -1,0 +1,349 @@
+// The states between chunks: sums over the tokens of each chunk, a warp some tiles of monomials,
+// then from chunk to chunk.
+#pragma once
+
+#include "attn/kernels/cuda/chunked/features.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// What multiplies the values of token t, and its share in z: 0 outside of the chunk.
+struct Share {
+  float value, sum;
+};
+template <bool of_queries>
+__device__ inline Share share(const Fused& f, int key_head, int head, int t, int end) {
+  const int b = key_head / f.G;
+  if (t >= end) return {0, 0};
+  if constexpr (of_queries) {
+    const Query& query = f.queries[int64_t(b * f.H + head) * f.T + t];
+    return {query.a, query.dW};
+  } else {
+    const float kept = !f.seen.keep || f.seen.keep[int64_t(b) * f.S + t] ? 1 : 0;
+    return {kept, kept};
+  }
+}
+// What is left of a key of a chunk at its end, or for a query of what was before the chunk.
+template <bool of_queries>
+__device__ inline float left_of(const Fused& f, int key_head, int t, int begin, int end) {
+  if (!f.decay || t >= end) return 1;
+  return of_queries ? fade(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
+                    : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
+}
+
+// The tokens of a chunk, a stage at a time, through two stages in shared memory; of queries, those
+// of every head that reads the key head. y has its share in it.
+template <class T, int threads, bool of_queries>
+struct SummedTokens {
+  using Rows = Tile<T, 64>;
+  static constexpr int kTokens = 64, kTileBytes = kTokens * Rows::kRow;
+  static constexpr int kBytes = 4 * kTileBytes + 2 * kTokens * 4;
+  static constexpr int kStep = threads / Rows::kChunks, kRows = (kTokens + kStep - 1) / kStep;
+  static_assert(threads >= kTokens);
+
+  const Chunks& p;
+  const Fused& f;
+  unsigned char* memory;
+  int key_head, b, each, begin, end;
+  int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
+  // Of what is being copied: asked for early, used when it is there.
+  float by[kRows], left[kRows], own = 0, own_left = 1;
+
+  __device__ SummedTokens(const Chunks& p, unsigned char* memory, int key_head)
+      : p(p),
+        f(p.f),
+        memory(memory),
+        key_head(key_head),
+        b(key_head / f.G),
+        each(of_queries ? f.H / f.G : 1),
+        begin(int(blockIdx.y) * p.length),
+        end(min(f.T, begin + p.length)) {}
+  __device__ Rows tile(int i) const { return {shared_address(memory + i * kTileBytes)}; }
+  __device__ float* column(int stage) const {
+    return reinterpret_cast<float*>(memory + 4 * kTileBytes) + stage * kTokens;
+  }
+  __device__ bool has_shares() const { return of_queries || f.seen.keep || f.decay; }
+  __device__ void copy(int stage, int r, int t0) {
+    const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
+    const int head = key_head % f.G * each + r, real = end - t0;
+    copy_rows<kTokens, threads>(tile(2 * stage), row_of<T>(x, b, head, t0), x.row, real, f.D);
+    copy_rows<kTokens, threads>(tile(2 * stage + 1), row_of<T>(y, b, head, t0), y.row, real, f.E);
+    if (has_shares())
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int t = t0 + row + i * kStep;
+        by[i] = share<of_queries>(f, key_head, head, t, end).value;
+        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
+      }
+    if (threadIdx.x < kTokens) {
+      const int t = t0 + int(threadIdx.x);
+      own = share<of_queries>(f, key_head, head, t, end).sum;
+      own_left = left_of<of_queries>(f, key_head, t, begin, end);
+    }
+  }
+  __device__ void give_shares(int stage) const {
+    if (has_shares())
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        if (row + i * kStep < kTokens)
+          scale_chunk<T>(tile(2 * stage + 1).chunk(row + i * kStep, chunk), by[i] * left[i]);
+    if (threadIdx.x < kTokens) column(stage)[threadIdx.x] = own * own_left;
+  }
+  // add(x, y, the shares in z)
+  template <class Add>
+  __device__ void over(const Add& add) {
+    copy(0, 0, begin);
+    int stage = 0;
+    for (int r = 0, t0 = begin; r < each; stage ^= 1) {
+      wait_for_copies();
+      give_shares(stage);
+      __syncthreads();  // these tokens are there, and all are done with those before
+      if ((t0 += kTokens) >= end) t0 = begin, ++r;
+      if (r < each) copy(stage ^ 1, r, t0);
+      add(tile(2 * stage), tile(2 * stage + 1), column(stage));
+    }
+  }
+};
+
+// The sums of a tile of a chunk, or, behind the last, of the constant.
+template <class T>
+__device__ inline void store_sums(const Chunks& p, const ChunkStates& to, int64_t record, int tile,
+                                  const float (&S)[8][4], const float (&z)[4]) {
+  const int64_t at = record * p.tiles() + tile;
+  if (tile == p.tiles()) {
+    float* const constant = to.constant + record * kConstantSums;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (lane() < 4)
+        constant[8 * j + 2 * lane()] = S[j][0], constant[8 * j + 2 * lane() + 1] = S[j][1];
+    if (lane() < 4) constant[64 + 2 * lane()] = z[0] + z[1], constant[65 + 2 * lane()] = 0;
+    return;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int feature = lane() / 4 + 8 * r;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      store_pair<T>(to.S, at * 1024 + feature * 64 + 8 * j + lane() % 4 * 2, S[j][2 * r],
+                    S[j][2 * r + 1]);
+    if (lane() % 4 == 0) p.sums[at * 16 + feature] = z[2 * r] + z[2 * r + 1];
+  }
+}
+
+// A warp has some tiles of monomials; as wide as float32.
+template <int own, int warps>
+struct SumsShape {
+  static constexpr int kOwn = own, kWarps = warps, kThreads = 32 * warps;
+};
+template <class T, class Shape, bool of_queries>
+__global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_constant__ Chunks p) {
+  using M = Mma<T>;
+  using Tokens = SummedTokens<T, Shape::kThreads, of_queries>;
+  constexpr int kOwn = Shape::kOwn;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const int all = p.tiles() + 1, parts = (all + kOwn * Shape::kWarps - 1) / (kOwn * Shape::kWarps);
+  const int key_head = int(blockIdx.x) / parts;
+  const int first = (int(blockIdx.x) % parts * Shape::kWarps + warp()) * kOwn;
+  Monomials m[kOwn];
+#pragma unroll
+  for (int o = 0; o < kOwn; ++o) m[o] = monomials(min(first + o, all - 2), all - 1, p.blocks());
+  float S[kOwn][8][4] = {}, z[kOwn][4] = {};
+  Tokens tokens(p, memory, key_head);
+  tokens.over([&](Tile<T, 64> x, Tile<T, 64> y, const float* column) {
+    const typename M::template RightColumns<64> rights(y, 0, 0);
+#pragma unroll
+    for (int k = 0; k < Tokens::kTokens; k += M::kDepth) {
+      typename M::B right[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) right[j] = rights.at(k, 16 * j);
+      const auto ones = Factors<T>::column(column + k);
+#pragma unroll
+      for (int o = 0; o < kOwn; ++o) {
+        if (first + o >= all) break;
+        const auto left =
+            first + o == all - 1 ? Factors<T>::constant() : Factors<T>::columns(x, k, m[o]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          M::template multiply<true>(S[o][2 * j], S[o][2 * j + 1], left, right[j]);
+        Factors<T>::add_column(z[o], left, ones);
+      }
+    }
+  });
+#pragma unroll
+  for (int o = 0; o < kOwn; ++o) {
+    if (first + o >= all) break;
+    store_sums<T>(p, of_queries ? p.behind : p.before, int64_t(key_head) * p.chunks() + blockIdx.y,
+                  first + o, S[o], z[o]);
+  }
+}
+
+// The same of products of two blocks, 16-bit: a block of threads has one pair of them, a warp two
+// first factors; one block of threads more has the channels themselves and the constant.
+inline constexpr int kPairThreads = 8 * 32, kPairBlocks = 2;  // blocks: on a multiprocessor
+struct PairSums {
+  using M = Mma<bf16>;
+  using Rows = Tile<bf16, 64>;
+  int first, second;  // blocks; or -1 and the one of the channels themselves
+  bool constant;      // in place of channels
+  float S[2][8][4], z[2][4];
+
+  __device__ void add(int o, const M::A& left, const M::B (&right)[4], const M::B& ones) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) M::multiply<true>(S[o][2 * j], S[o][2 * j + 1], left, right[j]);
+    Factors<bf16>::add_column(z[o], left, ones);
+  }
+  __device__ void add(Rows x, Rows y, const float* column) {
+    const M::LeftColumns<64> seconds(x, 0, 16 * second), firsts(x, 0, 16 * max(first, 0));
+    const M::RightColumns<64> rights(y, 0, 0);
+    const bool low = warp() < 4;
+#pragma unroll
+    for (int t = 0; t < 64; t += 16) {
+      M::B right[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) right[j] = rights.at(t, 16 * j);
+      const M::B ones = Factors<bf16>::column(column + t);
+      const M::A of_second = constant ? Factors<bf16>::constant() : seconds.at(t, 0);
+      if (first < 0) {
+        add(0, of_second, right, ones);
+        continue;
+      }
+      const M::A of_first = firsts.at(t, 0);
+#pragma unroll
+      for (int o = 0; o < 2; ++o) {
+        const int from = (2 * warp() + o) % 8 * 4 + lane() % 4;
+        const uint32_t x0 = __shfl_sync(~0u, low ? of_first.x[0] : of_first.x[1], from);
+        const uint32_t x1 = __shfl_sync(~0u, low ? of_first.x[2] : of_first.x[3], from);
+        M::A left;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) left.x[j] = times(bf16(), of_second.x[j], j < 2 ? x0 : x1);
+        add(o, left, right, ones);
+      }
+    }
+  }
+};
+
+template <bool of_queries>
+__global__ __launch_bounds__(kPairThreads,
+                             kPairBlocks) void pair_sums_kernel(const __grid_constant__ Chunks p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const int tiles = p.tiles(), pairs = (tiles - p.blocks()) / 16, parts = pairs + 1;
+  const int key_head = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
+  const bool is_pair = part < pairs, works = is_pair || warp() <= p.blocks();
+  const Monomials m = monomials(16 * part, tiles, p.blocks());
+  PairSums sums{};
+  sums.first = is_pair ? m.i / 16 : -1, sums.second = is_pair ? m.block : min(warp(), 3);
+  sums.constant = !is_pair && warp() == p.blocks();
+  SummedTokens<bf16, kPairThreads, of_queries> tokens(p, memory, key_head);
+  tokens.over([&](Tile<bf16, 64> x, Tile<bf16, 64> y, const float* column) {
+    if (works) sums.add(x, y, column);
+  });
+  if (!works) return;
+  const int first = is_pair ? 16 * part + 2 * warp() : sums.constant ? tiles : 16 * part + warp();
+  const int64_t record = int64_t(key_head) * p.chunks() + blockIdx.y;
+#pragma unroll
+  for (int o = 0; o < 2; ++o)
+    if (o == 0 || is_pair)
+      store_sums<bf16>(p, of_queries ? p.behind : p.before, record, first + o, sums.S[o],
+                       sums.z[o]);
+}
+
+// From chunk to chunk: load(record) gives n sums of a chunk, store(record, sums) takes those
+// before.
+template <int n, bool backwards, class Load, class Store>
+__device__ inline void over_chunks(const Chunks& p, int key_head, const Load& load,
+                                   const Store& store) {
+  constexpr int kAtOnce = 16;
+  const int chunks = p.chunks();
+  const auto record = [&](int c) {
+    return int64_t(key_head) * chunks + (backwards ? chunks - 1 - c : c);
+  };
+  Lanes<n> sum{};
+  for (int c0 = 0; c0 < chunks; c0 += kAtOnce) {
+    Lanes<n> x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) x[i] = load(record(min(c0 + i, chunks - 1)));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (c0 + i >= chunks) return;
+      store(record(c0 + i), sum);
+      if (p.f.decay) {
+        const int first = int(record(c0 + i) - record(0) + (backwards ? chunks - 1 : 0)) * p.length;
+        const int last = min(p.f.S, first + p.length) - 1;
+        sum = sum * fade(gates_to(p.f, key_head, last), gates_to(p.f, key_head, first - 1));
+      }
+      sum = sum + x[i];
+    }
+  }
+}
+
+// Four neighbours of S, which has the sums of each chunk before and the states after.
+template <class T>
+struct Four;
+template <>
+struct Four<bf16> {
+  static __device__ Lanes<4> load(const void* S, int64_t at) {
+    const uint2 y = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(S) + at);
+    const float2 a = floats(y.x), b = floats(y.y);
+    return {a.x, a.y, b.x, b.y};
+  }
+  static __device__ void store(void* S, int64_t at, const Lanes<4>& y) {
+    *reinterpret_cast<uint2*>(static_cast<bf16*>(S) + at) = {pair(bf16(), y[0], y[1]),
+                                                             pair(bf16(), y[2], y[3])};
+  }
+};
+template <>
+struct Four<float> {
+  static __device__ Lanes<4> load(const void* S, int64_t at) {
+    const float4 y = *reinterpret_cast<const float4*>(static_cast<const float*>(S) + at);
+    return {y.x, y.y, y.z, y.w};
+  }
+  static __device__ void store(void* S, int64_t at, const Lanes<4>& y) {
+    *reinterpret_cast<float4*>(static_cast<float*>(S) + at) = {y[0], y[1], y[2], y[3]};
+  }
+};
+
+inline constexpr int kScanThreads = 128;
+inline int64_t scan_parts(const Chunks& p) {  // threads of a key head
+  return int64_t(p.tiles()) * (256 + 8) + kConstantSums / 2;
+}
+template <class T, bool backwards>
+__global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constant__ Chunks p) {
+  const ChunkStates& to = backwards ? p.behind : p.before;
+  const int tiles = p.tiles(), key_head = int(blockIdx.y);
+  const auto by = [&](int u) {
+    return coefficient(p.w, p.f.scale, monomials(u, tiles, p.blocks()));
+  };
+  int at = int(blockIdx.x) * kScanThreads + int(threadIdx.x);
+  if (at < 256 * tiles) {
+    const float unit = by(at / 256);
+    const auto place = [&](int64_t record) { return record * tiles * 1024 + 4 * at; };
+    return over_chunks<4, backwards>(
+        p, key_head, [&](int64_t record) { return Four<T>::load(to.S, place(record)); },
+        [&](int64_t record, const Lanes<4>& y) { Four<T>::store(to.S, place(record), y * unit); });
+  }
+  if ((at -= 256 * tiles) < 8 * tiles) {
+    const float unit = by(at / 8);
+    return over_chunks<2, backwards>(
+        p, key_head,
+        [&](int64_t record) -> Lanes<2> {
+          const float* const y = p.sums + record * tiles * 16 + 2 * at;
+          return {y[0], y[1]};
+        },
+        [&](int64_t record, const Lanes<2>& y) {
+          Factors<T>::store_column(to.z + (record * tiles + at / 8) * kTileColumn, 2 * at % 16,
+                                   y[0] * unit, y[1] * unit);
+        });
+  }
+  if ((at -= 8 * tiles) < kConstantSums / 2)
+    over_chunks<2, backwards>(
+        p, key_head,
+        [&](int64_t record) -> Lanes<2> {
+          const float* const y = to.constant + record * kConstantSums + 2 * at;
+          return {y[0], y[1]};
+        },
+        [&](int64_t record, const Lanes<2>& y) {
+          float* const place = to.constant + record * kConstantSums + 2 * at;
+          place[0] = y[0] * p.w.c[0], place[1] = y[1] * p.w.c[0];
+        });
+}
+
+}  // namespace horner::attn::kernels::cuda

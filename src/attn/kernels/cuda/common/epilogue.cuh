@@ -1,0 +1,131 @@
+// What happens to a row after its sums: denominator, gates and norm, forward and backward. The
+// channels of a row lie spread over a group of lanes: `total` adds over the group.
+//   y = out * N / Z,   u = (y - mean) r,   o = post (u weight + bias)
+// N and W are e^-shift times their true values; a divisor that is not their sum leaves that factor
+// in y, and only the eps of a norm sees it. A row without weights has r = 0 and gives 0.
+#pragma once
+
+#include "attn/kernels/cuda/common/tiles.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+__device__ inline float Numbers::operator[](int64_t i) const {
+  if (dtype == Dtype::float32) return static_cast<const float*>(at)[i];
+  if (dtype == Dtype::bfloat16) return float(static_cast<const bf16*>(at)[i]);
+  return float(static_cast<const fp16*>(at)[i]);
+}
+__device__ inline void Numbers::set(int64_t i, float x) const {
+  if (dtype == Dtype::float32) static_cast<float*>(at)[i] = x;
+  if (dtype == Dtype::bfloat16) static_cast<bf16*>(at)[i] = bf16(x);
+  if (dtype == Dtype::float16) static_cast<fp16*>(at)[i] = fp16(x);
+}
+
+inline constexpr float kTinySum = 1e-6f, kTinyLength = 1e-12f;
+
+struct Divisor {
+  float Z;
+  bool follows_w;
+};
+__device__ inline Divisor divisor(const Epilogue& p, int64_t row, float W, float shift) {
+  if (p.by_count) {
+    const int t = int(uint32_t(row) % uint32_t(p.counted.T));
+    return {float(max(p.counted.hi(t) - p.counted.lo(t), 1)), false};
+  }
+  if (!p.by_sum) return {p.divisor ? p.divisor[row] : 1, false};
+  const float unit = p.plus != 0 || p.least != 0 ? expf(-shift) : 0;
+  Divisor d{p.plus != 0 ? W + p.plus * unit : W, !p.detach};
+  if (p.least != 0 && d.Z < p.least * unit) d = {p.least * unit, false};
+  if (fabsf(d.Z) < kTinySum) d = {d.Z < 0 ? -kTinySum : kTinySum, false};
+  return d;
+}
+
+template <int n, class Total, class F>
+__device__ inline float sum_over(const Total& total, const F& f) {
+  float s = 0;
+#pragma unroll
+  for (int i = 0; i < n; ++i) s += f(i);
+  return total(s);
+}
+
+// From N to u, in place; returns r. `channel(i)` is the channel of number i; those from `channels`
+// on are padding, of zeros.
+template <int n, class Channel, class Total>
+__device__ inline float normed(const Epilogue& p, int channels, int64_t row, Lanes<n>& x, float W,
+                               float shift, const Channel& channel, const Total& total) {
+  bool empty = W == 0;
+  if (__any_sync(~0u, empty))  // rarely
+    empty &= sum_over<n>(total, [&](int i) { return x[i] * x[i]; }) == 0;
+  const float count = float(channels);
+  const float by = (p.out_gate ? p.out_gate[row] : 1) / divisor(p, row, W, shift).Z;
+  if (p.norm == Epilogue::none) {
+    const float r = empty ? 0 : p.by_sum ? 1 : expf(shift);
+    x = x * by * r;
+    return r;
+  }
+  float mean = 0, r = 1;
+  if (p.norm == Epilogue::layer)
+    mean = sum_over<n>(total, [&](int i) { return x[i]; }) * by / count;
+  x = lanes<n>([&](int i) { return x[i] * by - mean; });
+  if (channel(n - 1) >= channels)  // in the last lane, where there are fewer than so many
+    x = lanes<n>([&](int i) { return channel(i) < channels ? x[i] : 0; });
+  const float squares = sum_over<n>(total, [&](int i) { return x[i] * x[i]; });
+  if (p.norm == Epilogue::l2) {
+    r = (p.times_dim ? count : 1) / fmaxf(sqrtf(squares), kTinyLength);
+  } else {
+    r = 1 / sqrtf(squares / count + p.eps * (p.by_sum ? 1 : expf(-2 * shift)));
+  }
+  if (empty) r = 0;
+  x = x * r;
+  return r;
+}
+
+// What follows u, in place. No branch for each number: all are on their way at once.
+template <int n, class Channel>
+__device__ inline void learned_scale(const Epilogue& p, int channels, Lanes<n>& x,
+                                     const Channel& channel) {
+  const auto load = [&](const float* from) {
+    return lanes<n>([&](int i) { return from[min(channel(i), channels - 1)]; });
+  };
+  if (p.norm_weight) x = x * load(p.norm_weight);
+  if (!p.norm_bias) return;
+  const Lanes<n> y = load(p.norm_bias);
+  x = lanes<n>([&](int i) { return channel(i) < channels ? x[i] + y[i] : 0; });
+}
+
+// The gradient of N is a g, that of W dW; `pull` is N dN + W dW, the gradient of the row's weights
+// times themselves.
+struct RowGradient {
+  float a, dW;
+  double pull;
+};
+
+// What multiplies u in the gradient of y, r (du - mean - u by_u), given du.u.
+__device__ inline bool at_bound(const Epilogue& p, int channels, float r) {
+  return p.norm == Epilogue::l2 && r >= (p.times_dim ? float(channels) : 1) / kTinyLength;
+}
+__device__ inline float by_normed(const Epilogue& p, int channels, float dot, float r) {
+  const float count = float(channels);
+  if (p.norm == Epilogue::none || at_bound(p, channels, r)) return 0;
+  if (p.norm == Epilogue::l2) return p.times_dim ? dot / (count * count) : dot;
+  return dot / count;
+}
+
+// From du.u to the gradients of the sums, and to those of the gates and the divisor.
+__device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int64_t row, float dot,
+                                           float W, float shift, float r) {
+  // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y
+  // through its eps alone, so there dy.y is what the eps leaves of it.
+  float dy_y = dot;
+  if (p.norm == Epilogue::l2 && !at_bound(p, channels, r)) dy_y = 0;
+  if (p.norm == Epilogue::rms || p.norm == Epilogue::layer)
+    dy_y = dot * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
+  const Divisor d = divisor(p, row, W, shift);
+  const float out = p.out_gate ? p.out_gate[row] : 1, dZ = -dy_y / d.Z;
+  if (p.d_out_gate) p.d_out_gate.set(row, r == 0 ? 0 : dy_y / out);
+  if (p.d_divisor) p.d_divisor[row] = r == 0 ? 0 : dZ;
+  if (r == 0) return {};
+  const float dW = d.follows_w ? dZ : 0;
+  return {r * out / d.Z, dW, double(dy_y) + double(W) * dW};
+}
+
+}  // namespace horner::attn::kernels::cuda

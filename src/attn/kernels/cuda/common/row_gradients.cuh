@@ -1,0 +1,255 @@
+// The first step of backward: from the gradient of the result to that of the sums, row by row. It
+// waits for memory alone: a warp has several rows at once, some of them on their way, and what is
+// one number a row is done by one lane for each row.
+#pragma once
+
+#include "attn/kernels/cuda/common/epilogue.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+inline constexpr int kRowThreads = kRowsOfBlock;  // 32 rows a warp
+
+// Eight channels, as they lie in memory.
+template <class T>
+struct Eight {
+  uint4 words[sizeof(T) / 2];
+
+  __device__ void load(const T* x) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)) / 2; ++i)
+      words[i] = __ldcs(reinterpret_cast<const uint4*>(x) + i);
+  }
+  __device__ Lanes<8> numbers() const {
+    const T* const x = reinterpret_cast<const T*>(words);
+    return lanes<8>([&](int i) { return float(x[i]); });
+  }
+  __device__ void store(T* y, const Lanes<8>& x) {
+    T* const numbers = reinterpret_cast<T*>(words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) numbers[i] = T(x[i]);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(y)[i] = words[i];
+  }
+};
+template <int lanes_of_row>
+__device__ inline float row_sum(float x) {
+#pragma unroll
+  for (int step = 1; step < lanes_of_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// The block's share of dq_sum, which has `dq_row` floats for each row, whole tiles of `dq_rows`.
+__device__ inline void clear_sums(const Fused& f, int64_t head, int t0) {
+  const int64_t rows = int64_t(f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
+  const int n = int(min(int64_t(kRowsOfBlock), rows - t0)) * f.dq_row / 4;
+  float4* const to = reinterpret_cast<float4*>(f.dq_sum + (head * rows + t0) * f.dq_row);
+  for (int i = int(threadIdx.x); i < n; i += kRowThreads) to[i] = float4{};
+}
+
+// Kinds of epilogues: without a norm nothing but a product of rows is wanted; of a learned norm the
+// gradients are gathered too.
+enum class RowKind { plain, normed, learned };
+
+// Without a norm: whether anything needs the product of a row and its gradient.
+__device__ inline bool wants_product(const Fused& f) {
+  const Epilogue& p = f.epilogue;
+  return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor || f.d_decay_query;
+}
+
+// The sums over a row's channels that its lane needs.
+struct RowSums {
+  float dot, d_post;
+};
+
+// What a lane has of its own row, one of the warp's 32.
+struct OwnRow {
+  bool inside;
+  int64_t row;
+  float W, shift, r, post, on;
+
+  __device__ OwnRow(const Fused& f, int64_t head, int t)
+      : inside(t < f.T), row(head * f.T + min(t, f.T - 1)) {
+    W = f.W[row], shift = f.shift[row], r = f.r[row];
+    post = f.epilogue.post_gate ? f.epilogue.post_gate[row] : 1;
+    on = r == 0 || !inside ? 0 : post;
+  }
+  // From the sums over its channels to what the keys need.
+  __device__ void finish(const Fused& f, bool is_exp, const RowSums& sums) const {
+    if (!inside) return;
+    const Epilogue& p = f.epilogue;
+    if (p.d_post_gate) p.d_post_gate.set(row, r == 0 ? 0 : sums.d_post);
+    const RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
+    // Without g the gradient of the result stands for it, without the gate after the norm.
+    const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
+    const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
+    f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
+    if (f.d_decay_query && !f.d_decay_rows) f.d_decay_query[row] = d.pull;
+  }
+};
+
+// Of a lane's eight channels: the learned norm, and what has been gathered of its gradient.
+struct NormOfLane {
+  Lanes<8> weight, bias, d_weight{}, d_bias{};
+
+  __device__ NormOfLane(const Fused& f, int first) {
+    const auto load = [&](const float* x) {
+      return lanes<8>([&](int i) { return x && first + i < f.channels ? x[first + i] : 0; });
+    };
+    weight = load(f.epilogue.norm_weight), bias = load(f.epilogue.norm_bias);
+  }
+  // Those of a block, whose `lanes_of_row` lanes have the channels of a row.
+  template <int lanes_of_row>
+  __device__ void store(const Fused& f) const {
+    constexpr int kSums = kRowThreads / lanes_of_row;
+    __shared__ float sums[2][kSums][8 * lanes_of_row];
+    const int at = int(threadIdx.x) / lanes_of_row, first = lane() % lanes_of_row * 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      sums[0][at][first + i] = d_weight[i], sums[1][at][first + i] = d_bias[i];
+    __syncthreads();
+    for (int c = int(threadIdx.x); c < 2 * f.E; c += kRowThreads) {
+      float sum = 0;
+      for (int k = 0; k < kSums; ++k) sum += sums[c / f.E][k][c % f.E];
+      f.epilogue.d_norm_parts[2 * int64_t(blockIdx.x) * f.E + c] = sum;
+    }
+  }
+};
+
+template <int lanes_of_row>
+__device__ inline RowSums plain_sums(const Lanes<8>& u, const Lanes<8>& du, float on) {
+  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+  const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  return {dot * on, dot};
+}
+// What multiplies u (by_normed) in float32, where what is orthogonal to u must cancel to the last
+// bits: by what u.u is, not by what it would be if r were exact.
+template <int lanes_of_row>
+__device__ inline float by_squares(const Epilogue& p, int channels, const Lanes<8>& u,
+                                   const Lanes<8>& du, float r, float shift) {
+  const auto total = [](double x) {
+#pragma unroll
+    for (int step = 1; step < lanes_of_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+  };
+  double dot = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    dot += double(du[i]) * double(u[i]);
+    squares += double(u[i]) * double(u[i]);
+  }
+  dot = total(dot), squares = total(squares);
+  if (p.norm != Epilogue::l2)
+    squares += double(channels) * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
+  return squares > 0 && !at_bound(p, channels, r) ? float(dot / squares) : 0;
+}
+// From the gradient of the result to that of y over r, in place.
+template <int lanes_of_row, bool learned, bool exact>
+__device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift,
+                                      const Lanes<8>& u, Lanes<8>& du, NormOfLane& norm) {
+  const Epilogue& p = f.epilogue;
+  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+  RowSums sums{};
+  if (p.post_gate)
+    sums.d_post = sum_over<8>(total, [&](int i) {
+      return du[i] * (learned ? u[i] * norm.weight[i] + norm.bias[i] : u[i]);
+    });
+  du = du * on;
+  if constexpr (learned) {
+    norm.d_weight = norm.d_weight + du * u, norm.d_bias = norm.d_bias + du;
+    du = du * norm.weight;
+  }
+  sums.dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  float by_u;
+  if constexpr (exact)
+    by_u = by_squares<lanes_of_row>(p, f.channels, u, du, r, shift);
+  else
+    by_u = by_normed(p, f.channels, sums.dot, r);
+  float less = 0;
+  if (p.norm == Epilogue::layer)
+    less = sum_over<8>(total, [&](int i) { return du[i]; }) / float(f.channels);
+  du = lanes<8>([&](int i) { return du[i] - less - u[i] * by_u; });
+  return sums;
+}
+
+template <class T, int C, RowKind kind>
+__global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant__ Fused f,
+                                                           bool is_exp) {
+  constexpr int kLanes = C / 8, kRows = 32 / kLanes;  // rows at once, of a warp
+  constexpr int kAhead = 32 / kRows < 4 ? 32 / kRows : sizeof(T) == 2 ? 4 : 2;
+  const int blocks = (f.T + kRowsOfBlock - 1) / kRowsOfBlock;
+  // From the last head on: it has been written last, and the keys begin with the first.
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const int64_t head = block / unsigned(blocks);
+  const int t0 = int(block % unsigned(blocks)) * kRowsOfBlock, first_row = t0 + warp() * 32;
+  const int first = lane() % kLanes * 8, sub = lane() / kLanes;  // channel; row among those at once
+  const bool real = first < f.E;
+  const int64_t at_head = head * f.T * f.E + first;
+  const T* const us = static_cast<const T*>(f.u ? f.u : f.o) + at_head;
+  const T* const dus = row_of<T>(f.d_o, int(head / f.H), int(head % f.H), 0) + first;
+  T* const gs = static_cast<T*>(f.g) + at_head;
+  const OwnRow own(f, head, first_row + lane());
+  NormOfLane norm(f, first);
+  const bool asks = kind != RowKind::plain || wants_product(f);
+  RowSums own_sums{};
+  Eight<T> u_words[kAhead] = {}, du_words[kAhead] = {};
+#pragma unroll 1
+  for (int k = 0; asks && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int64_t t = min(first_row + k + j * kRows + sub, f.T - 1);
+      if (real) u_words[j].load(us + t * f.E), du_words[j].load(dus + t * f.d_o.row);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int row = k + j * kRows + sub, t = first_row + row;  // row: of the warp
+      const float on = __shfl_sync(~0u, own.on, row), r = __shfl_sync(~0u, own.r, row);
+      const Lanes<8> u = u_words[j].numbers();
+      Lanes<8> du = du_words[j].numbers();
+      RowSums sums;
+      if constexpr (kind == RowKind::plain) {
+        sums = plain_sums<kLanes>(u, du, on);
+      } else {
+        constexpr bool kLearned = kind == RowKind::learned, kExact = std::is_same_v<T, float>;
+        const float shift = kExact ? __shfl_sync(~0u, own.shift, row) : 0;
+        sums = normed_sums<kLanes, kLearned, kExact>(f, on, r, shift, u, du, norm);
+        if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
+      }
+      // To the lane whose row it is.
+      const float dot = __shfl_sync(~0u, sums.dot, lane() % kRows * kLanes);
+      const float d_post = __shfl_sync(~0u, sums.d_post, lane() % kRows * kLanes);
+      if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post};
+    }
+  }
+  if (f.dq_sum) clear_sums(f, head, t0);  // here: before, loads would wait behind it
+  own.finish(f, is_exp, own_sums);
+  if constexpr (kind == RowKind::learned) norm.store<kLanes>(f);
+}
+
+// From the sums of dq, in the order of registers, to rows. A block has the kDqTile rows of a tile.
+template <class T, int C>
+__global__ __launch_bounds__(128) void dq_kernel(const __grid_constant__ Fused f) {
+  constexpr int kRow = C + 8;  // numbers, so that rows begin in different banks
+  __shared__ __align__(16) T rows[kDqTile * kRow];
+  // From the last tile on: those have been added to last, and are in the cache.
+  const int64_t tiles = (f.T + kDqTile - 1) / kDqTile, tile = gridDim.x - 1 - blockIdx.x;
+  const float4* const from =
+      reinterpret_cast<const float4*>(f.dq_sum) + tile * (f.dq_row / 8) * 128 + threadIdx.x;
+  T* const own = rows + (warp() * 16 + lane() / 4) * kRow + lane() % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < C / 8; ++j) {
+    if (8 * j >= f.D) break;
+    const float4 y = __ldcs(from + j * 128);
+    store_pair<T>(own, 8 * j, y.x * f.scale, y.y * f.scale);
+    store_pair<T>(own, 8 * kRow + 8 * j, y.z * f.scale, y.w * f.scale);
+  }
+  __syncthreads();
+  const int64_t first = tile / tiles * f.T + tile % tiles * kDqTile;
+  const int real = min(kDqTile, f.T - int(tile % tiles) * kDqTile), chunks = f.D / 8;
+  for (int i = int(threadIdx.x); i < real * chunks; i += 128) {
+    const int row = i / chunks, c = i % chunks * 8;
+    *reinterpret_cast<uint4*>(static_cast<T*>(f.dq) + (first + row) * f.D + c) =
+        *reinterpret_cast<const uint4*>(rows + row * kRow + c);
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda

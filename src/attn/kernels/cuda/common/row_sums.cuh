@@ -1,0 +1,340 @@
+// What the rows of a thread gather in the forward: from products to weights, which are summed, and
+// at the end denominator, gates and norm.
+#pragma once
+
+#include <type_traits>
+
+#include "attn/kernels/cuda/common/epilogue.cuh"
+#include "attn/kernels/cuda/common/tiles.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <class T, int C>
+struct ForwardShape;
+
+// The falls of a tile of keys, in shared memory: first as the running sums are copied there, then
+// `fallen` and the factor of each key.
+union KeyFall {
+  double gates;
+  float2 fall;
+};
+
+// The rows of a thread: `atoms` times the rows i and i + 8 of sixteen. `falls`: with decay or a
+// centre (kHasFalls).
+template <class T, int C, class W, class Shape = ForwardShape<T, C>, bool falls = false>
+struct RunningSums {
+  static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kKeys / 8;
+  // Exp is taken relative to the largest score so far; so is, to stay in its range, any weight
+  // without a bound that is rounded to float16.
+  static constexpr bool kIsExp = std::is_same_v<W, Exp>;
+  static constexpr bool kScaled = std::is_same_v<W, Polynomial> && std::is_same_v<T, fp16>;
+  using Products = float[kAtoms][kTiles][4];
+
+  const Fused& f;
+  const W& w;
+  const Head& head;
+  int t0;  // the first row of the thread
+  float N[kAtoms][C / 8][4];
+  float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
+  float centre[kAtoms][2];
+  float fall[kAtoms][2], per_scale;  // of `falls`
+  float factor[2 * kAtoms];          // what brings N to the scale of the tile at hand
+  bool raised;                       // whether there is one, in some row of the warp
+  bool fresh;                        // some row of the warp has no shift yet
+
+  __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
+      : f(f), w(w), head(head), t0(t0), N{}, raised(false), fresh(true) {
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      sum[i / 2][i % 2] = 0, shift[i / 2][i % 2] = -INFINITY;
+      centre[i / 2][i % 2] = f.centre ? f.centre[row(i)] : 0;
+    }
+  }
+  __device__ void set_falls(double reference) {
+    per_scale = 1 / f.scale;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i)
+      fall[i / 2][i % 2] = f.decay ? fallen(gates_at_query(f, head, query(i)), reference) : 0;
+  }
+  __device__ int query(int i) const { return t0 + i / 2 * 16 + i % 2 * 8; }
+  __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
+  static __device__ float finite(float shift) { return shift == -INFINITY ? 0 : shift; }
+
+  // The thread's numbers in its row i: two of every eight columns.
+  static __device__ Lanes<2 * kTiles> of_row(const Products& x, int i) {
+    return lanes<2 * kTiles>([&](int j) { return x[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+  }
+  static __device__ void set_row(Products& x, int i, const Lanes<2 * kTiles>& y) {
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) x[i / 2][j / 2][i % 2 * 2 + j % 2] = y[j];
+  }
+
+  // Raises the shift of each row where its tile needs it; what has been summed is brought to the
+  // new scale, N by `rescale`. Weights may grow to e^slack before that, since any shift will do.
+  static constexpr float kSlack = 5;
+  template <class Top>
+  __device__ __forceinline__ void raise(const Top& top, float slack = kSlack) {
+    raised = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      float& now = shift[i / 2][i % 2];
+      const float found = quad_max(top(i)), next = found > now + slack ? found : now;
+      factor[i] = exp_fast(now - finite(next));
+      raised |= next > now;
+      now = next;
+      sum[i / 2][i % 2] *= factor[i];
+    }
+    raised = __any_sync(~0u, raised);
+  }
+  __device__ void rescale() {
+    if constexpr (kIsExp || kScaled) {
+      if (!raised) return;
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i)
+#pragma unroll
+        for (int j = 0; j < C / 8; ++j) {
+          N[i / 2][j][i % 2 * 2] *= factor[i];
+          N[i / 2][j][i % 2 * 2 + 1] *= factor[i];
+        }
+    }
+  }
+
+  // From products to weights, in place; adds those to the sum. Exp rows that are not `raising`
+  // their shift may find that they must: then nothing is added, and false is returned.
+  __device__ __forceinline__ void weigh(Care care, Products& x, int s0, const double* gates) {
+    with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
+      weigh(weight, care, x, s0, gates, true);
+    });
+  }
+  // The same with a weight of known degree, if it has one.
+  template <class Weight>
+  __device__ __forceinline__ bool weigh(const Weight& weight, Care care, Products& x, int s0,
+                                        const double* gates, bool raising) {
+    float parts[2 * kAtoms];
+    if (care == Care::none) weigh<Care::none>(weight, x, s0, gates, raising, parts);
+    if constexpr (!falls || kIsExp)
+      if (care == Care::clamp) weigh<Care::clamp>(weight, x, s0, gates, raising, parts);
+    if (care == Care::any) weigh<Care::any>(weight, x, s0, gates, raising, parts);
+    if constexpr (kTries) {
+      bool over = false;
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) over |= !(parts[i] <= kMost);
+      if (__any_sync(~0u, over) && !raising) return false;
+    }
+    if constexpr (!kScaled)
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) sum[i / 2][i % 2] += parts[i];
+    return true;
+  }
+  // Exp rows take weights with the shift that there is, without looking for the largest score; not
+  // with 128 channels and falls, where it would take registers.
+  static constexpr bool kTries = kIsExp && !(falls && C == 128);
+  // What a thread's share of a tile may come to before shifts are raised. Weights are rounded to T,
+  // and squares of their sums are floats.
+  static constexpr float kMost = std::is_same_v<T, bf16>   ? 0x1p30f
+                                 : std::is_same_v<T, fp16> ? 0x1p12f
+                                                           : 148;
+  template <Care care, class Weight>
+  __device__ __forceinline__ void weigh(const Weight& weight, Products& x, int s0,
+                                        const double* gates, bool raising,
+                                        float (&parts)[2 * kAtoms]) {
+    const int first = s0 + lane() % 4 * 2;
+    Lanes<2 * kTiles> keys;
+    if constexpr (falls)
+      if (f.decay) keys = falls_of<care>(gates + lane() % 4 * 2);
+    if constexpr (care == Care::any && kIsExp) {
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) {
+        const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+        const auto y = of_row(x, i);
+        set_row(x, i, lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : -INFINITY; }));
+      }
+    }
+    if (kIsExp && raising) {
+      const auto top = [&](int i) {
+        const float top = by_fours(of_row(x, i), [](float a, float b) { return fmaxf(a, b); });
+        return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
+      };
+      raise(top, kTries ? 0 : kSlack);
+      rescale();
+      bool none = false;
+#pragma unroll
+      for (int i = 0; i < 2 * kAtoms; ++i) none |= shift[i / 2][i % 2] == -INFINITY;
+      fresh = __any_sync(~0u, none);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      auto y = value<care>(weight, of_row(x, i), i, first);
+      if constexpr (falls) {
+        if (f.decay) fade_row<care>(y, i, keys);
+      } else if constexpr (care == Care::any && Shape::kDecay && !kHasFalls<T, W>)
+        if (f.decay) {
+          const double here = gates_at_query(f, head, query(i));
+#pragma unroll
+          for (int j = 0; j < 2 * kTiles; ++j)
+            y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
+        }
+      if constexpr (!kScaled) parts[i] = by_fours(y, [](float a, float b) { return a + b; });
+      set_row(x, i, y);
+    }
+    if constexpr (kScaled) by_largest(x);
+  }
+  // Of the thread's columns: how far the gates have fallen; or, where every query stands behind the
+  // reference and every key before it, the factors. Those of exp rows are in the exponent.
+  template <Care care>
+  static __device__ __forceinline__ Lanes<2 * kTiles> falls_of(const double* gates) {
+    Lanes<2 * kTiles> y;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const float4 two = *reinterpret_cast<const float4*>(gates + 8 * j);
+      y[2 * j] = care == Care::any ? two.x : two.y;
+      y[2 * j + 1] = care == Care::any ? two.z : two.w;
+    }
+    return y;
+  }
+  template <Care care>
+  __device__ __forceinline__ void fade_row(Lanes<2 * kTiles>& y, int i,
+                                           const Lanes<2 * kTiles>& keys) const {
+    const float here = fall[i / 2][i % 2];
+    if constexpr (care == Care::any)
+      y = lanes<2 * kTiles>([&](int j) { return y[j] * fall_between(here, keys[j]); });
+    else if constexpr (kIsExp)
+      y = y * keys;
+    else
+      y = y * (keys * exp2_fast(here));
+  }
+  // Four results side by side, so that none waits long for the one before.
+  template <class F>
+  static __device__ __forceinline__ float by_fours(const Lanes<2 * kTiles>& y, const F& f) {
+    Lanes<4> some = lanes<4>([&](int j) { return y[j]; });
+#pragma unroll
+    for (int j = 4; j < 2 * kTiles; ++j) some[j % 4] = f(some[j % 4], y[j]);
+    return f(f(some[0], some[1]), f(some[2], some[3]));
+  }
+  __device__ void add(const Lanes<2 * kTiles>& y, int i) {
+    sum[i / 2][i % 2] += by_fours(y, [](float a, float b) { return a + b; });
+  }
+  template <Care care, class Weight>
+  __device__ __forceinline__ Lanes<2 * kTiles> value(const Weight& weight,
+                                                     const Lanes<2 * kTiles>& x, int i,
+                                                     int first) const {
+    const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
+    float sub = (centre[i / 2][i % 2] + by) * kUnit<W>;
+    const float scale = f.scale * kUnit<W>;
+    float limit = (f.clamp - by) * kUnit<W>;
+    if constexpr (falls && kIsExp && care != Care::any)
+      sub -= fall[i / 2][i % 2], limit += fall[i / 2][i % 2];
+    auto y = x;
+    if constexpr (Shape::kRaw && kOfDegree<Weight>) {
+      if constexpr (falls) y = y + -centre[i / 2][i % 2] * per_scale;
+      if constexpr (care != Care::none) y = at_most(y, f.clamp / f.scale);
+    } else {
+      y = lanes<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
+      if constexpr (care != Care::none) y = at_most(y, limit);
+    }
+    if constexpr (std::is_same_v<W, Other>) {
+      const Found found = f.found ? f.found[row(i)] : Found{};
+      y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });
+    } else {
+      y = weights_of(weight, y);
+    }
+    if constexpr (care == Care::any && !kIsExp) {
+      const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+      y = lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
+    }
+    return y;
+  }
+  // Weights that are relative to their largest so far.
+  __device__ void by_largest(Products& x) {
+    raise([&](int i) {
+      const auto y = of_row(x, i);
+      float top = 0;
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j) top = fmaxf(top, fabsf(y[j]));
+      return logf(top);
+    });
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      const auto y = of_row(x, i) * exp_fast(-finite(shift[i / 2][i % 2]));
+      add(y, i);
+      set_row(x, i, y);
+    }
+  }
+
+  static __device__ int channel(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
+  // Denominator, gates and norm of row i, and what backward needs of it: from N to u, whose r is
+  // returned; then from u to the result.
+  __device__ float normalise(int i) {
+    const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
+    const int64_t at = row(i);
+    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    const float r = normed(f.epilogue, f.channels, at, x, W_t, by, channel,
+                           [](float y) { return quad_sum(y); });
+#pragma unroll
+    for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = x[j];
+    if (f.W && lane() % 4 == 0 && query(i) < f.T) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+    return r;
+  }
+  __device__ void scale(int i, float r) {
+    const Epilogue& p = f.epilogue;
+    const float on = r == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
+    if (!p.norm_weight && !p.norm_bias && on == 1) return;
+    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    learned_scale(p, f.channels, x, channel);
+#pragma unroll
+    for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = on * x[j];
+  }
+  // Two rows with one look at the learned norm.
+  __device__ void scale_both(const float (&r)[2]) {
+    const Epilogue& p = f.epilogue;
+    const auto each = [&](const auto& g) __attribute__((always_inline)) {
+#pragma unroll
+      for (int j = 0; j < C / 4; ++j) g(j, N[0][j / 2][j % 2], N[0][j / 2][2 + j % 2]);
+    };
+    if (f.channels == C) {
+      const float *const w = p.norm_weight + channel(0), *const b = p.norm_bias + channel(0);
+      const auto at = [](int j) { return j / 2 * 8 + j % 2; };
+      if (p.norm_weight) each([&](int j, float& x, float& y) { x *= w[at(j)], y *= w[at(j)]; });
+      if (p.norm_bias) each([&](int j, float& x, float& y) { x += b[at(j)], y += b[at(j)]; });
+    } else {
+      const auto one = [&](const float* from, int j) {
+        return channel(j) < f.channels ? from[channel(j)] : 0;
+      };
+      if (p.norm_weight)
+        each([&](int j, float& x, float& y) {
+          const float w = one(p.norm_weight, j);
+          x *= w, y *= w;
+        });
+      if (p.norm_bias)
+        each([&](int j, float& x, float& y) {
+          const float b = one(p.norm_bias, j);
+          x += b, y += b;
+        });
+    }
+    float on[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) on[i] = r[i] == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
+    if (on[0] == 1 && on[1] == 1) return;
+    each([&](int, float& x, float& y) { x *= on[0], y *= on[1]; });
+  }
+  __device__ void finish() {
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      const float r = normalise(i);
+      if (f.u) store(f.u, i);
+      scale(i, r);
+      store(f.o, i);
+    }
+  }
+  __device__ void store(void* rows, int i) const {  // by all lanes
+#pragma unroll
+    for (int j = 0; j < C / 8; j += 4) {
+      float x[8];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) x[c] = N[i / 2][j + c / 2][i % 2 * 2 + c % 2];
+      store_32<T>(rows, row(i) * f.E + 8 * j, f.E - 8 * j, query(i) < f.T, x);
+    }
+  }
+};
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,272 @@
+// Where a block of threads works, and how rows of q, k and v come to shared memory.
+#pragma once
+
+#include "attn/kernels/cuda/common/products.cuh"
+#include "attn/kernels/cuda/common/weights.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// Head h of batch b, and its key head.
+struct Head {
+  int b, h, g;
+
+  __device__ Head(int b, int h, int g) : b(b), h(h), g(g) {}
+  __device__ Head(const Fused& f, int index) : b(index / f.H), h(index % f.H), g(h / (f.H / f.G)) {}
+  __device__ int64_t row(const Fused& f, int t) const { return int64_t(b * f.H + h) * f.T + t; }
+  __device__ int64_t key(const Fused& f, int s) const { return int64_t(b * f.G + g) * f.S + s; }
+};
+
+template <class T>
+__device__ const T* row_of(const View& x, int b, int h, int row) {
+  return static_cast<const T*>(x.at) + b * x.batch + h * x.head + row * x.row;
+}
+
+// Blocks that run side by side: those of some heads, the same part of each head after another. So
+// the longest come first, and what these heads read and add to stays in the second-level cache.
+struct Place {
+  int head, block;
+
+  __device__ Place(int index, int heads, int blocks) {
+    constexpr int kTogether = 256;  // blocks, at least
+    const int some = min(heads, (kTogether + blocks - 1) / blocks), first = index / (some * blocks);
+    const int here = min(some, heads - first * some), rest = index - first * some * blocks;
+    head = first * some + rest % here, block = rest / here;
+  }
+};
+
+// A number that the compiler keeps: it would rather divide anew in every round of a loop.
+__device__ inline int kept(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Copies that run beside the arithmetic.
+__device__ inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
+  const int bytes = real ? 16 : 0;  // the rest becomes zeros, and is not read
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ inline void copy_8_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
+}
+__device__ inline void copy_4_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
+}
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
+}
+
+// Rows from `from` on; zeros beyond `real` rows and `channels` channels.
+template <int rows, int threads, class T, int C>
+__device__ inline void copy_rows(Tile<T, C> to, const T* from, int64_t stride, int real,
+                                 int channels) {
+  constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
+  static_assert(threads % kChunks == 0);
+  const int first = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;
+  const int inside = chunk * Tile<T, C>::kChunk < channels ? real - first : 0;
+  const T* at = from + first * stride + chunk * Tile<T, C>::kChunk;
+#pragma unroll
+  for (int i = 0; i < rows; i += kStep, at += kStep * stride) {
+    if (rows % kStep != 0 && first + i >= rows) return;
+    copy_16_bytes(to.chunk(first + i, chunk), at, i < inside);
+  }
+}
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return uint32_t(__cvta_generic_to_shared(p));
+}
+
+// Over the four lanes that share a row of a fragment.
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// Whether some query of [t0, t1) does not see some key of [s0, s1).
+__device__ inline bool is_partial(const Seen& seen, int t0, int t1, int s0, int s1) {
+  return seen.keep || seen.lo(min(t1, seen.T) - 1) > s0 || seen.hi(t0) < s1;
+}
+
+// Whether no query of [t0, t1) sees any key of [s0, s1).
+__device__ inline bool is_hidden(const Seen& seen, int t0, int t1, int s0, int s1) {
+  return seen.lo(t0) >= s1 || seen.hi(min(t1, seen.T) - 1) <= s0;
+}
+
+__device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) {
+  if (f.decay || is_partial(f.seen, t0, t1, s0, s1)) return Care::any;
+  return f.clamp < INFINITY ? Care::clamp : Care::none;
+}
+
+// Of an interval: what some of it sees, or is seen by, and what all of it does.
+struct Sight {
+  int some_begin, some_end, all_begin, all_end;
+
+  __device__ bool nothing_of(int begin, int end) const {
+    return begin >= some_end || end <= some_begin;
+  }
+  __device__ bool all_of(int begin, int end) const { return begin >= all_begin && end <= all_end; }
+};
+// The keys that queries [t0, t1) see.
+__device__ inline Sight keys_seen_by(const Seen& seen, int t0, int t1) {
+  if (t0 >= seen.T) return {0, 0, 0, 0};
+  const int last = min(t1, seen.T) - 1;
+  return {seen.lo(t0), seen.hi(last), seen.lo(last), seen.keep ? 0 : seen.hi(t0)};
+}
+// The queries that see keys [s0, s1).
+__device__ inline Sight queries_that_see(const Seen& seen, int s0, int s1) {
+  if (s0 >= seen.S) return {0, 0, 0, 0};
+  const int end = min(s1, seen.S);
+  const bool whole = end == s1 && !seen.keep;
+  return {seen.first_query(s0), seen.end_query(end), seen.first_query(end - 1),
+          whole ? seen.end_query(s0 + 1) : 0};
+}
+
+// A bit for each of the n keys first, first + 1, first + 8, first + 9, ... that query t sees.
+template <int n>
+__device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {
+  const int at = min(t, seen.T - 1), lo = seen.lo(at), hi = seen.hi(at);
+  const auto key = [&](int i) { return first + i / 2 * 8 + i % 2; };
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < n; ++i) bits |= uint32_t(key(i) >= lo && key(i) < hi) << i;
+  if (!seen.keep) return bits;
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (!seen.keep[int64_t(b) * seen.S + min(key(i), seen.S - 1)]) bits &= ~(1u << i);
+  return bits;
+}
+
+// Decay and centred scores run code of their own.
+HORNER_HD bool is_careful(const Fused& f) {
+  return f.decay || f.centre;
+}
+// Whether that is a kernel of its own, where gates are factors of rows and columns (`Falls`). Else,
+// in float32 above all, each score fades by itself, in double, with one loop for all degrees.
+template <class T, class W>
+inline constexpr bool kHasFalls =
+    sizeof(T) == 2 && (std::is_same_v<W, Exp> || std::is_same_v<W, Polynomial>);
+// The degree of a weight (values or slopes) that kernels know. In float32 the products take most of
+// the time.
+template <class T>
+HORNER_HD int known_degree(int degree) {
+  return sizeof(T) == 2 ? degree : 0;
+}
+
+// The product of the gates in (s, t], from their running sums: of those a difference is taken in
+// double.
+__device__ inline double gates_at_key(const Fused& f, const Head& head, int s) {
+  return f.decay[head.key(f, min(max(s, 0), f.S - 1))];
+}
+__device__ inline double gates_at_query(const Fused& f, const Head& head, int t) {
+  return gates_at_key(f, head, t + f.S - f.T);
+}
+__device__ inline float fade(double query, double key) {
+  const double x = fmin(query - key, 0.0);
+  const float high = float(x);
+  return expf(high) * (1 + float(x - double(high)));
+}
+
+// In 16 bits: how far the gates have fallen at a token since a `reference` near it, in units of ln
+// 2. Of tokens much before it, where a float is coarse, nothing is left.
+__device__ inline float fallen(double gates, double reference) {
+  return float(gates - reference) * kLog2e;
+}
+// The product of the gates in (s, t]. Where the reference stands between s and t it is a factor of
+// the key, 2^-at_key, times one of the query, 2^at_query, both at most 1.
+__device__ inline float fall_between(float at_query, float at_key) {
+  return exp2_fast(fminf(at_query - at_key, 0));
+}
+
+__device__ inline float gate_of_key(const Fused& f, const Head& head, int s) {
+  return f.gate[head.key(f, min(s, f.S - 1))];
+}
+
+// Sixteen bytes in shared memory.
+template <class T>
+__device__ inline void scale_chunk(uint32_t at, float by) {
+  uint4* const words = static_cast<uint4*>(__cvta_shared_to_generic(at));
+  uint4 w = *words;
+  T* const x = reinterpret_cast<T*>(&w);
+#pragma unroll
+  for (int i = 0; i < 16 / int(sizeof(T)); ++i) x[i] = T(float(x[i]) * by);
+  *words = w;
+}
+
+// Rows of values from s0 on times the gates of their keys, by the threads that have copied them
+// (copy_rows), when their copies are there.
+template <int rows, int threads, class T, int C>
+__device__ inline void gate_values(const Fused& f, const Head& head, int s0, Tile<T, C> v) {
+  constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
+  const int first = int(threadIdx.x) / kChunks, chunk = int(threadIdx.x) % kChunks;
+#pragma unroll
+  for (int i = first; i < rows; i += kStep)
+    scale_chunk<T>(v.chunk(i, chunk), gate_of_key(f, head, s0 + i));
+}
+// The gates of so many keys from s0 on, to shared memory.
+template <int n>
+__device__ inline void copy_gates(const Fused& f, const Head& head, int s0, float* to) {
+  const int i = int(threadIdx.x);
+  if (i < n) copy_4_bytes(shared_address(to + i), f.gate + head.key(f, min(s0 + i, f.S - 1)));
+}
+// Weights times the gates of their columns, from that of the first key on, in shared memory.
+template <int atoms, int n>
+__device__ __forceinline__ void gate_columns(const float* gates, float (&x)[atoms][n][4]) {
+#pragma unroll
+  for (int j = 0; j < n; ++j) {
+    const float2 two = *reinterpret_cast<const float2*>(gates + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < atoms; ++i)
+      x[i][j][0] *= two.x, x[i][j][1] *= two.y, x[i][j][2] *= two.x, x[i][j][3] *= two.y;
+  }
+}
+
+template <class T>
+__device__ inline void store_pair(void* rows, int64_t at, float a, float b) {
+  *reinterpret_cast<uint32_t*>(static_cast<T*>(rows) + at) = pair(T(), a, b);
+}
+template <>
+__device__ inline void store_pair<float>(void* rows, int64_t at, float a, float b) {
+  *reinterpret_cast<float2*>(static_cast<float*>(rows) + at) = make_float2(a, b);
+}
+
+// From two neighbours of a row in each of four tiles to eight neighbours: lane i of four gets those
+// of tile i. x[2 j] and x[2 j + 1] are a lane's numbers of tile j, [8] over the four lanes.
+template <class T>
+__device__ inline uint4 eight_neighbours(const float (&x)[8]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) words[j] = pair(T(), x[2 * j], x[2 * j + 1]);
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = lane() & step;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j & step) continue;
+      uint32_t &low = words[j], &high = words[j + step];
+      const uint32_t other = __shfl_xor_sync(~0u, upper ? low : high, step);
+      (upper ? low : high) = other;
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+// Stores such numbers of four tiles side by side, [32], if wanted; of those only `channels`.
+template <class T>
+__device__ inline void store_32(void* rows, int64_t at, int channels, bool wanted,
+                                const float (&x)[8]) {
+  if constexpr (sizeof(T) == 2) {
+    const uint4 words = eight_neighbours<T>(x);
+    const int c = lane() % 4 * 8;
+    if (wanted && c < channels) *reinterpret_cast<uint4*>(static_cast<T*>(rows) + at + c) = words;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (wanted && 8 * j < channels)
+        store_pair<T>(rows, at + 8 * j + lane() % 4 * 2, x[2 * j], x[2 * j + 1]);
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,314 @@
+// From scores to weights and the gradients of scores, on some numbers of one thread. The weights
+// of one score are those of attn/math.h; those of the whole row are here, given what `find` has
+// found of the row. With dw the gradient of a weight,
+//   dx_s = slope_s dw_s - share_s sum_r pull_r dw_r
+#pragma once
+
+#include <type_traits>
+
+#include "attn/kernels/cuda/common/problem.h"
+
+namespace horner::attn::kernels::cuda {
+
+// Numbers of one thread, in registers.
+template <int n>
+struct Lanes {
+  float v[n];
+  HORNER_HD float& operator[](int i) { return v[i]; }
+  HORNER_HD float operator[](int i) const { return v[i]; }
+};
+
+template <int n, class F>
+HORNER_HD Lanes<n> lanes(const F& f) {  // f(0), f(1), ...
+  Lanes<n> y;
+#pragma unroll
+  for (int i = 0; i < n; ++i) y[i] = f(i);
+  return y;
+}
+template <int n>
+HORNER_HD Lanes<n> operator+(Lanes<n> a, Lanes<n> b) {
+  return lanes<n>([&](int i) { return a[i] + b[i]; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator*(Lanes<n> a, Lanes<n> b) {
+  return lanes<n>([&](int i) { return a[i] * b[i]; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator+(Lanes<n> a, float b) {
+  return lanes<n>([&](int i) { return a[i] + b; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator*(Lanes<n> a, float b) {
+  return lanes<n>([&](int i) { return a[i] * b; });
+}
+template <int n>
+HORNER_HD Lanes<n> operator*(float a, Lanes<n> b) {
+  return b * a;
+}
+HORNER_HD float at_most(float a, float b) {  // a NaN stays one
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return a > b ? b : a;
+#endif
+}
+template <int n>
+HORNER_HD Lanes<n> at_most(Lanes<n> a, float b) {
+  return lanes<n>([&](int i) { return at_most(a[i], b); });
+}
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+
+// 2^x by one instruction of the special function unit, to 2 ulps; below 2^-126 it is 0.
+HORNER_HD float exp2_fast(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+HORNER_HD float exp_fast(float x) {
+  return exp2_fast(x * kLog2e);
+}
+
+// Numbers in units of ln 2, so that their exponential is one instruction.
+template <int n>
+struct Doublings {
+  Lanes<n> of;
+};
+
+}  // namespace horner::attn::kernels::cuda
+
+namespace horner::attn {
+
+template <int n>
+struct Maths<kernels::cuda::Doublings<n>> {
+  static HORNER_HD kernels::cuda::Doublings<n> exp(const kernels::cuda::Doublings<n>& x) {
+    return {kernels::cuda::lanes<n>([&](int i) { return kernels::cuda::exp2_fast(x.of[i]); })};
+  }
+};
+
+}  // namespace horner::attn
+
+namespace horner::attn::kernels::cuda {
+
+// The weights of scores in the unit of the weight: ln 2 for exp, 1 for the others.
+template <class W>
+inline constexpr float kUnit = std::is_same_v<W, Exp> ? kLog2e : 1;
+
+template <int n>
+HORNER_HD Slope<Lanes<n>> slopes_of(const Exp& w, const Lanes<n>& x) {
+  const Lanes<n> y = weight(w, Doublings<n>{x}).w.of;
+  return {y, y};
+}
+template <int n>
+HORNER_HD Lanes<n> weights_of(const Exp& w, const Lanes<n>& x) {
+  return slopes_of(w, x).w;
+}
+// A polynomial whose degree the compiler knows; 0 for any other, and for slopes of no series.
+template <int degree>
+struct OfDegree {
+  const Polynomial& p;
+};
+template <class Weight>
+inline constexpr bool kOfDegree = false;
+template <int degree>
+inline constexpr bool kOfDegree<OfDegree<degree>> = degree != 0;
+// A polynomial of no more than this degree that is no series (a power, or 1 + x): its slope is a
+// sum of its own.
+template <int degree>
+struct UpToDegree {
+  const Polynomial& p;
+};
+constexpr bool knows_degree(int n) {
+  return n == 1 || n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
+}
+// f(weight), with a polynomial of the degree given. Called around loops, not in them.
+template <class W, class F>
+HORNER_HD void with_degree(const W& w, int, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
+  switch (degree) {
+      // clang-format off
+    case 1:  // with c[2] = 0
+    case 2: return f(OfDegree<2>{p});
+    case 3: return f(OfDegree<3>{p});
+    case 4: return f(OfDegree<4>{p});
+    case 6: return f(OfDegree<6>{p});
+    case 8: return f(OfDegree<8>{p});
+    case 10: return f(OfDegree<10>{p});
+    default: return f(OfDegree<0>{p});
+      // clang-format on
+  }
+}
+// The same for every degree.
+template <class W, class F>
+HORNER_HD void with_any_degree(const W& w, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_any_degree(const Polynomial& p, const F& f) {
+  f(OfDegree<0>{p});
+}
+// The degree for values, where odd ones from 5 on count as the next (c is 0 there), and that for
+// slopes.
+template <class W>
+HORNER_HD int degree_of(const W&) {
+  return 0;
+}
+HORNER_HD int degree_of(const Polynomial& p) {
+  return p.degree > 4 && p.degree < 10 ? p.degree + p.degree % 2 : p.degree;
+}
+template <class W>
+HORNER_HD int slope_degree_of(const W&) {
+  return 0;
+}
+HORNER_HD int slope_degree_of(const Polynomial& p) {
+  return p.is_series && p.degree > 1 ? p.degree : 0;
+}
+// f(weight), of a weight whose slopes have code of their own. Called around loops.
+template <class W, class F>
+HORNER_HD void with_slopes(const W& w, const F& f) {
+  f(w);
+}
+template <class F>
+HORNER_HD void with_slopes(const Polynomial& p, const F& f) {
+  if (slope_degree_of(p) == 0 && p.degree <= 2) return f(UpToDegree<2>{p});
+  if (slope_degree_of(p) == 0 && p.degree <= 4) return f(UpToDegree<4>{p});
+  with_degree(p, slope_degree_of(p), f);
+}
+
+// Eight numbers at a time, which is enough to keep a warp busy: more would take registers.
+template <int degree, int n>
+HORNER_HD Lanes<n> weights_of(const OfDegree<degree>& w, const Lanes<n>& x) {
+  Lanes<n> y;
+#pragma unroll
+  for (int i = 0; i < n; i += 8) {
+    const auto part = lanes<8>([&](int j) { return x[i + j]; });
+    Lanes<8> of_part;
+    if constexpr (degree == 0) {
+      of_part = weight(w.p, part).w;
+    } else {
+      of_part = weight_of_degree<degree>(w.p, part).w;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) y[i + j] = of_part[j];
+  }
+  return y;
+}
+template <int degree, int n>
+HORNER_HD Slope<Lanes<n>> slopes_of(const OfDegree<degree>& w, const Lanes<n>& x) {
+  if constexpr (degree == 0) {
+    return weight(w.p, x);
+  } else {
+    return series_of_degree<degree>(w.p, x);
+  }
+}
+
+template <int degree, int n>
+HORNER_HD Slope<Lanes<n>> slopes_of(const UpToDegree<degree>& w, const Lanes<n>& x) {
+  return weight_of_degree<degree>(w.p, x);
+}
+
+// The weight of one score of a row, and what its gradient is made of; all 0 for a score of -inf.
+struct Parts {
+  float w, slope, share, pull;
+};
+
+HORNER_HD float root(float z, float a) {  // z^(1 / a)
+  return a == 1 ? z : a == 0.5f ? z * z : exp2_fast(log2f(z) / a);
+}
+HORNER_HD float range(const Found& r) {
+  return fmaxf(r.top, 0) - r.cut + 1e-10f;
+}
+// Whether a score is the row's least or largest, as far as two ways to compute it agree.
+HORNER_HD bool near(float x, float y, const Found& r) {
+  return fabsf(x - y) <= 1e-6f * range(r);
+}
+
+HORNER_HD Parts parts(const Other& w, float x, const Found& r) {
+  if (w.kind == Other::sigmoid) {
+    const Slope<float> y = weight(Sigmoid{}, x);
+    return {y.w, y.dw, 0, 0};
+  }
+  if (r.top != r.top) return {r.top, r.top, r.top, r.top};
+  if (w.kind == Other::entmax) {
+    const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.cut, 0), p = root(z, a);
+    const float slope = z > 0 ? p / z : 0;  // p^(2 - alpha)
+    return {p, slope, slope * r.unit, slope};
+  }
+  const float p = exp_fast(x - r.top) * r.unit;
+  if (w.kind == Other::top_k) {
+    const float kept = x >= r.cut ? p : 0;
+    return {kept, kept, w.renormalise ? kept : p, kept};
+  }
+  const float y = x > -INFINITY ? (x - r.cut) / range(r) * p : 0;
+  return {y, y, p, y};
+}
+
+// The gradient of a score from that of its weight.
+HORNER_HD float d_score(const Other& w, float x, const Found& r, const Pull& s, const Parts& p,
+                        float dw) {
+  float dx = p.slope * dw - p.share * s.pull;
+  if (w.kind == Other::self_adjusted) {
+    dx += p.share * dw / range(r);
+    if (near(x, r.cut, r)) dx += s.at_low / range(r);
+    if (near(x, fmaxf(r.top, 0), r)) dx += s.at_high / range(r);
+  }
+  return dx;
+}
+
+// What a tile of scores asks for: nothing, a clamp, or anything, as a mask or a decay.
+enum class Care { none, clamp, any };
+
+// The scores of some keys and queries, in backward: z is x less the row's shift, in kUnit.
+template <int n>
+struct Scored {
+  Lanes<n> z, limit;   // the weight is that of min(z, limit)
+  Lanes<n> dp, a, dW;  // the gradient of a weight is a dp + dW
+  uint32_t seen;       // a bit for each
+};
+template <int n>
+struct Graded {
+  Lanes<n> w, dx;
+};
+
+// `row(i)` is the row of [B, H, T] of number i.
+template <Care care, int n, class W, class Row>
+HORNER_HD Graded<n> graded(const W& w, const Fused&, const Scored<n>& x, const Row&) {
+  Lanes<n> z = x.z;
+  if constexpr (care != Care::none) z = lanes<n>([&](int i) { return at_most(z[i], x.limit[i]); });
+  const Slope<Lanes<n>> slope = slopes_of(w, z);
+  Graded<n> y{slope.w, lanes<n>([&](int i) { return slope.dw[i] * (x.a[i] * x.dp[i] + x.dW[i]); })};
+  if constexpr (care != Care::none)
+    y.dx = lanes<n>([&](int i) { return x.z[i] < x.limit[i] ? y.dx[i] : 0; });
+  if constexpr (care == Care::any)
+    y = {lanes<n>([&](int i) { return x.seen >> i & 1 ? y.w[i] : 0; }),
+         lanes<n>([&](int i) { return x.seen >> i & 1 ? y.dx[i] : 0; })};
+  return y;
+}
+template <Care care, int n, class Row>
+HORNER_HD Graded<n> graded(const Other& w, const Fused& f, const Scored<n>& x, const Row& row) {
+  Graded<n> y;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int64_t at = row(i);
+    const Found found = f.found ? f.found[at] : Found{};
+    const Pull pull = f.pulls ? f.pulls[at] : Pull{};
+    const bool seen = care != Care::any || x.seen >> i & 1;
+    const float score = at_most(x.z[i], x.limit[i]);
+    const Parts p = parts(w, score, found);
+    const float dx = d_score(w, score, found, pull, p, x.a[i] * x.dp[i] + x.dW[i]);
+    y.w[i] = seen ? p.w : 0;
+    y.dx[i] = seen && x.z[i] < x.limit[i] ? dx : 0;
+  }
+  return y;
+}
+
+}  // namespace horner::attn::kernels::cuda

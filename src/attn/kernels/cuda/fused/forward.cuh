@@ -1,0 +1,107 @@
+// Forward: a block of threads has a block of queries of one head, each warp some rows of it, and
+// goes over the tiles of keys that they see. The weights of a tile stay in registers, where they
+// are the left factor of the product with the values; the next tile is copied meanwhile.
+#pragma once
+
+#include <utility>
+
+#include "attn/kernels/cuda/common/row_sums.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <class T, int C>
+struct ForwardShape {
+  static constexpr bool kWide = sizeof(T) == 4;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 rows, in a warp
+  static constexpr bool kDecay = true;
+  static constexpr bool kRaw = true;  // known degrees: of products before the scale
+  static constexpr int kQueries = 16 * kAtoms * kWarps;
+  static constexpr int kBlocks = kWide || C == 256 ? 1 : 2;  // at least, on a multiprocessor
+  static constexpr int kTile = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;  // keys
+  static constexpr int kKeys = !kWide && C == 128 ? 32 : kTile;                    // taken at once
+  static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * (8 + 4);
+};
+
+template <class T, int C, class W, bool falls, bool gated>
+__global__ __launch_bounds__(
+    ForwardShape<T, C>::kThreads,
+    ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
+                                                     const __grid_constant__ W w) {
+  using Shape = ForwardShape<T, C>;
+  constexpr int kTile = Shape::kTile, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
+  constexpr int kBytes = kTile * C * int(sizeof(T));
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Tile<T, C> q{shared_address(memory)};
+  const Tile<T, C> first_tile{q.at + kQueries * C * int(sizeof(T))};
+  double* const gates = reinterpret_cast<double*>(memory + (kQueries + 4 * kTile) * C * sizeof(T));
+  float* const input_gates = reinterpret_cast<float*>(gates + 2 * kTile);
+
+  const int blocks = (f.T + kQueries - 1) / kQueries;
+  const Place place(int(blockIdx.x), f.B * f.H, blocks);
+  const Head head(f, place.head);
+  const int t0 = (blocks - 1 - place.block) * kQueries;  // longest rows first
+  const int begin = f.seen.lo(t0) / kTile * kTile, end = f.seen.hi(min(t0 + kQueries, f.T) - 1);
+  const auto copy_keys = [&](int s0, int stage) {
+    const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
+    copy_rows<kTile, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
+    copy_rows<kTile, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
+    if (const int n = int(threadIdx.x); falls && f.decay && n < kTile)
+      copy_8_bytes(shared_address(gates + stage * kTile + n),
+                   f.decay + head.key(f, min(s0 + n, f.S - 1)));
+    if (gated && f.gate) copy_gates<kTile>(f, head, s0, input_gates + stage * kTile);
+  };
+  copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
+  if (begin < end) copy_keys(begin, 0);
+
+  const int own = warp() * 16 * Shape::kAtoms;
+  const Care plain = f.clamp < INFINITY ? Care::clamp : Care::none;
+  const Sight sight = keys_seen_by(f.seen, t0 + own, t0 + own + 16 * Shape::kAtoms);
+  RunningSums<T, C, W, Shape, falls> sums(f, w, head, t0 + own + lane() / 4);
+  const double reference = falls && f.decay ? gates_at_query(f, head, t0) : 0;
+  if constexpr (falls) sums.set_falls(reference);
+  const auto over_keys = [&](const auto& weight) __attribute__((always_inline)) {
+    int stage = 0;
+    for (int s0 = begin; s0 < end; s0 += kTile, stage ^= 1) {
+      const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
+      if (!kHasFalls<T, W> && f.decay && threadIdx.x < kTile)
+        gates[stage * kTile + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
+      wait_for_copies();
+      if (falls && f.decay && threadIdx.x < kTile) {  // what this thread has copied
+        KeyFall& key = reinterpret_cast<KeyFall*>(gates)[stage * kTile + threadIdx.x];
+        const float fall = fallen(key.gates, reference);
+        key.fall = make_float2(fall, exp2_fast(-fall));
+      }
+      __syncthreads();  // this tile is there, and all are done with the one before
+      if (s0 + kTile < end) copy_keys(s0 + kTile, stage ^ 1);
+#pragma unroll 1
+      for (int at = 0; at < kTile; at += Shape::kKeys) {
+        const int s = s0 + at, s1 = s + Shape::kKeys;
+        if (sight.nothing_of(s, s1)) continue;
+        float x[Shape::kAtoms][Shape::kKeys / 8][4];
+        // With falls also where not all of these keys stand before the reference.
+        const bool apart =
+            falls ? (!sums.kIsExp && f.clamp < INFINITY) || (f.decay && s1 > t0 + f.S - f.T + 1)
+                  : !kHasFalls<T, W> && f.decay;
+        const bool any = apart || !sight.all_of(s, s1);
+        bool raising = !sums.kTries || sums.fresh;
+        do {
+          rows_by_rows<T>(x, q, own, k, at);
+        } while (!sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at,
+                             std::exchange(raising, true)));
+        if (!sums.kIsExp) sums.rescale();
+        if (gated && f.gate) gate_columns(input_gates + stage * kTile + at, x);
+        add_sums_by_columns<T>(sums.N, x, v, at);
+      }
+    }
+  };
+  if constexpr (Shape::kWide) {
+    with_any_degree(w, over_keys);
+  } else {
+    with_degree(w, degree_of(w), over_keys);
+  }
+  if (begin >= end) wait_for_copies();
+  sums.finish();
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,90 @@
+// Which kernels a problem takes.
+#include "attn/kernels/cuda/common/launch.cuh"
+#include "attn/kernels/cuda/common/problem.h"
+
+namespace horner::attn::kernels::cuda {
+
+// The launches of a dtype, as a value.
+template <class F>
+static void with_dtype(Dtype dtype, const F& f) {
+  if (dtype == Dtype::bfloat16) return f(Launch<bf16>());
+  if (dtype == Dtype::float16) return f(Launch<fp16>());
+  f(Launch<float>());
+}
+
+static Other other(const Weights& weights) {
+  const Other* w = std::get_if<Other>(&weights);
+  return w ? *w : Other{};
+}
+
+int compute_capability(int device) {
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
+}
+
+int shared_memory(int device) {
+  int bytes = 0;
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
+}
+int shared_memory_wanted(Dtype dtype, int channels) {
+  int bytes = 0;
+  with_dtype(dtype, [&](auto launch) { bytes = launch.shared_memory(channels); });
+  return bytes;
+}
+
+void find(const Fused& f, const Weights& w, bool adaptive, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.find(f, other(w), adaptive, stream); });
+}
+void forward(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, stream); });
+}
+void statistics(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.statistics(f, w, stream); });
+}
+// The sums of the columns of x [rows, n]; a block has 8 of them, a warp four rows at once.
+static __global__ __launch_bounds__(1024) void column_sums_kernel(const float* x, int64_t rows,
+                                                                  int n, float* sums) {
+  __shared__ float parts[32][8];
+  const int column = int(blockIdx.x) * 8 + lane() % 8;
+  float sum[4] = {};
+  if (column < n)
+    for (int64_t k = warp() * 4 + lane() / 8; k < rows; k += 4 * 128)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (k + 128 * i < rows) sum[i] += x[(k + 128 * i) * n + column];
+  float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  all += __shfl_xor_sync(~0u, all, 8);
+  all += __shfl_xor_sync(~0u, all, 16);
+  if (lane() < 8) parts[warp()][lane()] = all;
+  __syncthreads();
+  if (threadIdx.x >= 8 || column >= n) return;
+  all = 0;
+  for (int k = 0; k < 32; ++k) all += parts[k][lane()];
+  sums[column] = all;
+}
+
+void rows(const Fused& f, const Weights& w, Stream stream) {
+  const bool is_exp = std::holds_alternative<Exp>(w);
+  with_dtype(f.dtype, [&](auto launch) { launch.rows(f, is_exp, stream); });
+  const Epilogue& p = f.epilogue;
+  if (p.d_norm)
+    launch(column_sums_kernel, {blocks(2 * f.E, 8), 1, 1024, 0}, stream, p.d_norm_parts,
+           row_blocks(f), 2 * f.E, p.d_norm);
+}
+void pulls(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.pulls(with_g(f), other(w), stream); });
+}
+void keys(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
+}
+void queries(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.queries(with_g(f), w, stream); });
+}
+void dq_of_sums(const Fused& f, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.dq_of_sums(f, stream); });
+}
+
+}  // namespace horner::attn::kernels::cuda

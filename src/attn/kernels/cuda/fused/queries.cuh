@@ -1,0 +1,167 @@
+// The kernels in which a block of threads has a block of queries and passes over the keys that they
+// see, beside forward: dq without atomic additions, and (fused_cuda_find.cuh) what is found of
+// rows.
+#pragma once
+
+#include "attn/kernels/cuda/common/tiles.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <class T, int C>
+struct QueriesShape {
+  static constexpr bool kWide = sizeof(T) == 4;
+  static constexpr int kWarps = kWide && C == 256 ? 2 : 4, kThreads = 32 * kWarps;
+  static constexpr int kQueries = 16 * kWarps;
+  static constexpr int kKeys = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
+  static constexpr int kTiles = kKeys / 8, kLanes = 2 * kTiles;
+  static constexpr int kRowBytes = C * int(sizeof(T));
+  static constexpr int kBytes = (2 * kQueries + 4 * kKeys) * kRowBytes;
+};
+
+// A block of queries of one head; a thread has the rows 0 and 1, which are 8 apart.
+template <class T, int C>
+struct QueryBlock {
+  using Shape = QueriesShape<T, C>;
+  static constexpr int n = Shape::kLanes;
+  using Products = float[1][Shape::kTiles][4];
+
+  const Fused& f;
+  Head head;
+  int t0;
+  Tile<T, C> q, g, first_tile;
+
+  __device__ QueryBlock(const Fused& f, const void* memory, bool with_gradient)
+      : f(f),
+        head(f, int(blockIdx.x)),
+        t0(int(gridDim.y - 1 - blockIdx.y) * Shape::kQueries),
+        q{shared_address(memory)},
+        g{q.at + Shape::kQueries * Shape::kRowBytes},
+        first_tile{g.at + Shape::kQueries * Shape::kRowBytes} {
+    const auto [b, h, key_head] = head;
+    copy_rows<Shape::kQueries, Shape::kThreads>(q, row_of<T>(f.q, b, h, t0), f.q.row, f.T - t0,
+                                                f.D);
+    if (with_gradient)
+      copy_rows<Shape::kQueries, Shape::kThreads>(g, row_of<T>(f.d_o, b, h, t0), f.d_o.row,
+                                                  f.T - t0, f.E);
+  }
+  __device__ int query(int i) const { return t0 + warp() * 16 + i * 8 + lane() / 4; }
+  __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
+  static __device__ Lanes<n> of_row(const Products& x, int i) {
+    return lanes<n>([&](int j) { return x[0][j / 2][i * 2 + j % 2]; });
+  }
+  // The key of the thread's number j, in a tile from s0 on.
+  static __device__ int key(int s0, int j) { return s0 + lane() % 4 * 2 + j / 2 * 8 + j % 2; }
+
+  // The scores of row i, -inf where hidden.
+  __device__ Lanes<n> scores(const Products& x, int i, int s0) const {
+    const uint32_t seen = seen_keys<n>(f.seen, head.b, query(i), key(s0, 0));
+    const float centre = f.centre ? f.centre[row(i)] : 0;
+    const auto y = of_row(x, i);
+    return lanes<n>([&](int j) {
+      return seen >> j & 1 ? at_most(y[j] * f.scale - centre, f.clamp) : -INFINITY;
+    });
+  }
+  __device__ Lanes<n> fades(int i, int s0) const {
+    const double here = gates_at_query(f, head, query(i));
+    return lanes<n>([&](int j) { return fade(here, gates_at_key(f, head, key(s0, j))); });
+  }
+
+  // each(s0, x, dp, k) for every tile of keys: x = q k, dp = g v (with its gate) unless there are
+  // no values.
+  template <bool Values, class F>
+  __device__ void over_keys(const F& each) const {
+    constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
+    const int begin = f.seen.lo(t0) / kKeys * kKeys;
+    const int end = f.seen.hi(min(t0 + Shape::kQueries, f.T) - 1);
+    const auto tile = [&](int i) {
+      return Tile<T, C>{first_tile.at + i * kKeys * Shape::kRowBytes};
+    };
+    const auto copy = [&](int s0, int stage) {
+      copy_rows<kKeys, kThreads>(tile(2 * stage), row_of<T>(f.k, head.b, head.g, s0), f.k.row,
+                                 f.S - s0, f.D);
+      if (Values)
+        copy_rows<kKeys, kThreads>(tile(2 * stage + 1), row_of<T>(f.v, head.b, head.g, s0), f.v.row,
+                                   f.S - s0, f.E);
+    };
+    __syncthreads();  // all are done with a pass before
+    if (begin < end) copy(begin, 0);
+    int stage = 0;
+    for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
+      wait_for_copies();
+      if (Values && f.gate) gate_values<kKeys, kThreads>(f, head, s0, tile(2 * stage + 1));
+      __syncthreads();
+      if (s0 + kKeys < end) copy(s0 + kKeys, stage ^ 1);
+      Products x, dp = {};
+      rows_by_rows<T>(x, q, warp() * 16, tile(2 * stage), 0);
+      if (Values) rows_by_rows<T>(dp, g, warp() * 16, tile(2 * stage + 1), 0);
+      each(s0, x, dp, tile(2 * stage));
+    }
+    wait_for_copies();
+  }
+};
+
+// dq and the gradient of the centre, each row by one warp: the same bits every time.
+template <class T, int C, class W>
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ W w) {
+  using Block = QueryBlock<T, C>;
+  constexpr int n = Block::n;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Block block(f, memory, true);
+  float dq[1][C / 8][4] = {};
+  float d_centre[2] = {};
+  double d_decay[2] = {};
+  Query query[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    query[i] = f.queries[block.row(i)];
+    if (block.query(i) >= f.T) query[i].a = query[i].dW = 0;
+  }
+  block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C> k) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto y = Block::of_row(x, i);
+      Scored<n> s;
+      s.z = lanes<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
+      s.limit = lanes<n>([&](int) { return query[i].limit; });
+      s.dp = Block::of_row(dp, i);
+      s.a = lanes<n>([&](int) { return query[i].a; });
+      s.dW = lanes<n>([&](int) { return query[i].dW; });
+      s.seen = seen_keys<n>(f.seen, block.head.b, block.query(i), Block::key(s0, 0));
+      if (f.decay) {
+        const auto faded = block.fades(i, s0);
+        s.a = s.a * faded, s.dW = s.dW * faded;
+      }
+      Graded<n> graded_row;
+      with_degree(w, slope_degree_of(w), [&](const auto& weight) {
+        graded_row = graded<Care::any, n>(weight, f, s, [&](int) { return block.row(i); });
+      });
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        if constexpr (std::is_same_v<T, float>)
+          d_decay[i] += graded_row.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
+        x[0][j / 2][i * 2 + j % 2] = graded_row.dx[j];
+        d_centre[i] -= graded_row.dx[j];
+      }
+    }
+    add_sums_by_columns<T>(dq, x, k, 0);
+  });
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float centre = quad_sum(d_centre[i]);
+    double decay = d_decay[i];
+    for (int step = 1; step < 4; step *= 2) decay += __shfl_xor_sync(~0u, decay, step);
+    if (block.query(i) >= f.T) continue;
+    const int64_t at = block.row(i);
+    if (f.d_centre && lane() % 4 == 0) f.d_centre[at] = centre;
+    if (f.d_decay_rows && lane() % 4 == 0) f.d_decay_rows[at] = decay;
+#pragma unroll
+    for (int j = 0; j < C / 8; ++j) {
+      const int c = 8 * j + lane() % 4 * 2;
+      const float* y = dq[0][j] + i * 2;
+      if (c < f.D) store_pair<T>(f.dq, at * f.D + c, y[0] * f.scale, y[1] * f.scale);
+    }
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda

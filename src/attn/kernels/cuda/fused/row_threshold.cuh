@@ -1,0 +1,276 @@
+// What is found of the rows, in passes over their keys: what the weights of the whole row need
+// (find), what their gradients share (pulls), and the statistics.
+#pragma once
+
+#include <cfloat>
+
+#include "attn/kernels/cuda/fused/queries.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+__device__ inline float quad_min(float x) {
+  return -quad_max(-x);
+}
+
+// A pass over the scores of the block: each(i, x) for every row and tile.
+template <class T, int C, class F>
+__device__ inline void over_scores(const QueryBlock<T, C>& block, const F& each) {
+  block.template over_keys<false>([&](int s0, auto& x, auto&, Tile<T, C>) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) each(i, block.scores(x, i, s0));
+  });
+}
+
+// The largest score of each row, NaN where one is not finite, and the least of those seen.
+template <class T, int C>
+__device__ void find_range(const QueryBlock<T, C>& block, float (&top)[2], float (&least)[2]) {
+  top[0] = top[1] = -INFINITY, least[0] = least[1] = INFINITY;
+  float bad[2] = {};
+  over_scores(block, [&](int i, const auto& x) {
+#pragma unroll
+    for (int j = 0; j < block.n; ++j) {
+      top[i] = fmaxf(top[i], x[j]);
+      if (x[j] > -INFINITY) least[i] = fminf(least[i], x[j]);
+      if (!(x[j] < INFINITY)) bad[i] = NAN;
+    }
+  });
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    top[i] = quad_max(top[i]) + quad_sum(bad[i]), least[i] = quad_min(least[i]);
+}
+
+// The sum of e^(x - top) over the scores from `from` on.
+template <class T, int C>
+__device__ void find_sum(const QueryBlock<T, C>& block, const float (&top)[2],
+                         const float (&from)[2], float (&sum)[2]) {
+  sum[0] = sum[1] = 0;
+  over_scores(block, [&](int i, const auto& x) {
+#pragma unroll
+    for (int j = 0; j < block.n; ++j)
+      if (x[j] >= from[i] && x[j] > -INFINITY) sum[i] += exp_fast(x[j] - top[i]);
+  });
+#pragma unroll
+  for (int i = 0; i < 2; ++i) sum[i] = quad_sum(sum[i]);
+}
+
+// tau by Newton's steps from -1, up to where the weights p sum to 1. The sum is convex in tau, and
+// so is its power a, which far from 1 is the straighter: from the left no step goes too far.
+template <class T, int C>
+__device__ void find_tau(const QueryBlock<T, C>& block, const Other& w, Found (&r)[2]) {
+  const float a = w.alpha - 1;
+  bool more[2] = {true, true};
+  r[0].cut = r[1].cut = -1;
+  for (int step = 0; step < 100; ++step) {
+    float total[2] = {}, slope[2] = {};
+    over_scores(block, [&](int i, const auto& x) {
+#pragma unroll
+      for (int j = 0; j < block.n; ++j) {
+        const float z = fmaxf((x[j] - r[i].top) * a - r[i].cut, 0), p = root(z, a);
+        total[i] += p;
+        slope[i] += z > 0 ? p / z : 0;
+      }
+    });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float P = quad_sum(total[i]), sum = quad_sum(slope[i]);
+      if (!more[i]) continue;
+      r[i].unit = 1 / sum;
+      const float up = P > 1.1f ? P - exp2f(log2f(P) * (1 - a)) : a * (P - 1);
+      more[i] = up > -6e-8f * r[i].cut * sum;
+      if (more[i]) r[i].cut += up / sum;
+    }
+    if (!__syncthreads_or(more[0] || more[1])) break;
+  }
+}
+
+// Halfway between the k-th largest score and the next, -inf where there are no more than k. The
+// k-th lies between two scores, low and high: each step moves one past the middle.
+template <class T, int C>
+__device__ void find_kth(const QueryBlock<T, C>& block, int k, Found (&r)[2]) {
+  float low[2] = {-INFINITY, -INFINITY}, high[2] = {r[0].top, r[1].top};
+  float middle[2] = {-FLT_MAX, -FLT_MAX}, above[2], below[2];
+  int count[2];
+  const auto pass = [&] {
+    above[0] = above[1] = INFINITY, below[0] = below[1] = -INFINITY, count[0] = count[1] = 0;
+    over_scores(block, [&](int i, const auto& x) {
+#pragma unroll
+      for (int j = 0; j < block.n; ++j) {
+        const bool over = x[j] >= middle[i];
+        count[i] += over;
+        above[i] = fminf(above[i], over ? x[j] : INFINITY);
+        below[i] = fmaxf(below[i], over ? -INFINITY : x[j]);
+      }
+    });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      above[i] = quad_min(above[i]), below[i] = quad_max(below[i]);
+      count[i] = int(quad_sum(float(count[i])));
+    }
+  };
+  do {
+    pass();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!(low[i] < high[i])) continue;
+      if (count[i] >= k) low[i] = above[i];
+      if (count[i] <= k) high[i] = count[i] == k ? low[i] : below[i];
+      middle[i] = low[i] / 2 + high[i] / 2;
+      if (!(middle[i] > low[i])) middle[i] = high[i];
+    }
+  } while (__syncthreads_or(low[0] < high[0] || low[1] < high[1]));
+  middle[0] = low[0], middle[1] = low[1];
+  pass();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float half = low[i] / 2 + below[i] / 2;
+    r[i].cut = half > below[i] ? half : low[i];  // neighbours have nothing between them
+    if (low[i] == -INFINITY || below[i] == -INFINITY) r[i].cut = -INFINITY;
+  }
+}
+
+// What multiplies the scores of a row, from the entropy of its softmax, as the reference has it.
+template <class T, int C>
+__device__ void find_sharpness(const QueryBlock<T, C>& block, Found (&r)[2]) {
+  const float all[2] = {-INFINITY, -INFINITY}, top[2] = {r[0].top, r[1].top};
+  float total[2];
+  double entropy[2] = {};
+  find_sum(block, top, all, total);
+  const float unit[2] = {total[0] > 0 ? 1 / total[0] : 0, total[1] > 0 ? 1 / total[1] : 0};
+  over_scores(block, [&](int i, const auto& x) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < block.n; ++j) {
+      const float p = exp_fast(x[j] - top[i]) * unit[i];
+      sum -= p * logf(p + 1e-9f);
+    }
+    entropy[i] += sum;
+  });
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    double H = entropy[i];
+    H += __shfl_xor_sync(~0u, H, 1);
+    H += __shfl_xor_sync(~0u, H, 2);
+    const double beta = (((-0.037 * H + 0.481) * H - 2.3) * H + 4.917) * H - 1.791;
+    r[i].beta = H > 0.5 && beta > 1 ? float(beta) : 1;
+  }
+}
+
+template <class T, int C>
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void find_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ Other w, bool adaptive) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const QueryBlock<T, C> block(f, memory, false);
+  Found r[2] = {};
+  float top[2], least[2], sum[2] = {1, 1};
+  find_range(block, top, least);
+  for (int i = 0; i < 2; ++i) r[i].top = top[i] == -INFINITY ? 0 : top[i];
+  for (int i = 0; i < 2; ++i) top[i] = r[i].top;
+  const float all[2] = {-INFINITY, -INFINITY};
+  if (adaptive) {
+    find_sharpness(block, r);
+  } else if (w.kind == Other::entmax) {
+    find_tau(block, w, r);
+  } else if (w.kind == Other::top_k) {
+    find_kth(block, w.k, r);
+    const float from[2] = {r[0].cut, r[1].cut};
+    find_sum(block, top, w.renormalise ? from : all, sum);
+  } else {
+    for (int i = 0; i < 2; ++i) r[i].cut = fminf(least[i], 0);
+    find_sum(block, top, all, sum);
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (!(adaptive || w.kind == Other::entmax)) r[i].unit = sum[i] > 0 ? 1 / sum[i] : 1;
+    if (block.query(i) < f.T && lane() % 4 == 0) f.found[block.row(i)] = r[i];
+  }
+}
+
+template <class T, int C>
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void pulls_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ Other w) {
+  using Block = QueryBlock<T, C>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Block block(f, memory, true);
+  float pull[2] = {}, share[2] = {}, lowest[2] = {}, highest[2] = {};
+  const Found found[2] = {f.found[block.row(0)], f.found[block.row(1)]};
+  const Query query[2] = {f.queries[block.row(0)], f.queries[block.row(1)]};
+  block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C>) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto y = block.scores(x, i, s0), d = Block::of_row(dp, i);
+#pragma unroll
+      for (int j = 0; j < Block::n; ++j) {
+        if (!(y[j] > -INFINITY)) continue;
+        const Parts p = parts(w, y[j], found[i]);
+        float dw = query[i].a * d[j] + query[i].dW;
+        if (f.decay) dw *= block.fades(i, s0)[j];
+        pull[i] += p.pull * dw;
+        share[i] += p.share * dw;
+        lowest[i] += near(y[j], found[i].cut, found[i]);
+        highest[i] += near(y[j], fmaxf(found[i].top, 0), found[i]);
+      }
+    }
+  });
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float all = quad_sum(pull[i]), shares = quad_sum(share[i]);
+    const float low = quad_sum(lowest[i]), high = quad_sum(highest[i]);
+    if (block.query(i) < f.T && lane() % 4 == 0)
+      f.pulls[block.row(i)] = {all, (all - shares) / fmaxf(1, low), -all / fmaxf(1, high), 0};
+  }
+}
+
+// From a = |w decay| over the keys that a row sees, A = sum a: entropy log A - sum a log a / A, the
+// largest a / A, that of the first key, and the share of negative weights.
+template <class T, int C, class W>
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ W w) {
+  using Block = QueryBlock<T, C>;
+  constexpr int n = Block::n;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Block block(f, memory, false);
+  float total[2] = {}, moment[2] = {}, most[2] = {}, first[2] = {}, negative[2] = {};
+  block.template over_keys<false>([&](int s0, auto& x, auto&, Tile<T, C>) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto score = block.scores(x, i, s0);
+      const int64_t row = block.row(i);
+      const int start = f.seen.lo(min(block.query(i), f.T - 1));
+      Lanes<n> y;
+      if constexpr (std::is_same_v<W, Other>) {
+        const Found found = f.found ? f.found[row] : Found{};
+        y = lanes<n>([&](int j) { return parts(w, score[j], found).w; });
+      } else {
+        const float by = f.shift[row];
+        with_degree(w, degree_of(w), [&](const auto& weight) {
+          y = weights_of(weight, (score + (std::is_same_v<W, Exp> ? -by : 0.0f)) * kUnit<W>);
+        });
+        if (!std::is_same_v<W, Exp>) y = y * exp_fast(-by);
+      }
+      Lanes<n> faded = lanes<n>([](int) { return 1.0f; });
+      if (f.decay) faded = block.fades(i, s0);
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        const float v = score[j] > -INFINITY ? y[j] * faded[j] : 0, a = fabsf(v);
+        total[i] += a;
+        moment[i] += a > 0 ? a * logf(a) : 0;
+        most[i] = fmaxf(most[i], a);
+        negative[i] += fmaxf(-v, 0);
+        if (Block::key(s0, j) == start) first[i] = a;
+      }
+    }
+  });
+  const int64_t rows = int64_t(f.B) * f.H * f.T;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float A = quad_sum(total[i]), per = A > 0 ? 1 / A : 0, m = quad_sum(moment[i]);
+    const float values[4] = {A > 0 ? logf(A) - m * per : 0, quad_max(most[i]) * per,
+                             quad_sum(first[i]) * per, quad_sum(negative[i]) * per};
+    if (block.query(i) < f.T)  // one lane of four writes each
+      f.statistics[lane() % 4 * rows + block.row(i)] = lane() % 4 == 0   ? values[0]
+                                                       : lane() % 4 == 1 ? values[1]
+                                                       : lane() % 4 == 2 ? values[2]
+                                                                         : values[3];
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,91 @@
+// Centred scores on Hopper: from the products q.k of a query, centre_t / scale is subtracted before
+// anything else is done with them. The gradient of a centre is -sum_s dx_ts: of dx in shared
+// memory, as it is there for dq, by a product with ones.
+#pragma once
+
+#include "attn/kernels/cuda/hopper/decay.cuh"
+#include "attn/kernels/cuda/hopper/wgmma.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+// A weight of centred scores, for kernels of its own.
+template <class W>
+struct Centred {
+  W of;
+};
+template <class W>
+inline constexpr bool kCentred = false;
+template <class W>
+inline constexpr bool kCentred<Centred<W>> = true;
+
+template <class W>
+HORNER_HD const W& undecayed(const Centred<W>& w) {
+  return w.of;
+}
+
+HORNER_HD int degree_of(const Centred<Polynomial>& w) {
+  return degree_of(w.of);
+}
+HORNER_HD int slope_degree_of(const Centred<Polynomial>& w) {
+  return slope_degree_of(w.of);
+}
+template <class W, class F>
+HORNER_HD void with_degree(const Centred<W>& w, int degree, const F& f) {
+  with_degree(w.of, degree, f);
+}
+
+// The two rows of a thread, forward. Takes them out of the running sums.
+template <bool centred>
+struct RowCentres {
+  __device__ RowCentres(const Fused&, float (&)[2]) {}
+  template <int columns>
+  __device__ void subtract(float (&)[columns][4]) const {}
+};
+template <>
+struct RowCentres<true> {
+  float of[2];
+
+  __device__ RowCentres(const Fused& f, float (&centre)[2])
+      : of{centre[0] / f.scale, centre[1] / f.scale} {
+    centre[0] = centre[1] = 0;
+  }
+  template <int columns>
+  __device__ __forceinline__ void subtract(float (&x)[columns][4]) const {
+#pragma unroll
+    for (int i = 0; i < 4 * columns; ++i) x[i / 4][i % 4] -= of[i % 4 / 2];
+  }
+};
+
+// Two queries of a lane, backward.
+template <bool centred>
+struct QueryCentres {
+  __device__ void load(const Fused&, const Head&, int, int) {}
+};
+template <>
+struct QueryCentres<true> {
+  float of[2];
+
+  __device__ void load(const Fused& f, const Head& head, int i, int t) {
+    of[i] = t < f.T ? f.centre[head.row(f, t)] : 0;
+  }
+};
+
+// The sums of a tile's dx over the keys of some steps of 16 from `step` on, begun.
+template <class T, int steps, int R, int C>
+__device__ __forceinline__ void begin_centres(float (&sum)[1][4], Panel<R, C> dx, int step,
+                                              uint64_t ones) {
+  begin_product<T, false, Over::rows, Over::channels>(sum, dx.by_rows(0, step), ones);
+#pragma unroll
+  for (int s = 1; s < steps; ++s)
+    begin_product<T, true, Over::rows, Over::channels>(sum, dx.by_rows(0, step + s), ones);
+}
+// Those of the rows of a thread, the same in all columns, added to memory: of four lanes one adds
+// the first, one the second.
+__device__ __forceinline__ void add_centres(const Fused& f, int b, int h, int t0,
+                                            const float (&sum)[4]) {
+  const int of_four = lane() % 4, t = t0 + warp() % 4 * 16 + lane() / 4 + 8 * of_four;
+  if (of_four < 2 && t < f.T)
+    atomicAdd(f.d_centre + (int64_t(b) * f.H + h) * f.T + t, -(of_four ? sum[2] : sum[0]));
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,277 @@
+// Decay on Hopper. With c the running sums of the log gates, in double, a weight is multiplied by
+//   exp(c_t - c_s) = 2^(row + key),   row = log2(e) (c_t - c_ref),   key = log2(e) (c_ref - c_s)
+// Mostly that is a factor of the query times one of the key. Where gates fall so fast that a factor
+// would leave the range of a float ("steep"), both are added before the exponential: their sum is
+// never above 0 where t sees s.
+#pragma once
+
+#include "attn/kernels/cuda/common/tiles.cuh"
+#include "attn/kernels/cuda/hopper/hopper.h"
+
+namespace horner::attn::kernels::cuda {
+
+// A weight with decay, for kernels of its own. No denominator of theirs is the row's sum.
+template <class W>
+struct Decaying {
+  W of;
+  const float* factors;  // forward (hopper_factors)
+};
+template <class W>
+inline constexpr bool kDecays = false;
+template <class W>
+inline constexpr bool kDecays<Decaying<W>> = true;
+
+template <class W>
+HORNER_HD const W& undecayed(const W& w) {
+  return w;
+}
+template <class W>
+HORNER_HD const W& undecayed(const Decaying<W>& w) {
+  return w.of;
+}
+template <class W>
+using Undecayed = std::remove_cvref_t<decltype(undecayed(std::declval<W>()))>;
+template <class W>
+inline constexpr bool kIsExp = std::is_same_v<Undecayed<W>, Exp>;
+
+// c[0] + c[1] x, of products before the scale.
+struct Linear {
+  const Polynomial& p;
+};
+template <>
+inline constexpr bool kOfDegree<Linear> = true;
+template <int n>
+HORNER_HD Lanes<n> weights_of(const Linear& w, const Lanes<n>& x) {
+  return x * w.p.c[1] + w.p.c[0];
+}
+
+// exp, of scores that are bounded (is_bounded): without a shift.
+struct Bounded {};
+template <class W>
+inline constexpr bool kExponential = std::is_same_v<W, Exp> || std::is_same_v<W, Bounded>;
+
+// Of the polynomials that fade, those of degree 1 and 2 have code of their own.
+HORNER_HD int degree_of(const Decaying<Polynomial>& w) {
+  return w.of.degree <= 2 ? w.of.degree : 0;
+}
+HORNER_HD int slope_degree_of(const Decaying<Polynomial>& w) {
+  return w.of.degree == 1 || (w.of.degree == 2 && w.of.is_series) ? w.of.degree : 0;
+}
+template <class W, class F>
+  requires(kExponential<W>)
+HORNER_HD void with_degree(const Decaying<W>& w, int, const F& f) {
+  f(w.of);
+}
+template <class F>
+HORNER_HD void with_degree(const Decaying<Polynomial>& w, int degree, const F& f) {
+  if (degree == 1) return f(Linear{w.of});
+  if (degree == 2) return f(OfDegree<2>{w.of});
+  f(OfDegree<0>{w.of});
+}
+
+__device__ inline const float* factors_of(const Fused& f, const float* factors, const Head& head,
+                                          int s0) {
+  const int64_t tile = int64_t(head.b * f.G + head.g) * factor_tiles(f) + s0 / kFactorTile;
+  return factors + tile * kFactorRow;
+}
+// c_t - c_s in units of ln 2.
+__device__ inline float doublings(double query, double key) {
+  return __fmul_rn(float(query - key), kLog2e);  // once, not in every sum that it is part of
+}
+inline constexpr float kSteep = 80;  // the most that an exponent of a factor may be
+
+// Forward: the reference is the group's first query, and what the queries behind it have of their
+// own is multiplied into their sums, at the end or before the first tile that is steep. A key's
+// factor is that of shared memory, relative to the last of its kFactorTile keys, times `by`.
+template <int tiles>
+struct TileFactors {
+  float by[tiles];
+};
+struct NoFade {
+  static constexpr bool kThere = false;
+};
+// What is kept of a tile of keys in shared memory, and the two rows of a thread.
+template <int tiles>
+struct TileFade {
+  static constexpr bool kThere = true;
+  uint32_t keys;
+  TileFactors<tiles> of;
+  bool steep;
+  float row[2];
+  double here;
+
+  // The thread's two of eight, in the array that begins with number `first`.
+  __device__ float2 of_keys(int column, int first) const {
+    constexpr int kColumns = kFactorTile / 8;
+    const int at = column / kColumns * kFactorRow + first + column % kColumns * 8;
+    float2 y;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
+                 : "=f"(y.x), "=f"(y.y)
+                 : "r"(keys + uint32_t(at * 4 + lane() % 4 * 8))
+                 : "memory");
+    return y;
+  }
+  static __device__ float from(double here, uint32_t keys, int tile) {
+    double key;
+    asm volatile("ld.shared.f64 %0, [%1];\n"
+                 : "=d"(key)
+                 : "r"(keys + uint32_t((tile * kFactorRow + 3 * kFactorTile) * 4))
+                 : "memory");
+    return doublings(here, key);
+  }
+  // By the factors, or the gates alone.
+  template <int columns>
+  __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
+    const int first = steep ? 2 * kFactorTile : 0;
+#pragma unroll
+    for (int j = 0; j < columns; ++j) {
+      const float2 key = of_keys(j, first);
+      const float by = of.by[j / (kFactorTile / 8)];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float y = (i ? key.y : key.x) * by;
+        x[j][i] *= y, x[j][i + 2] *= y;
+      }
+    }
+  }
+  // f(x, exponent) of each.
+  template <int columns, class F>
+  __device__ __forceinline__ void each(float (&x)[columns][4], const F& f) const {
+    float by[2];
+#pragma unroll
+    for (int j = 0; j < columns; ++j) {
+      const float2 key = of_keys(j, kFactorTile);
+      if (j % (kFactorTile / 8) == 0) {
+        const float y = from(here, keys, j / (kFactorTile / 8));
+        by[0] = row[0] + y, by[1] = row[1] + y;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f(x[j][i], fminf(by[i / 2] + (i % 2 ? key.y : key.x), 0));
+    }
+  }
+};
+// The rows of a thread, `first` and 8 further, of a group's 64 from t0 on.
+template <class T, int keys, bool decays>
+struct RowFades {
+  __device__ RowFades(const Fused&, const Head&, int, int) {}
+  __device__ int first_steep(const Fused&, const Head&, int, int, int own) const { return own; }
+  __device__ int of_tile(uint32_t, bool) const { return 0; }
+  __device__ NoFade fade(uint32_t, int, bool) const { return {}; }
+};
+template <class T, int keys>
+struct RowFades<T, keys, true> {
+  static constexpr int kTiles = keys / kFactorTile;
+  // float16 has no room for weights that the rows' own factors would make small again.
+  static constexpr float kMost = std::is_same_v<T, fp16> ? 0 : kSteep;
+  using Factors = TileFactors<kTiles>;
+  using Fade = TileFade<kTiles>;
+  float row[2];  // in units of ln 2
+  double here;   // c_t0
+
+  __device__ RowFades(const Fused& f, const Head& head, int t0, int first) : row{} {
+    here = f.S > 0 ? gates_at_query(f, head, t0) : 0;
+    for (int i = 0; i < 2 && f.S > 0; ++i)
+      row[i] = doublings(gates_at_query(f, head, first + 8 * i), here);
+  }
+  // Of the `own` tiles of keys from `begin` on, the first whose factors would be too large; `own`
+  // where there is none. They grow, and are above 1 only behind the group's first query.
+  __device__ int first_steep(const Fused& f, const Head& head, int t0, int begin, int own) const {
+    const int at = t0 + f.S - f.T;
+    for (int s = max(at, begin) / kFactorTile * kFactorTile; own > 0 && s < at + 64;
+         s += kFactorTile)
+      if (doublings(here, gates_at_key(f, head, s + kFactorTile - 1)) > kMost)
+        return min((s - begin) / keys, own);
+    return own;
+  }
+  // Of a tile whose factors lie there.
+  __device__ Factors of_tile(uint32_t factors, bool steep) const {
+    Factors y;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+      y.by[i] = steep ? 1 : exp2_fast(fminf(Fade::from(here, factors, i), kMost));
+    return y;
+  }
+  __device__ Fade fade(uint32_t at, const Factors& of, bool steep) const {
+    return {at, of, steep, {row[0], row[1]}, here};
+  }
+};
+
+// Whether query t sees a key at all.
+__device__ inline bool sees_any(const Seen& seen, int b, int t) {
+  const int lo = seen.lo(t);
+  int s = seen.hi(t) - 1;
+  while (seen.keep && s >= lo && !seen.keep[int64_t(b) * seen.S + s]) --s;
+  return s >= lo;
+}
+
+// Backward: the reference is key 63 of the block's 128.
+__device__ inline double gates_at_reference(const Fused& f, const Head& head, int s0) {
+  return gates_at_key(f, head, s0 + 63);
+}
+// Of polynomials: whether factors would leave the range of a float.
+template <class W>
+__device__ inline bool is_steep(const Fused& f, const Head& head, int s0) {
+  if constexpr (!kDecays<W> || kIsExp<W>) return false;
+  const double here = gates_at_reference(f, head, s0);
+  return doublings(gates_at_key(f, head, s0), here) > kSteep ||
+         doublings(here, gates_at_key(f, head, s0 + 127)) > kSteep;
+}
+// A polynomial of such keys, and what brings its scores to its unit and its slopes back to theirs.
+template <bool linear>
+struct Steep {
+  const Polynomial& p;
+  float scale, per_scale;
+};
+// The keys of a thread, `first` and 8 further, backward.
+template <bool decays>
+struct KeyFades {
+  __device__ KeyFades(const Fused&, const Head&, int, int) {}
+};
+template <>
+struct KeyFades<true> {
+  float of[2];     // in units of ln 2, or factors
+  float slope[2];  // of Linear, the input gate in it
+
+  __device__ KeyFades(const Fused& f, const Head& head, int s0, int first) {
+    const double from = gates_at_reference(f, head, s0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) of[i] = doublings(from, gates_at_key(f, head, first + 8 * i));
+  }
+  template <class Weight>
+  __device__ void set(const Weight&, const float (&)[2], float) {
+    of[0] = exp2_fast(of[0]), of[1] = exp2_fast(of[1]);
+  }
+  __device__ void set(const Exp&, const float (&)[2], float) {}
+  template <bool linear>
+  __device__ void set(const Steep<linear>&, const float (&)[2], float) {}
+  __device__ void set(const Linear& w, const float (&gates)[2], float scale) {
+    of[0] = exp2_fast(of[0]), of[1] = exp2_fast(of[1]);
+    for (int i = 0; i < 2; ++i) slope[i] = of[i] * gates[i] * (w.p.c[1] / scale);
+  }
+};
+// Two queries of a lane, backward: c_t - c_ref.
+template <bool decays>
+struct QueryFades {
+  __device__ void load(const Fused&, const Head&, int, int) {}
+  __device__ float row(int, double) const { return 0; }
+};
+template <>
+struct QueryFades<true> {
+  double c[2];
+
+  __device__ void load(const Fused& f, const Head& head, int i, int t) {
+    c[i] = gates_at_query(f, head, t);
+  }
+  __device__ float row(int i, double from) const { return doublings(c[i], from); }
+};
+
+// A query's own gate sum is that of the key at its position.
+__device__ inline double pull_of(const Fused& f, const Head& head, int s) {
+  const int each = f.H / f.G, t = s - (f.S - f.T);
+  double y = 0;
+  for (int h = 0; t >= 0 && h < each; ++h)
+    y += f.d_decay_query[int64_t(head.b * f.H + head.g * each + h) * f.T + t];
+  return y;
+}
+
+}  // namespace horner::attn::kernels::cuda

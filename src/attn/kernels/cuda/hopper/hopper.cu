@@ -1,0 +1,43 @@
+// Which Hopper kernels a problem takes, by its dtype.
+#include "attn/kernels/cuda/common/launch.cuh"
+#include "attn/kernels/cuda/hopper/hopper.h"
+
+namespace horner::attn::kernels::cuda {
+
+template <class F>
+static void with_dtype(Dtype dtype, const F& f) {
+  if (dtype == Dtype::bfloat16) return f(HopperLaunch<bf16>());
+  f(HopperLaunch<fp16>());
+}
+
+std::string hopper_why_not(int device) {
+  if (compute_capability(device) == 90) return "";
+  return "a GPU of compute capability 9.0 is wanted";
+}
+
+// A block has a tile of keys.
+static __global__ __launch_bounds__(kFactorTile) void factors_kernel(const double* decay,
+                                                                     const float* gate, int S,
+                                                                     int tiles, float* factors) {
+  const int64_t at = int64_t(blockIdx.x) / tiles * S;
+  const int n = int(threadIdx.x), first = int(blockIdx.x) % tiles * kFactorTile, s = first + n;
+  const double from = decay[at + min(first + kFactorTile, S) - 1];
+  const float y = s < S ? gate ? gate[at + s] : 1 : 0;
+  const float key = s < S ? float((from - decay[at + s]) * 1.4426950408889634) : 0;
+  float* const to = factors + int64_t(blockIdx.x) * kFactorRow;
+  to[n] = y * exp2f(key), to[kFactorTile + n] = key, to[2 * kFactorTile + n] = y;
+  if (n == 0) *reinterpret_cast<double*>(to + 3 * kFactorTile) = from;
+}
+
+void hopper_factors(const Fused& f, float* factors, Stream stream) {
+  const Grid grid{int64_t(f.B) * f.G * factor_tiles(f), 1, kFactorTile, 0};
+  launch(factors_kernel, grid, stream, f.decay, f.gate, f.S, factor_tiles(f), factors);
+}
+void hopper_forward(const Fused& f, const Weights& w, const float* factors, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, factors, stream); });
+}
+void hopper_keys(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
+}
+
+}  // namespace horner::attn::kernels::cuda

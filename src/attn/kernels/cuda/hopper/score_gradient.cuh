@@ -1,0 +1,302 @@
+// From scores to weights and gradients in the backward on Hopper, in the order of registers: number
+// i of column j belongs to key `key` + 8 (i / 2) and to query 8 j + 2 (lane % 4) + i % 2 of a tile.
+//   w a -> weights,   dx = w' (a dp + dW) -> slopes,   both rounded, as left factors
+#pragma once
+
+#include "attn/kernels/cuda/hopper/tiles.cuh"
+
+namespace horner::attn::kernels::cuda {
+
+template <class F>
+__device__ __forceinline__ void with_slopes(const Decaying<Exp>& w, const F& f) {
+  f(w.of);
+}
+template <class F>
+__device__ __forceinline__ void with_slopes(const Decaying<Polynomial>& w, const F& f) {
+  if (w.of.degree == 1) return f(Linear{w.of});
+  if (w.of.degree == 2 && w.of.is_series) return f(OfDegree<2>{w.of});
+  if (w.of.degree <= 2) return f(UpToDegree<2>{w.of});
+  f(OfDegree<0>{w.of});
+}
+
+template <class W, class F>
+__device__ __forceinline__ void with_slopes(const Centred<W>& w, const F& f) {
+  with_slopes(w.of, f);
+}
+
+// Products of centred scores, in place.
+__device__ __forceinline__ void subtract_centres(const QueryColumns& of, float (&x)[8][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 centre = *reinterpret_cast<const float2*>(of.centre + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[j][i] -= i % 2 ? centre.y : centre.x;
+  }
+}
+
+// The keys that query n of a tile and the next see, from and to, of the block.
+template <class W>
+__device__ __forceinline__ short4 seen_by_two(const QueryColumns& of, const uchar2* near, int n) {
+  if constexpr (kCentred<W>) {
+    const uchar4 seen = *reinterpret_cast<const uchar4*>(near + n);
+    return {seen.x, seen.y, seen.z, seen.w};
+  } else {
+    return *reinterpret_cast<const short4*>(of.seen + n);
+  }
+}
+
+struct Marks {
+  bool some;            // of the scores of this warp are hidden or clamped
+  uint32_t seen, live;  // a bit for each; live: a gradient comes through
+};
+
+template <class W>
+__device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, const uchar2* near,
+                                      uint32_t care, int b, int key, float (&x)[8][4]) {
+  Marks m{false, ~0u, ~0u};
+  if (care & QueryColumns::kMasked) {
+    m.some = true, m.seen = 0;
+    const int row = warp() * 16 + lane() / 4;  // of the block
+    const bool kept[2] = {!f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key, f.S - 1)],
+                          !f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key + 8, f.S - 1)]};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const short4 seen = seen_by_two<W>(of, near, 8 * j + lane() % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int s = row + i / 2 * 8, lo = i % 2 ? seen.z : seen.x, hi = i % 2 ? seen.w : seen.y;
+        const bool sees = s >= lo && s < hi && kept[i / 2];
+        m.seen |= uint32_t(sees) << (4 * j + i);
+      }
+    }
+    m.live = m.seen;
+  }
+  if (care & QueryColumns::kClamped) {
+    const float most = f.clamp / f.scale;
+    bool above = true;
+    if constexpr (kIsExp<W>) {
+      float top[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
+#pragma unroll
+      for (int j = 4; j < 32; ++j) top[j % 4] = fmaxf(top[j % 4], x[j / 4][j % 4]);
+      above = __any_sync(~0u, fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3])) >= most);
+    }
+    if (above) {  // rarely
+      m.some = true;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        float& y = x[j / 4][j % 4];
+        if (y >= most) m.live &= ~(1u << j);
+        y = at_most(y, most);
+      }
+    }
+  }
+  return m;
+}
+
+// The weights of scores that are not seen become 0, after rounding: so that their sums of products
+// above have no branch in them.
+__device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const uint32_t pair = seen >> 2 * j & 3;
+    weights[j / 4][j % 4] &= (pair & 1 ? 0xffff : 0) | (pair & 2 ? 0xffff0000 : 0);
+  }
+}
+// From products to weights times a, rounded, and slopes (of Exp: weights times a), in place of x.
+template <class T, int, bool decays>
+__device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<decays>& fades, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
+  const float scale = f.scale * kLog2e;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float y = x[j][i] * scale - (i % 2 ? sub.y : sub.x);
+      if constexpr (decays) y += fades.of[i / 2];
+      x[j][i] = exp2_fast(y);
+    }
+  }
+  if (care & QueryColumns::kNegative) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = 8 * j % 32 + lane() % 4 * 2 + i % 2;
+        if (of.negative[j / 4] >> n & 1) x[j][i] = -x[j][i];
+      }
+  }
+  rounded<T>(weights, x);
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+// Weights and slopes of a polynomial, of the n / 4 columns from j on.
+template <int n, class Weight>
+__device__ __forceinline__ Slope<Lanes<n>> slopes_at(const Fused& f, const Weight& w,
+                                                     const float (&x)[8][4], int j) {
+  return slopes_of(w, lanes<n>([&](int i) {
+                     return kOfDegree<Weight> ? x[j + i / 4][i % 4] : x[j + i / 4][i % 4] * f.scale;
+                   }));
+}
+// The same of a polynomial that fades, times a and the decay.
+template <class T, int batch, class Weight>
+  requires(!std::is_same_v<Weight, Exp>)
+__device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<true>& fades, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
+  constexpr int n = 4 * batch;
+#pragma unroll
+  for (int j = 0; j < 8; j += batch) {
+    const Slope<Lanes<n>> y = slopes_at<n>(f, w, x, j);
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
+      const auto by = lanes<4>([&](int c) { return (c % 2 ? a.y : a.x) * fades.of[c / 2]; });
+      uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
+      to[0] = pair(T(), y.w[4 * i] * by[0], y.w[4 * i + 1] * by[1]);
+      to[1] = pair(T(), y.w[4 * i + 2] * by[2], y.w[4 * i + 3] * by[3]);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * by[c];
+    }
+  }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+template <class T, int>
+__device__ __forceinline__ void weigh(const Fused&, const Linear& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<true>& fades, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+    const auto y = lanes<4>([&](int c) {
+      return (x[j][c] * w.p.c[1] + w.p.c[0]) * ((c % 2 ? a.y : a.x) * fades.of[c / 2]);
+    });
+    uint32_t* const to = weights[j / 2] + j % 2 * 2;
+    to[0] = pair(T(), y[0], y[1]), to[1] = pair(T(), y[2], y[3]);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[j][c] = (c % 2 ? a.y : a.x) * fades.slope[c / 2];
+  }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+template <class T, int batch, bool linear>
+__device__ __forceinline__ void weigh(const Fused&, const Steep<linear>& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks,
+                                      const KeyFades<true>& fades, float (&x)[8][4],
+                                      uint32_t (&weights)[4][4]) {
+  constexpr int n = 4 * batch;
+#pragma unroll
+  for (int j = 0; j < 8; j += batch) {
+    const auto z = lanes<n>([&](int i) { return x[j + i / 4][i % 4] * w.scale; });
+    Slope<Lanes<n>> y;
+    if constexpr (linear) {
+      y = {z * w.p.c[1] + w.p.c[0], lanes<n>([&](int) { return w.p.c[1]; })};
+    } else {
+      y = weight(w.p, z);
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
+      const auto a =
+          lanes<4>([&](int c) { return exp2_fast(fades.of[c / 2] - (c % 2 ? sub.y : sub.x)); });
+      uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
+      to[0] = pair(T(), y.w[4 * i] * a[0], y.w[4 * i + 1] * a[1]);
+      to[1] = pair(T(), y.w[4 * i + 2] * a[2], y.w[4 * i + 3] * a[3]);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * w.per_scale * a[c];
+    }
+  }
+  if (care & QueryColumns::kNegative) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t signs = of.negative[j / 4] >> (8 * j % 32 + lane() % 4 * 2);
+      const uint32_t flips = (signs & 1 ? 0x8000u : 0) | (signs & 2 ? 0x80000000u : 0);
+      weights[j / 2][j % 2 * 2] ^= flips, weights[j / 2][j % 2 * 2 + 1] ^= flips;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (signs >> i % 2 & 1) x[j][i] = -x[j][i];
+    }
+  }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+template <class T, int batch, class Weight>
+  requires(!std::is_same_v<Weight, Exp>)
+__device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const QueryColumns& of,
+                                      uint32_t care, const Marks& marks, const KeyFades<false>&,
+                                      float (&x)[8][4], uint32_t (&weights)[4][4]) {
+  constexpr int n = 4 * batch;
+#pragma unroll
+  for (int j = 0; j < 8; j += batch) {
+    const Slope<Lanes<n>> y = slopes_at<n>(f, w, x, j);
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
+      uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
+      to[0] = pair(T(), y.w[4 * i] * a.x, y.w[4 * i + 1] * a.y);
+      to[1] = pair(T(), y.w[4 * i + 2] * a.x, y.w[4 * i + 3] * a.y);
+    }
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[j + i / 4][i % 4] = y.dw[i];
+  }
+  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+}
+// From slopes and the products of gradients and values to the gradients of scores, rounded.
+template <class T, class W>
+__device__ __forceinline__ void grade(const QueryColumns& of, const Marks& marks,
+                                      const float (&x)[8][4], float (&dp)[8][4],
+                                      uint32_t (&slopes)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if constexpr (kDecays<W>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dp[j][i] *= x[j][i];
+      continue;
+    }
+    const float2 d = *reinterpret_cast<const float2*>(of.second + 8 * j + lane() % 4 * 2);
+    float2 a{1, 1};
+    if (!kIsExp<W>) a = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      dp[j][i] = x[j][i] * ((i % 2 ? a.y : a.x) * dp[j][i] + (i % 2 ? d.y : d.x));
+  }
+  if (marks.some) {
+#pragma unroll
+    for (int j = 0; j < 32; ++j)
+      if (!(marks.live >> j & 1)) dp[j / 4][j % 4] = 0;
+  }
+  rounded<T>(slopes, dp);
+}
+
+// The keys of a thread, `key` and 8 further: rows times their gates, held in registers or loaded
+// where they are used.
+template <bool held>
+struct KeyGates {
+  __device__ KeyGates(const Fused&, const Head&, int) {}
+  template <int columns>
+  __device__ __forceinline__ void multiply(const Fused& f, const Head& head, int key,
+                                           float (&x)[columns][4]) const {
+    const float y[2] = {gate_of_key(f, head, key), gate_of_key(f, head, key + 8)};
+#pragma unroll
+    for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= y[j % 4 / 2];
+  }
+};
+template <>
+struct KeyGates<true> {
+  float of[2] = {1, 1};
+
+  __device__ KeyGates(const Fused& f, const Head& head, int key) {
+    if (f.gate) of[0] = gate_of_key(f, head, key), of[1] = gate_of_key(f, head, key + 8);
+  }
+  template <int columns>
+  __device__ __forceinline__ void multiply(const Fused&, const Head&, int,
+                                           float (&x)[columns][4]) const {
+#pragma unroll
+    for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= of[j % 4 / 2];
+  }
+};
+// Kernels without decay are slower with them: most of their rows have no gates.
+template <class W>
+using GatesOf = KeyGates<kDecays<W>>;
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,217 @@
+// A block of threads for each head of keys: running sums over its keys, then its queries.
+#include "attn/kernels/cuda/common/epilogue.cuh"
+#include "attn/kernels/cuda/common/launch.cuh"
+#include "attn/kernels/cuda/prepare/counts.h"
+
+namespace horner::attn::kernels::cuda {
+
+inline constexpr int kScanThreads = 1024, kScanEach = 4;
+
+// put(i, carry + f(0) + ... + f(i)) for i below n, by the whole block, which then may read what was
+// put.
+template <class F, class Put>
+__device__ inline void running_sums(int n, double carry, const F& f, const Put& put) {
+  __shared__ double of_warps[kScanThreads / 32];
+  for (int start = 0; start < n; start += kScanThreads * kScanEach) {
+    const int first = start + int(threadIdx.x) * kScanEach;
+    double x[kScanEach], own = 0;
+#pragma unroll
+    for (int i = 0; i < kScanEach; ++i) {
+      own += first + i < n ? f(first + i) : 0;
+      x[i] = own;
+    }
+    double sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const double before = __shfl_up_sync(~0u, sum, step);
+      if (lane() >= step) sum += before;
+    }
+    if (lane() == 31) of_warps[warp()] = sum;
+    __syncthreads();
+    double before = __shfl_up_sync(~0u, sum, 1);
+    before = (lane() == 0 ? 0 : before) + carry;
+    for (int w = 0; w < kScanThreads / 32; ++w) {
+      if (w < warp()) before += of_warps[w];
+      carry += of_warps[w];
+    }
+#pragma unroll
+    for (int i = 0; i < kScanEach; ++i)
+      if (first + i < n) put(first + i, before + x[i]);
+    __syncthreads();
+  }
+  __syncthreads();
+}
+
+// to[i] = f(0) + ... + f(i - 1), for i up to n.
+template <class F>
+__device__ inline void sums_before(int n, double* to, const F& f) {
+  if (threadIdx.x == 0) to[0] = 0;
+  running_sums(n, 0, f, [&](int i, double sum) { to[i + 1] = sum; });
+}
+
+// A part of a head's tokens, from the first on or backwards from the last.
+template <bool backward>
+struct DecayTokens {
+  const DecaySums& p;
+  int64_t start;
+  int n;
+
+  __device__ explicit DecayTokens(const DecaySums& p) : p(p) {
+    const int first = int(blockIdx.y) * kDecayPart;
+    start = int64_t(blockIdx.x) * p.S + (backward ? p.S - 1 - first : first);
+    n = min(p.S - first, kDecayPart);
+  }
+  __device__ int64_t at(int i) const { return backward ? start - i : start + i; }
+  __device__ double operator[](int i) const {
+    return backward ? p.d_sums[at(i)] : double(p.gates[at(i)]);
+  }
+};
+template <bool backward>
+__global__ __launch_bounds__(kScanThreads) void decay_parts_kernel(
+    const __grid_constant__ DecaySums p) {
+  const DecayTokens<backward> tokens(p);
+  running_sums(
+      tokens.n, 0, [&](int i) { return tokens[i]; },
+      [&](int i, double sum) {
+        if (i == tokens.n - 1) p.scratch[int64_t(blockIdx.x) * p.parts() + blockIdx.y] = sum;
+      });
+}
+template <bool backward>
+__global__ __launch_bounds__(kScanThreads) void decay_kernel(const __grid_constant__ DecaySums p) {
+  const DecayTokens<backward> tokens(p);
+  double carry = 0;
+  for (int part = 0; part < int(blockIdx.y); ++part)
+    carry += p.scratch[int64_t(blockIdx.x) * p.parts() + part];
+  running_sums(
+      tokens.n, carry, [&](int i) { return tokens[i]; },
+      [&](int i, double sum) {
+        if constexpr (backward)
+          p.d_gates.set(tokens.at(i), float(sum));
+        else
+          p.sums[tokens.at(i)] = sum;
+      });
+}
+template <bool backward>
+static void start_decay(const DecaySums& p, Stream stream) {
+  const Grid grid{int64_t(p.B) * p.G, p.parts(), kScanThreads, 0};
+  if (p.parts() > 1) launch(decay_parts_kernel<backward>, grid, stream, p);
+  launch(decay_kernel<backward>, grid, stream, p);
+}
+
+// A head of keys and what has been summed of it.
+struct GateHead {
+  const GateSums& p;
+  int64_t b, head;  // b G + g
+  double *sums, *counts, *pulls;
+
+  __device__ explicit GateHead(const GateSums& p) : p(p), b(blockIdx.x / p.G), head(blockIdx.x) {
+    sums = p.scratch + head * gate_scratch(p);
+    counts = sums + (counts_keys(p) ? p.seen.S + 1 : 0), pulls = counts + p.seen.S + 1;
+    sums_before(p.seen.S, sums, [&](int s) { return kept(s) ? share(s) : 0; });
+    if (counts_keys(p)) sums_before(p.seen.S, counts, [&](int s) { return kept(s) ? 1 : 0; });
+  }
+  __device__ bool kept(int s) const { return !p.seen.keep || p.seen.keep[b * p.seen.S + s]; }
+  __device__ double share(int s) const { return exp(double(p.gates[head * p.seen.S + s])); }
+  __device__ float bound() const { return p.least == 0 ? kTinySum : p.least; }
+
+  struct Row {
+    float sum, count;  // count: what multiplies the sum
+  };
+  __device__ Row row(int t) const {
+    const int hi = p.seen.hi(t), lo = min(p.seen.lo(t), hi);
+    float count = 1;
+    if (p.times_count)
+      count = fmaxf(counts_keys(p) ? float(counts[hi] - counts[lo]) : float(hi - lo), 1);
+    return {float(sums[hi] - sums[lo]), count};
+  }
+  // f of the place of each query head's row t.
+  template <class F>
+  __device__ void each_row(int t, const F& f) const {
+    const int heads = p.H / p.G;
+    for (int h = 0; h < heads; ++h) f((head * heads + h) * p.seen.T + t);
+  }
+};
+
+__global__ __launch_bounds__(kScanThreads) void gate_kernel(const __grid_constant__ GateSums p) {
+  const GateHead head(p);
+  for (int t = int(threadIdx.x); t < p.seen.T; t += kScanThreads) {
+    const auto [sum, count] = head.row(t);
+    const float Z = (sum < head.bound() ? head.bound() : sum) * count;
+    head.each_row(t, [&](int64_t at) { p.divisor[at] = Z; });
+  }
+}
+
+__global__ __launch_bounds__(kScanThreads) void gate_backward_kernel(
+    const __grid_constant__ GateSums p) {
+  const GateHead head(p);
+  sums_before(p.seen.T, head.pulls, [&](int t) -> double {
+    const auto [sum, count] = head.row(t);
+    double pull = 0;
+    head.each_row(t, [&](int64_t at) { pull += p.d_divisor[at]; });
+    return sum < head.bound() ? 0 : pull * count;
+  });
+  for (int s = int(threadIdx.x); s < p.seen.S; s += kScanThreads) {
+    const int end = p.seen.end_query(s + 1), first = min(p.seen.first_query(s), end);
+    const double pull = head.kept(s) ? head.pulls[end] - head.pulls[first] : 0;
+    p.d_gates.set(head.head * p.seen.S + s, pull == 0 ? 0 : float(pull * head.share(s)));
+  }
+}
+
+// The value of a row and its gradient with respect to what is learned.
+__device__ inline float2 counted_row(const CountedRows& p, float learned, int t) {
+  const float n = float(max(p.seen.hi(t) - p.seen.lo(t), 1)), log_n = logf(n);
+  if (p.kind == CountedRows::log_length) return {p.scale * learned * log_n, p.scale * log_n};
+  const float power = 1 / (1 + expf(-learned)), value = powf(n, power);
+  return {value, value * log_n * power * (1 - power)};
+}
+
+__global__ __launch_bounds__(kScanThreads) void counted_kernel(
+    const __grid_constant__ CountedRows p) {
+  const int t = int(blockIdx.y * kScanThreads + threadIdx.x);
+  if (t < p.seen.T)
+    p.value[int64_t(blockIdx.x) * p.seen.T + t] =
+        counted_row(p, p.learned[blockIdx.x % unsigned(p.H)], t).x;
+}
+
+// A block for each head.
+__global__ __launch_bounds__(kScanThreads) void counted_backward_kernel(
+    const __grid_constant__ CountedRows p) {
+  __shared__ double of_warps[kScanThreads / 32];
+  const int h = int(blockIdx.x);
+  const float learned = p.learned[h];
+  double sum = 0;
+  for (int t = int(threadIdx.x); t < p.seen.T; t += kScanThreads) {
+    float d = 0;
+    for (int b = 0; b < p.B; ++b) d += p.d_value[(int64_t(b) * p.H + h) * p.seen.T + t];
+    sum += d * counted_row(p, learned, t).y;
+  }
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (lane() == 0) of_warps[warp()] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kScanThreads / 32; ++w) sum += of_warps[w];
+  p.d_learned.set(h, float(sum));
+}
+
+void gate_divisor(const GateSums& p, Stream stream) {
+  launch(gate_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+}
+void gate_divisor_backward(const GateSums& p, Stream stream) {
+  launch(gate_backward_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+}
+void decay_sums(const DecaySums& p, Stream stream) {
+  start_decay<false>(p, stream);
+}
+void decay_sums_backward(const DecaySums& p, Stream stream) {
+  start_decay<true>(p, stream);
+}
+void counted_rows(const CountedRows& p, Stream stream) {
+  const Grid grid{int64_t(p.B) * p.H, blocks(p.seen.T, kScanThreads), kScanThreads, 0};
+  launch(counted_kernel, grid, stream, p);
+}
+void counted_rows_backward(const CountedRows& p, Stream stream) {
+  launch(counted_backward_kernel, Grid{p.H, 1, kScanThreads, 0}, stream, p);
+}
+
+}  // namespace horner::attn::kernels::cuda

@@ -1,0 +1,269 @@
+// Sums over intervals of rows. A warp has a chunk of rows, a lane two channels of each. P(j), the
+// sum of the rows before j, is that of the chunks before, from memory, and of some rows of the
+// next: the sum over [lo, hi) is P(hi) - P(lo). As lo and hi never go back, each row is added once;
+// where for every row of a chunk they stand or go one further, which they do but at the ends of
+// windows and sequences, eight rows are loaded at once.
+#pragma once
+
+#include <type_traits>
+
+#include "attn/kernels/cuda/common/tiles.cuh"
+#include "attn/kernels/cuda/prepare/centre.h"
+
+namespace horner::attn::kernels::cuda {
+
+constexpr int kChunk = 32;      // rows: a lane for each, where that is all a row needs
+constexpr int kAtOnce = 8;      // rows
+constexpr int kGroup = 2 * 32;  // channels of a warp
+constexpr int kCentreWarps = 4, kCentreThreads = 32 * kCentreWarps;  // of a block
+constexpr int kSegments = 16;                                        // of chunks, in `scan_kernel`
+constexpr unsigned kAll = ~0u;                                       // lanes
+
+// Blocks on a multiprocessor, at least.
+template <class T>
+inline constexpr int kCentreBlocks = sizeof(T) == 2 ? 4 : 3;
+
+HORNER_HD int chunks(int rows) {
+  return (rows + kChunk - 1) / kChunk;
+}
+HORNER_HD int groups(const Centre& f) {
+  return (f.D + kGroup - 1) / kGroup;
+}
+
+// Two neighbours of a row. Loaded where it stands: the compiler would load a row that may be hidden
+// only when it knows, one after another.
+__device__ inline float2 two(const float* at) {
+  float2 y;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];\n" : "=f"(y.x), "=f"(y.y) : "l"(at));
+  return y;
+}
+template <class T>
+__device__ inline uint32_t word(const T* at) {
+  uint32_t y;
+  asm volatile("ld.global.b32 %0, [%1];\n" : "=r"(y) : "l"(at));
+  return y;
+}
+__device__ inline float2 two(const fp16* at) {
+  const uint32_t y = word(at);
+  return __half22float2(reinterpret_cast<const __half2&>(y));
+}
+__device__ inline float2 two(const bf16* at) {
+  const uint32_t y = word(at);
+  return make_float2(__uint_as_float(y << 16), __uint_as_float(y & 0xffff0000u));
+}
+// Sums of rows inside a chunk. Those of chunks are double.
+template <class T>
+using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
+template <class T>
+struct Sums {
+  Sum<T> x, y;
+
+  __device__ Sums operator+(Sums b) const { return {x + b.x, y + b.y}; }
+  __device__ Sums operator-(Sums b) const { return {x - b.x, y - b.y}; }
+  __device__ void add(float by, float2 row) { x += Sum<T>(by) * row.x, y += Sum<T>(by) * row.y; }
+};
+
+// The chunk of a head that a warp has, and a lane's channels: where there are none it has those of
+// the row's beginning, and is not `real`.
+struct CentrePlace {
+  int index, chunk, channel;  // index: of the head, or past the last
+  bool real;
+
+  __device__ CentrePlace(const Centre& f, int n, int groups) {
+    const int at = int(blockIdx.x) * kCentreWarps + warp(), of_head = n * groups;
+    index = at / of_head, chunk = (at - index * of_head) / groups;
+    set_group(f, (at - index * of_head) % groups);
+  }
+  __device__ void set_group(const Centre& f, int group) {
+    channel = group * kGroup + 2 * lane();
+    real = channel < f.D;
+    if (!real) channel = 0;
+  }
+};
+// Rows of one head, from the lane's channels on. `row` is in bytes, so that the address of a row is
+// one instruction.
+template <class T>
+struct HeadRows {
+  const T* at;
+  int row;
+
+  __device__ HeadRows(const View& x, int b, int h, int channel)
+      : at(static_cast<const T*>(x.at) + b * x.batch + h * x.head + channel),
+        row(int(x.row) * int(sizeof(T))) {}
+  __device__ const T* operator[](int i) const {
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(at) + int64_t(i) * row);
+  }
+};
+
+__device__ inline float count_of(const Centre& f, int b, int t) {
+  return f.count ? f.count[int64_t(b) * f.T + t] : float(max(f.seen.hi(t) - f.seen.lo(t), 1));
+}
+
+// Two channels of the rows of head `index` of [B, G], with a factor for each row.
+template <class T>
+struct Keys {
+  const Centre& f;
+  int b;
+  HeadRows<T> k;
+
+  __device__ Keys(const Centre& f, int index, int channel)
+      : f(f), b(index / f.G), k(f.k, b, index % f.G, channel) {}
+  static HORNER_HD int rows(const Centre& f) { return f.S; }
+  static constexpr bool kOnes = true;  // factors are 0 or 1
+  __device__ int heads() const { return 1; }
+  __device__ float factor(int, int s) const {  // 0 where hidden
+    return s < f.S && !(f.seen.keep && !f.seen.keep[int64_t(b) * f.S + s]) ? 1 : 0;
+  }
+  __device__ const T* row(int, int s) const { return k[min(s, f.S - 1)]; }
+};
+// Of a group's heads, each query times the gradient of its centre over the count.
+template <class T>
+struct Queries {
+  const Centre& f;
+  int b, g;
+  HeadRows<T> q;  // of the first of the heads
+
+  __device__ Queries(const Centre& f, int index, int channel)
+      : f(f), b(index / f.G), g(index % f.G), q(f.q, b, g * heads(), channel) {}
+  static HORNER_HD int rows(const Centre& f) { return f.T; }
+  static constexpr bool kOnes = false;
+  __device__ int heads() const { return f.H / f.G; }
+  __device__ float factor(int h, int t) const {
+    if (t >= f.T) return 0;
+    return f.d_centre[(int64_t(b) * f.H + g * heads() + h) * f.T + t] / count_of(f, b, t);
+  }
+  __device__ const T* row(int h, int t) const { return q[min(t, f.T - 1)] + h * f.q.head; }
+};
+
+// Rows from `first` on, one for each lane, of which only those before `end` count: the factors of
+// the first head's, and a bit for each that is not 0.
+template <class Rows>
+struct Run {
+  const Rows& x;
+  int first, end;
+  float own;
+  unsigned bits;
+
+  __device__ Run(const Rows& x, int first, int end) : x(x), first(first), end(end) { set(0); }
+  __device__ void set(int h) {
+    own = first + lane() < end ? x.factor(h, first + lane()) : 0;
+    bits = __ballot_sync(kAll, own != 0);
+  }
+  // Adds eight of them, from r on, to those given.
+  template <class T>
+  __device__ __forceinline__ void add(int r, Sums<T> (&to)[kAtOnce]) {
+    for (int h = 0; h < x.heads(); ++h) {
+      if (x.heads() > 1) set(h);
+      float2 y[kAtOnce];
+      const unsigned real = bits >> r;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) y[i] = two(x.row(h, first + r + i));
+      float by[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) by[i] = Rows::kOnes ? 1 : __shfl_sync(kAll, own, r + i);
+      constexpr unsigned kWhole = (1u << kAtOnce) - 1;
+      if ((real & kWhole) == kWhole) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) to[i].add(by[i], y[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (real >> i & 1) to[i].add(by[i], y[i]);
+      }
+    }
+  }
+};
+
+// P(j) = base + part, for j that never go back.
+template <class T, class Rows>
+struct Before {
+  const Rows& x;
+  const double* sums;  // of the head's chunks, from the lane's channels on
+  int at = 0;
+  double2 base = {};
+  Sums<T> part = {};
+
+  __device__ Sums<T> less(const Before& b) const {
+    return Sums<T>{Sum<T>(base.x - b.base.x), Sum<T>(base.y - b.base.y)} + (part - b.part);
+  }
+  __device__ __forceinline__ void to_chunk_of(int j) {
+    at = j / kChunk * kChunk;
+    base = *reinterpret_cast<const double2*>(sums + int64_t(j / kChunk) * x.f.D);
+    part = {};
+  }
+  __device__ __forceinline__ void start(int j) {
+    to_chunk_of(j);
+    if (at == j) return;
+    Run<Rows> run(x, at, j);
+#pragma unroll 1
+    for (int r = 0; at + r < j; r += kAtOnce) {
+      Sums<T> rows[kAtOnce] = {};
+      run.add(r, rows);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) part = part + rows[i];
+    }
+    at = j;
+  }
+  __device__ __forceinline__ void go_to(int j) {  // by single rows
+    if (j / kChunk > at / kChunk) to_chunk_of(j);
+#pragma unroll 1
+    for (; at < j; ++at)
+      for (int h = 0; h < x.heads(); ++h)
+        if (const float by = x.factor(h, at); by != 0) part.add(by, two(x.row(h, at)));
+  }
+};
+
+// How a bound goes on from row to row of a chunk, of those that count: from `least` on.
+struct Pace {
+  int first;
+  bool stands, goes;
+
+  __device__ Pace(int j, bool counts, int least) : first(__shfl_sync(kAll, j, 0)) {
+    stands = __all_sync(kAll, !counts || j == first);
+    goes = __all_sync(kAll, !counts || j == first + lane()) && !stands && first >= least;
+  }
+  __device__ bool even() const { return stands || goes; }
+};
+
+// The sums over [lo, hi) of the rows x, for the `n` rows from `from` on that the lanes have lo and
+// hi of: given to `sink`, some at a time.
+template <class T, class Rows, class Sink>
+__device__ __forceinline__ void over_intervals(const Rows& x, const double* sums, int from, int n,
+                                               int lo, int hi, Sink& sink) {
+  const Pace end(hi, from + lane() < n, 1), begin(lo, from + lane() < n, 0);
+  const unsigned empty = __ballot_sync(kAll, hi <= lo);
+  const bool even = end.even() && begin.even();
+  Before<T, Rows> up{x, sums}, down{x, sums};
+  up.start(end.first - end.goes), down.start(begin.first);
+  // What is added to one sum before it is used, and taken from it behind.
+  Run<Rows> next(x, end.first - 1, end.goes ? Rows::rows(x.f) : -1);
+  Run<Rows> last(x, begin.first, begin.goes ? Rows::rows(x.f) : -1);
+  Sums<T> sum = up.less(down);
+#pragma unroll 1
+  for (int r = 0; r < kChunk && from + r < n; r += kAtOnce) {
+    sink.load(from + r);
+    Sums<T> y[kAtOnce] = {}, less[kAtOnce] = {};
+    if (even) {
+      if (end.goes) next.add(r, y);
+      if (begin.goes) last.add(r, less);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) y[i] = sum + y[i], sum = y[i] - less[i];
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kAtOnce; ++i) {
+        up.go_to(__shfl_sync(kAll, hi, r + i)), down.go_to(__shfl_sync(kAll, lo, r + i));
+        sum = up.less(down);
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j)
+          if (j == i) y[j] = sum;
+      }
+    }
+    if (empty)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (empty >> (r + i) & 1) y[i] = {};
+    sink.take(from + r, y);
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda

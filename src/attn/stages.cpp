@@ -1,0 +1,170 @@
+#include "attn/stages.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "attn/inputs.h"
+
+namespace horner::attn {
+
+at::ScalarType wide(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+Inputs one_key_head_each(Inputs in) {
+  const int64_t H = in.q.size(1), G = in.k.size(1);
+  if (G == H) return in;
+  for (const Input& i : input_table()) {
+    const size_t axis = std::string_view(i.shape).find('G');
+    at::Tensor& x = in.*i.at;
+    if (axis != std::string_view::npos && x.defined())
+      x = x.repeat_interleave(H / G, int64_t(axis));
+  }
+  return in;
+}
+
+struct Mapped {
+  const at::Tensor &x, &projection;  // [B, H, T, D], [H, D, F]
+  int64_t repeats;
+
+  at::Tensor operator()(Identity) const { return x; }
+  at::Tensor operator()(Elu1) const { return at::elu(x) + 1; }
+  at::Tensor operator()(Relu) const { return at::relu(x); }
+  at::Tensor operator()(Cosine f) const {
+    const double all = f.over_heads ? std::sqrt(double(repeats)) : 1;
+    return x / (x.norm(2, f.over_heads ? 1 : -1, true) * all).clamp_min(1e-12);
+  }
+  at::Tensor operator()(Project) const { return at::matmul(x, projection.to(x.scalar_type())); }
+};
+
+at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& projection,
+                  int64_t repeats) {
+  return std::visit(Mapped{x, projection, repeats}, f);
+}
+
+struct Hidden {
+  at::Tensor t, s;  // [T, 1], [1, S]: positions
+
+  at::Tensor operator()(Full) const { return (s < 0).logical_and(t < 0); }
+  at::Tensor operator()(Causal) const { return s > t; }
+  at::Tensor operator()(Window w) const { return (s > t).logical_or(s <= t - w.size); }
+};
+
+Seen seen(const Mask& mask, const Inputs& in) {
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(0);
+  const at::Tensor t = at::arange(S - T, S, s.options()).unsqueeze(1);
+  at::Tensor hidden = std::visit(Hidden{t, s}, mask).expand({1, 1, T, S});
+  if (in.keep.defined()) hidden = hidden.logical_or(in.keep.logical_not().view({-1, 1, 1, S}));
+  if (in.cu_seqlens.defined()) {
+    const at::Tensor sequence = at::searchsorted(in.cu_seqlens.to(at::kLong), s.view({S}),
+                                                 /*out_int32=*/false, /*right=*/true);
+    hidden = hidden.logical_or(sequence.unsqueeze(0) != sequence.unsqueeze(1));
+  }
+  return {hidden, hidden.logical_not().sum(-1, true).to(wide(in.q.scalar_type()))};
+}
+
+at::Tensor first_keys(const Mask& mask, const Inputs& in) {
+  Inputs whole = in;
+  whole.keep = at::Tensor();
+  const at::Tensor sees = seen(mask, whole).hidden.logical_not().to(at::kInt);
+  return sees.view({in.q.size(2), in.k.size(2)}).argmax(-1);  // the first of the largest
+}
+
+struct Sharpened {
+  const Inputs& in;
+  at::Tensor log_count;  // [..., T, 1]
+
+  at::Tensor operator()(Flat) const { return at::ones({}, log_count.options()); }
+  at::Tensor operator()(Adaptive) const { return at::ones({}, log_count.options()); }
+  at::Tensor operator()(LogLength) const { return in.length_scale.view({-1, 1, 1}) * log_count; }
+  at::Tensor operator()(LogPower) const {
+    auto learned = [&](int64_t i) { return in.log_power.select(1, i).view({-1, 1, 1}); };
+    return learned(0) + learned(1) * log_count.pow(learned(2));
+  }
+};
+
+double scale_factor(const Spec& spec, const Inputs& in) {
+  const auto* fixed = std::get_if<Fixed>(&spec.scale);
+  const auto* projected = std::get_if<Project>(&spec.features);
+  const double D = projected ? projected->dim : double(in.q.size(-1));
+  return (fixed ? fixed->factor : 1 / std::sqrt(D)) / spec.temperature;
+}
+
+at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
+  return scale_factor(spec, in) *
+         std::visit(Sharpened{in, count.clamp_min(1).log()}, spec.sharpness);
+}
+
+// A result whose true value is e^shift times o.
+struct Scaled {
+  at::Tensor o;      // [B, H, T, E]
+  at::Tensor shift;  // [B, H, T, 1] or [1]
+};
+
+struct Divided {
+  const Inputs& in;
+  const Sums& sums;
+
+  Scaled operator()(Nothing) const { return {sums.N, sums.shift}; }
+  Scaled operator()(Count) const { return {sums.N / sums.count.clamp_min(1), sums.shift}; }
+  Scaled operator()(CountPower) const {
+    const at::Tensor power = in.count_exponent.sigmoid().view({-1, 1, 1});
+    return {sums.N / sums.count.clamp_min(1).pow(power), sums.shift};
+  }
+  Scaled operator()(CumulativeGate z) const {
+    at::Tensor Z = sums.gates.clamp_min(z.least == 0 ? kTiny : z.least);
+    if (z.times_count) Z = Z * sums.count.clamp_min(1);
+    return {sums.N / Z, sums.shift};
+  }
+  // The shift cancels between N and W; plus and least are brought to their scale.
+  Scaled operator()(Sum z) const {
+    at::Tensor Z = sums.W;
+    if (z.plus != 0) Z = Z + z.plus * (-sums.shift).exp();
+    if (z.least != 0) Z = at::maximum(Z, z.least * (-sums.shift).exp());
+    if (z.detach) Z = Z.detach();
+    const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
+    // times 1 / Z: a pass less in backward than dividing
+    const at::Tensor per_Z = at::where(Z.detach().abs() < kTiny, tiny, Z).reciprocal();
+    return {sums.N * per_Z, at::zeros_like(sums.shift)};
+  }
+
+  static constexpr double kTiny = 1e-6;
+};
+
+// A norm sees e^shift only through its eps: that is scaled instead, and e^shift, which may
+// overflow, is never formed. L2, whose bound only keeps 0 from 0 / 0, does not see it at all.
+struct Normed {
+  const Inputs& in;
+  const Scaled& y;
+
+  at::Tensor operator()(NoNorm) const {
+    return y.shift.numel() == 1 && y.shift.item<double>() == 0 ? y.o : y.o * y.shift.exp();
+  }
+  at::Tensor operator()(L2 n) const {
+    return y.o / y.o.norm(2, -1, true).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
+  }
+  at::Tensor operator()(Rms n) const { return unit(y.o, n.eps) * in.norm_weight; }
+  at::Tensor operator()(Layer n) const {
+    return unit(y.o - y.o.mean(-1, true), n.eps) * in.norm_weight + in.norm_bias;
+  }
+  at::Tensor unit(const at::Tensor& o, float eps) const {
+    return o * (o.square().mean(-1, true) + eps * (-2 * y.shift).exp()).rsqrt();
+  }
+};
+
+at::Tensor finish(const Spec& spec, const Inputs& in, const Sums& sums) {
+  Scaled y = std::visit(Divided{in, sums}, spec.denominator);
+  if (spec.output_gate) y.o = y.o * in.output_gate.unsqueeze(-1);
+  at::Tensor o = std::visit(Normed{in, y}, spec.norm);
+  if (spec.post_gate) o = o * in.post_gate.unsqueeze(-1);
+  at::Tensor nothing = sums.W == 0;
+  if (!nothing.is_cpu() || nothing.any().item<bool>()) {
+    nothing = nothing.logical_and((sums.N == 0).all(-1, true));
+    o = o.masked_fill(nothing, 0);
+  }
+  return o.to(in.q.scalar_type());
+}
+
+}  // namespace horner::attn

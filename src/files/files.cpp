@@ -1,0 +1,102 @@
+// Files, by the system's own calls.
+#include "files/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "core/check.h"
+
+namespace horner {
+
+namespace {
+
+// An open file, closed at the end of the scope.
+struct Descriptor {
+  int file;
+  ~Descriptor() {
+    if (file >= 0) ::close(file);
+  }
+};
+
+[[noreturn]] void fail_to(const char* what, const std::filesystem::path& path, int error) {
+  fail("cannot ", what, " '", path.string(), "': ", std::strerror(error));
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+  const Descriptor d{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (d.file < 0) fail_to("open", path, errno);
+  struct stat info;
+  if (::fstat(d.file, &info) != 0) fail_to("read", path, errno);
+  check(S_ISREG(info.st_mode), "cannot read '", path.string(), "': it is not a file");
+  size_ = size_t(info.st_size);
+  if (size_ == 0) return;  // nothing can be mapped
+  // NORESERVE: the pages that are never written cost no swap.
+  data_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, d.file, 0);
+  if (data_ == MAP_FAILED) fail_to("map", path, errno);
+}
+
+MappedFile::~MappedFile() {
+  if (size_ > 0) ::munmap(data_, size_);
+}
+
+void MappedFile::forget(size_t size) const {
+  const size_t page = size_t(::sysconf(_SC_PAGESIZE));
+  const size_t whole = size < size_ ? size / page * page : size_;
+  if (whole > 0) ::madvise(data_, whole, MADV_DONTNEED);
+}
+
+NewFile::NewFile(const std::filesystem::path& path) : path_(path) {
+  static std::atomic<int> count = 0;
+  temporary_ = path;
+  temporary_ += ".part-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) fail_to("write", path, errno);
+}
+
+NewFile::~NewFile() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink(temporary_.c_str());
+}
+
+void NewFile::put(size_t offset, Bytes bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(file_, bytes.data(), bytes.size(), off_t(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail_to("write", path_, n < 0 ? errno : ENOSPC);
+    bytes = bytes.subspan(size_t(n));
+    offset += size_t(n);
+  }
+}
+
+void NewFile::write(Bytes bytes) {
+  put(size_, bytes);
+  size_ += bytes.size();
+}
+
+void NewFile::write_at(size_t offset, Bytes bytes) {
+  check(offset <= size_ && bytes.size() <= size_ - offset, "write_at must stay in what is written");
+  put(offset, bytes);
+}
+
+void NewFile::commit() {
+  if (::fsync(file_) != 0) fail_to("write", path_, errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to("write", path_, errno);
+  ::close(file_);
+  file_ = -1;
+  // The new name is on the disk only when its folder is.
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  const Descriptor d{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (d.file >= 0) ::fsync(d.file);
+}
+
+}  // namespace horner

@@ -1,0 +1,109 @@
+// States in safetensors files.
+#include <ATen/ATen.h>
+
+#include <charconv>
+
+#include "attn/inputs.h"
+#include "attn/spec_text.h"
+#include "attn/state.h"
+#include "core/check.h"
+#include "files/tensors_file.h"
+
+namespace horner::attn {
+
+// The tensors of a state by name, for saving, loading and counting.
+static std::vector<std::pair<std::string, at::Tensor*>> parts(State& s) {
+  std::vector<std::pair<std::string, at::Tensor*>> all = {
+      {"S", &s.carry.S},         {"z", &s.carry.z},         {"count", &s.carry.count},
+      {"keys", &s.carry.keys},   {"gates", &s.carry.gates}, {"decay", &s.carry.decay},
+      {"recent.fades", &s.fades}};
+  for (const Input& i : input_table())
+    all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));
+  return all;
+}
+
+int64_t bytes(const State& state) {
+  State s = state;
+  int64_t n = 0;
+  for (const auto& [name, x] : parts(s))
+    if (x->defined()) n += int64_t(x->nbytes());
+  return n;
+}
+
+static const std::pair<const char*, int64_t StateShape::*> kSizes[] = {
+    {"B", &StateShape::B}, {"G", &StateShape::G}, {"D", &StateShape::D}, {"E", &StateShape::E}};
+
+void save(const State& state, const std::filesystem::path& path) {
+  State s = state;
+  TensorsFile file;
+  for (const auto& [name, x] : parts(s))
+    if (x->defined()) file.tensors[name] = *x;
+  file.metadata = {{"format", "horner state 1"},     {"spec", text(s.spec)},
+                   {"dtype", dtype_name(s.dtype)},   {"tokens", std::to_string(s.tokens)},
+                   {"room", std::to_string(s.room)}, {"held", std::to_string(s.held)}};
+  for (const auto& [name, at] : kSizes) file.metadata[name] = std::to_string(s.shape.*at);
+  save_tensors(path, file);
+}
+
+State load_state(const std::filesystem::path& path) {
+  const TensorsFile file = load_tensors(path);
+  const auto word = [&](const std::string& name) {
+    const auto found = file.metadata.find(name);
+    check(found != file.metadata.end(), path.string(), " is no state: its metadata have no '", name,
+          "'");
+    return found->second;
+  };
+  const auto number = [&](const std::string& name) {
+    const std::string w = word(name);
+    int64_t n = -1;
+    const auto [end, error] = std::from_chars(w.data(), w.data() + w.size(), n);
+    check(error == std::errc() && end == w.data() + w.size() && n >= 0, path.string(), ": '", name,
+          "' must be a number, not '", w, "'");
+    return n;
+  };
+  check(word("format") == "horner state 1", path.string(),
+        " is no state that this version reads: ", word("format"));
+  at::ScalarType dtype = at::kFloat;
+  bool known = false;
+  for (at::ScalarType t : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
+    if (dtype_name(t) == word("dtype")) dtype = t, known = true;
+  check(known, path.string(), ": no dtype '", word("dtype"), "'");
+  StateShape shape{};
+  for (const auto& [name, at] : kSizes) shape.*at = number(name);
+  const Spec spec = with(Spec{}, word("spec"));
+  const int64_t room = number("room");
+  const bool sums = file.tensors.contains("S") || file.tensors.contains("z");  // else all keys
+  State s = make_state(spec, shape, dtype, sums ? std::max<int64_t>(1, room) : 0);
+  s.tokens = number("tokens"), s.held = number("held");
+  check(sums || is<Window>(spec.mask) || s.held == s.tokens, path.string(), ": of ", s.tokens,
+        " tokens it has ", s.held, ", and no sums of the others");
+  check(s.held <= room && s.held <= s.tokens, path.string(), ": ", s.held, " tokens in room for ",
+        room, " of ", s.tokens);
+  s.room = room;
+  for (const auto& [name, x] : parts(s)) {
+    const auto found = file.tensors.find(name);
+    const bool optional = name.starts_with("recent.");
+    check(found != file.tensors.end() || !x->defined() || optional, path.string(), " has no '",
+          name, "'");
+    if (found == file.tensors.end()) continue;
+    if (x->defined())
+      check(found->second.sizes() == x->sizes() && found->second.scalar_type() == x->scalar_type(),
+            path.string(), ": '", name, "' must be ", x->sizes(), " ", x->scalar_type(), ", not ",
+            found->second.sizes(), " ", found->second.scalar_type());
+    else
+      check(optional && found->second.dim() >= 2, path.string(), ": '", name, "' does not belong");
+    *x = found->second.clone();
+  }
+  for (const Input& i : input_table()) {  // all have room for the same tokens
+    const at::Tensor& x = s.recent.*i.at;
+    const size_t axis = std::string_view(i.shape).find('S');
+    if (!x.defined()) continue;
+    check(axis != std::string_view::npos && x.dim() == int64_t(std::string_view(i.shape).size()) &&
+              x.size(int64_t(axis)) == room && x.size(0) == shape.B,
+          path.string(), ": 'recent.", i.name, "' is ", x.sizes(), ", which has no room for ",
+          room);
+  }
+  return s;
+}
+
+}  // namespace horner::attn

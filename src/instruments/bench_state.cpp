@@ -1,0 +1,87 @@
+#include "instruments/bench_state.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "attn/inputs.h"
+#include "core/median.h"
+#include "core/stopwatch.h"
+#include "instruments/verify.h"
+
+namespace horner::instruments {
+
+static Inputs random_tokens(const Spec& spec, const Stream& s, int64_t T, uint64_t seed) {
+  return random_inputs(
+      spec, {.B = s.B, .H = s.H, .G = s.H, .T = T, .S = T, .D = s.D, .E = s.D, .seed = seed});
+}
+
+static State empty_state(const Spec& spec, const Stream& s) {
+  return make_state(spec, {s.B, s.H, s.D, s.D}, at::kFloat, s.buffer);
+}
+
+std::string why_wrong(const Spec& spec, const Stream& s) {
+  constexpr int64_t T = 150, kPrompt = 40;
+  const Inputs in = random_tokens(spec, s, T, 1);
+  Inputs exact = in;
+  for (const Input& i : input_table())
+    if ((in.*i.at).defined()) exact.*i.at = (in.*i.at).to(at::kDouble);
+  const Execution& reference = execution("reference");
+  const at::Tensor truth = reference.run(spec, exact, nullptr);
+  const auto distance = [&](const at::Tensor& o) { return (o - truth).abs().max().item<double>(); };
+  const double own = distance(reference.run(spec, in, nullptr));
+  State state = empty_state(spec, s);
+  std::vector<at::Tensor> results{step(state, tokens(in, 0, kPrompt))};
+  for (int64_t t = kPrompt; t < T; ++t) results.push_back(step(state, tokens(in, t, t + 1)));
+  const double error = distance(at::cat(results, 2));
+  const double allowed = 2 * own + 16 * 1.2e-7 * (1 + truth.abs().max().item<double>());
+  if (error <= allowed) return "";
+  std::ostringstream out;
+  out << "off by " << error << ", where " << allowed << " is allowed";
+  return out.str();
+}
+
+std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
+                                      const std::vector<int64_t>& contexts,
+                                      const std::function<bool()>& stop) {
+  constexpr int64_t kPrompt = 8192, kRun = 64;
+  constexpr int kRuns = 7;
+  std::vector<DecodeTime> out;
+  State state = empty_state(spec, s);
+  const Inputs prompt = random_tokens(spec, s, kPrompt, 2), next = random_tokens(spec, s, kRun, 3);
+  for (int64_t context : contexts) {
+    while (state.tokens < context && !stop())
+      step(state, tokens(prompt, 0, std::min(kPrompt, context - state.tokens)));
+    std::vector<double> us;
+    for (int run = 0; run <= kRuns && !stop(); ++run) {
+      const Stopwatch watch;
+      for (int64_t t = 0; t < kRun; ++t) step(state, tokens(next, t, t + 1));
+      if (run > 0) us.push_back(watch.ms() / kRun * 1e3);
+      if (state.finite) continue;
+      // A cache forgets them again: each run begins after `context` tokens.
+      state.held -= kRun, state.tokens -= kRun, state.carry.count.sub_(double(kRun));
+    }
+    if (us.empty()) break;
+    out.push_back({median(us), bytes(state), context});
+  }
+  return out;
+}
+
+double state_gflops(const Spec& spec, const Stream& s, int64_t T) {
+  const c10::NoGradGuard without_gradients;
+  const Inputs in = random_tokens(spec, s, T, 4);
+  State state = empty_state(spec, s);
+  step(state, in);
+  std::vector<double> seconds;
+  for (int run = 0; run < 15; ++run) {
+    const Stopwatch watch;
+    step(state, in);
+    seconds.push_back(watch.ms() / 1e3);
+  }
+  const double F = feature_count(spec, s.D);
+  return 4 * F * double(s.D) * double(T * s.B * s.H) / median(seconds) / 1e9;
+}
+
+}  // namespace horner::instruments

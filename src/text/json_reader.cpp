@@ -1,0 +1,138 @@
+// tokenizer.json by its events: half a million merges as JSON values would take a second.
+#include "text/json_reader.h"
+
+#include "core/check.h"
+
+namespace horner::nn::text {
+
+namespace {
+
+using Json = nlohmann::json;
+
+struct Reader : nlohmann::json_sax<Json> {
+  enum class In { settings, vocabulary, merges, merge };
+
+  TokenizerJson out;
+  In in = In::settings;
+  std::vector<Json*> open;        // the objects and lists around what comes next, outermost first
+  std::vector<std::string> keys;  // of those that are objects: the key that was last seen
+  size_t parts = 0;               // of a merge
+
+  // Where the next value goes. Pointers stay: nothing is added to a list while its last is open.
+  Json& put(Json value) {
+    if (open.empty()) return out.settings = std::move(value);
+    Json& parent = *open.back();
+    if (!parent.is_array()) return parent[keys.back()] = std::move(value);
+    parent.push_back(std::move(value));
+    return parent.back();
+  }
+  bool wrong() const {
+    if (in == In::vocabulary) fail("model.vocab must be an object of tokens and their numbers");
+    fail("model.merges[", out.merges.size(), "] must be two tokens");
+  }
+  template <class T>
+  bool scalar(T value) {
+    if (in != In::settings) return wrong();
+    put(Json(std::move(value)));
+    return true;
+  }
+
+  bool null() override { return scalar(nullptr); }
+  bool boolean(bool x) override { return scalar(x); }
+  bool number_integer(number_integer_t x) override { return scalar(x); }
+  bool number_float(number_float_t x, const string_t&) override { return scalar(x); }
+  bool binary(binary_t&) override { return wrong(); }
+  bool number_unsigned(number_unsigned_t x) override {
+    if (in != In::vocabulary) return scalar(x);
+    out.vocabulary.back().second = x;
+    return true;
+  }
+  bool string(string_t& x) override {
+    if (in == In::merges) return add_merge(x);
+    if (in != In::merge) return scalar(x);
+    if (++parts > 2) return wrong();
+    (parts == 1 ? out.merges.back().first : out.merges.back().second) = std::move(x);
+    return true;
+  }
+  bool add_merge(const string_t& x) {
+    const size_t space = x.find(' ');
+    if (space == std::string::npos || x.find(' ', space + 1) != std::string::npos) return wrong();
+    out.merges.emplace_back(x.substr(0, space), x.substr(space + 1));
+    return true;
+  }
+  bool key(string_t& x) override {
+    if (in == In::vocabulary)
+      out.vocabulary.emplace_back(std::move(x), ~uint64_t(0));
+    else
+      keys.back() = std::move(x);
+    return true;
+  }
+  bool in_model(const char* key) const {
+    return open.size() == 2 && keys.size() == 2 && keys[0] == "model" && keys[1] == key;
+  }
+  bool start_object(std::size_t) override {
+    if (in != In::settings) return wrong();
+    if (in_model("vocab")) {
+      check(out.vocabulary.empty(), "model.vocab is there twice");
+      in = In::vocabulary;
+      put(nullptr);
+      return true;
+    }
+    check(open.size() < 16, "its JSON is nested too deep");
+    open.push_back(&put(Json::object()));
+    keys.emplace_back();
+    return true;
+  }
+  bool end_object() override {
+    if (in == In::vocabulary) {
+      in = In::settings;
+      return true;
+    }
+    open.pop_back();
+    keys.pop_back();
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    if (in == In::merges) {
+      in = In::merge;
+      parts = 0;
+      out.merges.emplace_back();
+      return true;
+    }
+    if (in != In::settings) return wrong();
+    if (in_model("merges")) {
+      check(out.merges.empty(), "model.merges is there twice");
+      in = In::merges;
+      put(nullptr);
+      return true;
+    }
+    check(open.size() < 16, "its JSON is nested too deep");
+    open.push_back(&put(Json::array()));
+    return true;
+  }
+  bool end_array() override {
+    if (in == In::merge) {
+      if (parts != 2) return wrong();
+      in = In::merges;
+    } else if (in == In::merges) {
+      in = In::settings;
+    } else {
+      open.pop_back();
+    }
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const Json::exception& e) override {
+    fail("no JSON: ", e.what());
+  }
+};
+
+}  // namespace
+
+TokenizerJson parse_tokenizer_json(std::string_view text) {
+  Reader reader;
+  Json::sax_parse(text, &reader);
+  check(reader.out.settings.is_object(), "no JSON object");
+  return std::move(reader.out);
+}
+
+}  // namespace horner::nn::text

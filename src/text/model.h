@@ -1,0 +1,34 @@
+// What a tokenizer.json says, ready for use.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "text/added.h"
+#include "text/bpe.h"
+#include "text/decode.h"
+#include "text/normalize.h"
+#include "text/split.h"
+
+namespace horner::nn::text {
+
+struct Model {
+  bool raw_bytes = false;  // the tokens are bytes: nothing below is used
+  std::vector<Normalizer> normalizers;
+  std::vector<Splitter> splitters;
+  std::vector<Decoder> decoders;
+  Bpe bpe;
+  AddedFinder in_raw, in_normalized;  // tokens that are looked for before and after normalizing
+  std::vector<Token> before, after;   // the template's, around a text
+
+  // By token.
+  std::vector<std::string> names;
+  std::vector<bool> exists, special;
+  TextTable by_name;
+};
+
+Model read_model(const std::filesystem::path& tokenizer_json);
+
+}  // namespace horner::nn::text

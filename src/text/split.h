@@ -1,0 +1,44 @@
+// How a tokenizer cuts text into words, before byte-pair encoding sees them one by one.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "text/bpe.h"
+#include "text/regex.h"
+
+namespace horner::nn::text {
+
+enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
+
+struct Split {
+  Regex pattern;
+  Behaviour behaviour;
+  bool invert = false;
+};
+struct ByteLevel {  // the last of the steps: from there on, words are bytes
+  bool prefix_space;
+  std::optional<Regex> pattern;
+};
+enum class Scheme { always, first, never };
+struct Metaspace {
+  std::string replacement;  // for spaces
+  Scheme prepend;
+  bool split;
+};
+using Splitter = std::variant<Split, ByteLevel, Metaspace>;
+
+// Where a piece of text is from.
+struct Place {
+  bool first = true;       // it begins the whole text
+  bool continues = false;  // the whole text goes on from an earlier one: nothing is put before it
+};
+
+// Adds the tokens of every word of `text` to `out`.
+void encode_words(std::span<const Splitter>, std::string_view text, Place, const Bpe&, WordCache&,
+                  std::vector<Token>& out);
+
+}  // namespace horner::nn::text
