@@ -77,7 +77,7 @@ def test_no_two_files_include_each_other():
     unit = {name: re.sub(r"\.(cpp|h)$", "", name) for name in names()}
     uses = {}
     for name, path in names().items():
-        if name in tables:
+        if name in tables or "/kernels/" in name:
             continue
         own = uses.setdefault(unit[name], set())
         own |= {unit[h] for h in includes(path) if h in unit and unit[h] != unit[name]}
