@@ -3,7 +3,7 @@
 // gradients of scores goes to shared memory, for dq += dx k, which is added to memory atomically.
 #pragma once
 
-#include "attn/kernels/cuda/fused/keys.cuh"
+#include "attn/kernels/cuda/common/key_gradients.cuh"
 
 namespace horner::attn::kernels::cuda {
 

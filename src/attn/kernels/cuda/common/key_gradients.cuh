@@ -3,7 +3,7 @@
 //   dv += w^T dN  and  dk += dx^T q.
 #pragma once
 
-#include "attn/kernels/cuda/fused/score_gradient.cuh"
+#include "attn/kernels/cuda/common/score_gradient.cuh"
 
 namespace horner::attn::kernels::cuda {
 
