@@ -122,7 +122,7 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
   return r;
 }
 
-// Where dq is summed: by `rows` its memory is cleared, by `sum_products` it is used.
+// Where dq is summed: by `row_gradients` its memory is cleared, by `sum_products` it is used.
 static at::Tensor dq_sums(const CudaJob& job, const CudaTensors& x, Fused& f) {
   if (at::globalContext().deterministicAlgorithms()) return {};
   f.dq_rows = cuda::dq_in_fragments(f) ? cuda::kDqTile : 1;

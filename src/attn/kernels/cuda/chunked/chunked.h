@@ -61,7 +61,7 @@ int chunk_shared_memory();  // the most that a block of threads wants, in bytes
 
 // Each throws core/check.h's Error where the GPU refuses. Between `forward` and the rest,
 // `row_gradients` of fused_cuda.h takes the gradient of the result to that of the sums.
-void chunk_states(const Chunks&, bool of_queries, Stream);  // `before`, or `behind`
+void chunk_states(const Chunks&, bool of_queries, Stream);  // `prefix`, or `suffix`
 void chunk_forward(const Chunks&, Stream);
 // A walk takes dq, dk and dv in one step, from both kinds of states (chunk_backward_keys);
 // otherwise dq wants those before each chunk, dk and dv those behind: the memory of the first can

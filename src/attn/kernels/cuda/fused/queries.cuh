@@ -1,6 +1,5 @@
 // The kernels in which a block of threads has a block of queries and passes over the keys that they
-// see, beside forward: dq without atomic additions, and (fused_cuda_find.cuh) what is found of
-// rows.
+// see, beside forward: dq without atomic additions, and row_threshold.cuh.
 #pragma once
 
 #include "attn/kernels/cuda/common/tiles.cuh"
