@@ -13,6 +13,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
 #include "attn/kernels/cuda/chunked/chunked.h"
+#include "attn/kernels/cuda/fused/fused.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
 
@@ -54,7 +55,7 @@ struct StatesMemory {
     StatesMemory m{at::empty({n, tiles, 16, 64}, options),
                    at::empty({n, tiles, cuda::kTileColumn}, options.dtype(at::kInt)),
                    at::empty({n, cuda::kConstantSums}, floats)};
-    if (p.walks())
+    if (p.scans())
       m.segments = at::empty({heads, p.segments(), tiles + 1, cuda::kTileSums}, floats);
     return m;
   }
@@ -68,7 +69,7 @@ struct StatesMemory {
 // chunk.
 struct ChunksResult {
   at::Tensor o, u, W, shift, r;
-  StatesMemory before;
+  StatesMemory prefix;
 };
 
 // Tokens of a chunk: scores inside it grow with them, states become fewer. Of order 2 so many that
@@ -103,9 +104,9 @@ static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries,
   if (p.chunks() <= 1) return {};
   const StatesMemory m = given.S.defined() ? given : StatesMemory::of(p, q.options());
   at::Tensor sums;
-  if (!p.walks()) sums = at::empty({p.records(), p.tiles(), 16}, q.options().dtype(at::kFloat));
+  if (!p.scans()) sums = at::empty({p.records(), p.tiles(), 16}, q.options().dtype(at::kFloat));
   p.sums = memory<float>(sums);
-  (of_queries ? p.behind : p.before) = m.pointers();
+  (of_queries ? p.suffix : p.prefix) = m.pointers();
   cuda::chunk_states(p, of_queries, stream());
   return m;
 }
@@ -122,7 +123,7 @@ static ChunksResult forward(const ChunksJob& job, const ChunksTensors& x, bool f
   }
   f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
-  r.before = states(p, x.q, false);
+  r.prefix = states(p, x.q, false);
   cuda::chunk_forward(p, stream());
   return r;
 }
@@ -154,13 +155,13 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
   f.queries = memory<cuda::Query>(queries);
   f.dq = d.q.data_ptr(), f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
-  cuda::rows(f, polynomial(Taylor{1}), stream());
+  cuda::row_gradients(f, polynomial(Taylor{1}), stream());
 
-  if (r.before.S.defined()) p.before = r.before.pointers();
-  cuda::chunk_queries(p, stream());
-  const bool one_memory = last && !p.walks();
-  const StatesMemory behind = states(p, x.q, true, one_memory ? r.before : StatesMemory{});
-  cuda::chunk_keys(p, stream());
+  if (r.prefix.S.defined()) p.prefix = r.prefix.pointers();
+  cuda::chunk_backward_queries(p, stream());
+  const bool one_memory = last && !p.scans();
+  const StatesMemory suffix = states(p, x.q, true, one_memory ? r.prefix : StatesMemory{});
+  cuda::chunk_backward_keys(p, stream());
   if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
   return d;
 }
@@ -173,8 +174,8 @@ struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
     const ChunksTensors x = ChunksTensors::from({given.value_or(at::Tensor())...});
     const ChunksResult r = exec::forward(*job, x, true);
     std::vector<at::Tensor> saved = x.list();
-    for (const at::Tensor& y : {r.o, r.u, r.W, r.shift, r.r, r.before.S, r.before.z,
-                                r.before.constant, r.before.segments})
+    for (const at::Tensor& y : {r.o, r.u, r.W, r.shift, r.r, r.prefix.S, r.prefix.z,
+                                r.prefix.constant, r.prefix.segments})
       saved.push_back(y);
     ctx->save_for_backward(saved);
     ctx->saved_data["job"] = c10::IValue::make_capsule(job);
@@ -255,7 +256,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (spec.centred) return "no centred scores";
   if (in.cu_seqlens.defined()) return "no packed sequences";
   if (in.q.size(2) != in.k.size(2)) return "as many queries as keys only";
-  if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMostChunkedChannels)
+  if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxChunkedChannels)
     return "head dimensions up to 64 only";
   if (cuda::shared_memory(device) < cuda::chunk_shared_memory())
     return "it wants " + std::to_string(cuda::chunk_shared_memory() / 1024) +
@@ -274,7 +275,7 @@ static double work(const Spec& spec, const Inputs& in) {
   p.f.dtype = dtype_of(in.q), p.length = chunk_tokens(p.w, p.f.D);
   const double T = double(in.q.size(2)), C = std::min<double>(T, p.length);
   const double state = T <= C ? 0 : 2 * 16 * 64 * double(p.tiles() + 1);
-  const double unit = (p.walks() ? 0.5 : 1.7) * double(p.f.D + in.v.size(-1)) / 128;
+  const double unit = (p.scans() ? 0.5 : 1.7) * double(p.f.D + in.v.size(-1)) / 128;
   return unit * double(in.q.size(0) * in.q.size(1)) * T * ((C + 128) / 2 * 128 + state);
 }
 

@@ -38,7 +38,7 @@ struct CountedJob : torch::CustomClassHolder {
 
   static void kernel(cuda::GateSums p, const at::Tensor& gates, float* y, const float* dy,
                      const at::Tensor& dx) {
-    p.gates = numbers(gates), p.d_gates = numbers(dx), p.divisor = y, p.d_divisor = dy;
+    p.gates = typed(gates), p.d_gates = typed(dx), p.divisor = y, p.d_divisor = dy;
     const at::Tensor scratch =
         at::empty({p.B * p.G * cuda::gate_scratch(p)}, gates.options().dtype(at::kDouble));
     p.scratch = memory<double>(scratch);
@@ -46,7 +46,7 @@ struct CountedJob : torch::CustomClassHolder {
   }
   static void kernel(cuda::CountedRows p, const at::Tensor& learned, float* y, const float* dy,
                      const at::Tensor& dx) {
-    p.learned = numbers(learned), p.d_learned = numbers(dx);
+    p.learned = typed(learned), p.d_learned = typed(dx);
     p.value = y, p.d_value = dy;
     (y ? cuda::counted_rows : cuda::counted_rows_backward)(p, stream());
   }
@@ -86,10 +86,10 @@ static at::Tensor decay_sums(const at::Tensor& x, at::ScalarType to, bool backwa
   const at::Tensor scratch = at::empty({p.B, p.G, p.parts()}, x.options().dtype(at::kDouble));
   p.scratch = memory<double>(scratch);
   if (backward) {
-    p.d_sums = memory<double>(x), p.d_gates = numbers(y);
+    p.d_sums = memory<double>(x), p.d_gates = typed(y);
     cuda::decay_sums_backward(p, stream());
   } else {
-    p.gates = numbers(x), p.sums = memory<double>(y);
+    p.gates = typed(x), p.sums = memory<double>(y);
     cuda::decay_sums(p, stream());
   }
   return y;

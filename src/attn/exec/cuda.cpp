@@ -7,20 +7,21 @@
 namespace horner::attn::exec {
 
 namespace cuda = kernels::cuda;
+using cuda::RuntimeWeight;
 
 struct CudaWeights {
   cuda::Weights operator()(Exp w) const { return w; }
   cuda::Weights operator()(Taylor w) const { return polynomial(w); }
   cuda::Weights operator()(Power w) const { return polynomial(w); }
-  cuda::Weights operator()(Sigmoid) const { return cuda::Other{.kind = cuda::Other::sigmoid}; }
+  cuda::Weights operator()(Sigmoid) const { return RuntimeWeight{.kind = RuntimeWeight::sigmoid}; }
   cuda::Weights operator()(Entmax w) const {
-    return cuda::Other{.kind = cuda::Other::entmax, .alpha = w.alpha};
+    return RuntimeWeight{.kind = RuntimeWeight::entmax, .alpha = w.alpha};
   }
   cuda::Weights operator()(TopK w) const {
-    return cuda::Other{.kind = cuda::Other::top_k, .k = w.k, .renormalise = w.renormalise};
+    return RuntimeWeight{.kind = RuntimeWeight::top_k, .k = w.k, .renormalise = w.renormalise};
   }
   cuda::Weights operator()(SelfAdjusted) const {
-    return cuda::Other{.kind = cuda::Other::self_adjusted};
+    return RuntimeWeight{.kind = RuntimeWeight::self_adjusted};
   }
 };
 cuda::Weights cuda_weights(const Weight& w) {
@@ -94,8 +95,8 @@ at::Tensor plain(const at::Tensor& x) {
 at::Tensor gates(const at::Tensor& x) {
   return x.defined() && x.scalar_type() != at::kDouble ? x.contiguous() : plain(x);
 }
-cuda::Numbers numbers(const at::Tensor& x) {
-  return x.defined() ? cuda::Numbers{x.data_ptr(), dtype_of(x)} : cuda::Numbers{};
+cuda::TypedPointer typed(const at::Tensor& x) {
+  return x.defined() ? cuda::TypedPointer{x.data_ptr(), dtype_of(x)} : cuda::TypedPointer{};
 }
 
 void CountedKeys::find_intervals() const {

@@ -31,7 +31,7 @@ kernels::cuda::View view(const at::Tensor&);  // of one that is laid out
 kernels::cuda::Dtype dtype_of(const at::Tensor&);
 at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
 at::Tensor gates(const at::Tensor&);  // likewise, but 16 bits stay as they are
-kernels::cuda::Numbers numbers(const at::Tensor&);
+kernels::cuda::TypedPointer typed(const at::Tensor&);
 
 // The memory of a tensor as any type; null for none.
 template <class T>
@@ -50,13 +50,14 @@ kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue&
   f.decay = memory<double>(x.decay);
   f.epilogue = e;
   f.epilogue.divisor = memory<float>(x.divisor);
-  f.epilogue.out_gate = numbers(x.out_gate), f.epilogue.post_gate = numbers(x.post_gate);
+  f.epilogue.out_gate = typed(x.out_gate), f.epilogue.post_gate = typed(x.post_gate);
   f.epilogue.norm_weight = memory<float>(x.norm_weight);
   f.epilogue.norm_bias = memory<float>(x.norm_bias);
   return f;
 }
 
-// The gradients of the epilogue's inputs: memory for them, which `rows` fills; `parts` is its own.
+// The gradients of the epilogue's inputs: memory for them, which `row_gradients` fills; `parts` is
+// its own.
 template <class Tensors>
 Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor& parts) {
   const auto like = [](const at::Tensor& y) {
@@ -73,7 +74,7 @@ Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor
   if (x.norm_bias.defined()) d.norm_bias = norm.select(0, 1).narrow(0, 0, f.channels);
   kernels::cuda::Epilogue& e = f.epilogue;
   e.d_divisor = memory<float>(d.divisor);
-  e.d_out_gate = numbers(d.out_gate), e.d_post_gate = numbers(d.post_gate);
+  e.d_out_gate = typed(d.out_gate), e.d_post_gate = typed(d.post_gate);
   e.d_norm = memory<float>(norm), e.d_norm_parts = memory<float>(parts);
   return d;
 }

@@ -9,15 +9,15 @@
 namespace horner::attn::exec {
 
 std::string why_not_on_gpu(const StateShape& s) {
-  if (std::max(s.D, s.E) <= kernels::cuda::kMostDecodeChannels) return "";
-  return "head dimensions up to " + std::to_string(kernels::cuda::kMostDecodeChannels) + " only";
+  if (std::max(s.D, s.E) <= kernels::cuda::kMaxDecodeChannels) return "";
+  return "head dimensions up to " + std::to_string(kernels::cuda::kMaxDecodeChannels) + " only";
 }
 
 void ask_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const at::Tensor scratch =
       at::empty({kernels::cuda::decode_scratch(c)}, like.options().dtype(at::kFloat));
-  kernels::cuda::decode_ask(c, scratch.data_ptr<float>(), stream());
+  kernels::cuda::decode_attend(c, scratch.data_ptr<float>(), stream());
 }
 
 void fold_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {

@@ -16,6 +16,7 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/kernels/cuda/fused/fused.h"
 #include "attn/kernels/cuda/hopper/hopper.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
@@ -34,7 +35,7 @@ struct CudaJob : torch::CustomClassHolder {
   float clamp, scale;
   SeenKeys keys;
   std::optional<CentreOf> centre;
-  at::Tensor found;           // [B, H, T, 4], or undefined
+  at::Tensor thresholds;      // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
@@ -74,7 +75,7 @@ static Fused problem(const CudaJob& job, const CudaTensors& x) {
   f.centre = memory<float>(x.centre), f.gate = memory<float>(x.gate);
   f.seen = job.keys.seen;
   f.epilogue.counted = f.seen;
-  f.found = memory<cuda::Found>(job.found);
+  f.thresholds = memory<cuda::RowThreshold>(job.thresholds);
   return f;
 }
 
@@ -91,11 +92,11 @@ static bool no_tokens(const Fused& f) {
 }
 
 // What Hopper's forward multiplies the weights of each key by, or undefined.
-static at::Tensor hopper_factors(const Fused& f, const CudaTensors& x) {
+static at::Tensor decay_factors(const Fused& f, const CudaTensors& x) {
   if (!f.decay) return {};
   const at::Tensor y = at::empty({f.B, f.G, cuda::factor_tiles(f), cuda::kFactorRow},
                                  x.q.options().dtype(at::kFloat));
-  cuda::hopper_factors(f, memory<float>(y), stream());
+  cuda::hopper_decay_factors(f, memory<float>(y), stream());
   return y;
 }
 
@@ -108,23 +109,23 @@ static CudaResult forward(const CudaJob& job, const CudaTensors& x, bool for_bac
     r.rows = at::empty({3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
   r.give(f);
   f.statistics = memory<float>(job.statistics);
-  if (std::holds_alternative<cuda::Other>(job.weights) && f.found)
-    cuda::find(f, job.weights, /*adaptive=*/false, stream());
+  if (std::holds_alternative<cuda::RuntimeWeight>(job.weights) && f.thresholds)
+    cuda::find_row_thresholds(f, job.weights, /*adaptive=*/false, stream());
   // The copy engine takes no tensor without tokens.
   if (job.hopper && !no_tokens(f)) {
-    const at::Tensor factors = hopper_factors(f, x);
+    const at::Tensor factors = decay_factors(f, x);
     cuda::hopper_forward(f, job.weights, memory<float>(factors), stream());
   } else {
-    cuda::forward(f, job.weights, stream());
+    cuda::fused_forward(f, job.weights, stream());
   }
-  if (f.statistics) cuda::statistics(f, job.weights, stream());
+  if (f.statistics) cuda::fused_statistics(f, job.weights, stream());
   return r;
 }
 
-// Where dq is summed: by `rows` its memory is cleared, by `sum_products` it is used.
+// Where dq is summed: by `row_gradients` its memory is cleared, by `sum_products` it is used.
 static at::Tensor dq_sums(const CudaJob& job, const CudaTensors& x, Fused& f) {
   if (at::globalContext().deterministicAlgorithms()) return {};
-  f.dq_rows = cuda::sums_in_tiles(f) ? cuda::kDqTile : 1;
+  f.dq_rows = cuda::dq_in_fragments(f) ? cuda::kDqTile : 1;
   f.dq_row = job.hopper ? cuda::hopper_channels(f) : f.D;
   const int64_t rows = (f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
   return at::empty({f.B, f.H, rows, f.dq_row}, x.q.options().dtype(at::kFloat));
@@ -152,12 +153,12 @@ static void sum_products(const CudaJob& job, const CudaTensors& x, const at::Ten
         : g.defined() && f.D == f.E ? g.detach()
                                     : at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr(), f.dq = d.q.data_ptr();
-  (job.hopper ? cuda::hopper_keys : cuda::keys)(f, job.weights, stream());
-  const bool of_sums = dq_sum.defined() && !cuda::sums_in_tiles(f) && !is_dq;
+  (job.hopper ? cuda::hopper_backward : cuda::fused_backward)(f, job.weights, stream());
+  const bool of_sums = dq_sum.defined() && !cuda::dq_in_fragments(f) && !is_dq;
   if (!dq_sum.defined())  // no atomic additions: two products more
-    cuda::queries(f, job.weights, stream());
-  else if (cuda::sums_in_tiles(f))
-    cuda::dq_of_sums(f, stream());
+    cuda::fused_dq(f, job.weights, stream());
+  else if (cuda::dq_in_fragments(f))
+    cuda::unpack_dq(f, stream());
   else if (of_sums && !centred)
     d.q.copy_(dq_sum);
   if (centred)
@@ -179,13 +180,13 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   const at::Tensor grad = for_kernels(job, given);
   const auto rows = r.rows.options();
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows), dq_sum = dq_sums(job, x, f);
-  at::Tensor g, pulls, d_query, norm_parts;
+  at::Tensor g, gradient_sums, d_query, norm_parts;
   CudaTensors d = epilogue_gradients(x, f, norm_parts);
   // Each row of u is read before that of g is written; unless this graph is to run again, one
   // memory is enough for both.
   if (!torch::autograd::get_current_graph_task_keep_graph()) g = r.u;
   if (job.has_g() && !g.defined()) g = at::empty_like(r.o);
-  if (job.found.defined()) pulls = at::empty({f.B, f.H, f.T, 4}, rows);
+  if (job.thresholds.defined()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
   if (x.decay.defined()) {
@@ -195,12 +196,13 @@ static CudaTensors backward(const CudaJob& job, const CudaTensors& x, const Cuda
   }
   r.give(f);
   f.d_o = view(grad), f.g = job.has_g() ? g.data_ptr() : nullptr, f.dq_sum = memory<float>(dq_sum);
-  f.queries = memory<cuda::Query>(queries), f.pulls = memory<cuda::Pull>(pulls);
+  f.queries = memory<cuda::Query>(queries),
+  f.gradient_sums = memory<cuda::RowGradientSums>(gradient_sums);
   f.d_centre = memory<float>(d.centre), f.d_gate = memory<float>(d.gate);
   f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
   if (f.dtype == cuda::Dtype::float32) f.d_decay_rows = f.d_decay_query;
-  cuda::rows(f, job.weights, stream());
-  if (f.pulls) cuda::pulls(f, job.weights, stream());
+  cuda::row_gradients(f, job.weights, stream());
+  if (f.gradient_sums) cuda::row_gradient_sums(f, job.weights, stream());
   sum_products(job, x, g, dq_sum, f, d);
   // A query's own gate sum is that of the key at its position; Hopper's keys have added it.
   if (x.decay.defined() && !job.hopper) {
@@ -256,10 +258,10 @@ static at::Tensor sharpness(const CudaJob& job, const at::Tensor& q, const at::T
   const at::NoGradGuard constant;
   Fused f = problem(job, {.q = q, .k = k, .v = k});
   f.clamp = kNoClamp;
-  const at::Tensor found = at::empty({f.B, f.H, f.T, 4}, q.options().dtype(at::kFloat));
-  f.found = memory<cuda::Found>(found);
-  cuda::find(f, job.weights, /*adaptive=*/true, stream());
-  return found.narrow(-1, 3, 1);
+  const at::Tensor thresholds = at::empty({f.B, f.H, f.T, 4}, q.options().dtype(at::kFloat));
+  f.thresholds = memory<cuda::RowThreshold>(thresholds);
+  cuda::find_row_thresholds(f, job.weights, /*adaptive=*/true, stream());
+  return thresholds.narrow(-1, 3, 1);
 }
 
 static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
@@ -271,7 +273,7 @@ static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
   job->epilogue = cuda_epilogue(spec, in);
   const auto rows = in.q.options().dtype(at::kFloat);
   if (needs_the_row(spec.weight))
-    job->found = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, rows);
+    job->thresholds = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, rows);
   if (statistics) {
     const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, rows);
     *statistics = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
@@ -340,8 +342,8 @@ static std::string why_not(const Spec&, const Inputs& in) {
     return "a GPU of compute capability 8.0 or above is wanted";
   if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
   const int64_t channels = std::max(in.q.size(-1), in.v.size(-1));
-  if (channels > cuda::kMostChannels) return "head dimensions up to 256 only";
-  const int wanted = cuda::shared_memory_wanted(dtype_of(in.q), int(channels));
+  if (channels > cuda::kMaxChannels) return "head dimensions up to 256 only";
+  const int wanted = cuda::fused_shared_memory(dtype_of(in.q), int(channels));
   const int there = cuda::shared_memory(in.q.device().index());
   if (wanted > there)
     return "this head dimension wants " + std::to_string(wanted / 1024) +
@@ -356,14 +358,14 @@ static std::string why_not_hopper(const Spec& spec, const Inputs& in) {
   const auto dtype = in.q.scalar_type();
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return "bfloat16 and float16 only";
   if (dtype == at::kHalf && needs_float32(spec)) return "in float16 this variant runs in float32";
-  if (std::holds_alternative<cuda::Other>(cuda_weights(spec.weight)))
+  if (std::holds_alternative<cuda::RuntimeWeight>(cuda_weights(spec.weight)))
     return "exponentials and polynomials only";
   if (in.decay.defined() && cuda_epilogue(spec, in).by_sum)
     return "no decay with a sum as denominator";
   if (spec.centred && in.decay.defined()) return "no centred scores with decay";
   const auto* projected = std::get_if<Project>(&spec.features);
   const int64_t D = projected ? projected->dim : in.q.size(-1);
-  if (std::max(D, in.v.size(-1)) > cuda::kMostHopperChannels)
+  if (std::max(D, in.v.size(-1)) > cuda::kMaxHopperChannels)
     return "head dimensions up to 128 only";
   return "";
 }

@@ -41,14 +41,14 @@ __device__ inline void over_state(const ChunkStates& states, int64_t record, int
     const int at = int(threadIdx.x);  // 16 bytes of z
     if (at < n * kBytes / 16) {
       const bool real = first * kBytes + at * 16 < tiles * kBytes;
-      copy_16_bytes(columns + uint32_t(stage * n * kBytes + at * 16),
-                    z + (real ? first * kTileColumn + at * 4 : 0), real);
+      cp_async_16(columns + uint32_t(stage * n * kBytes + at * 16),
+                  z + (real ? first * kTileColumn + at * 4 : 0), real);
     }
   };
   __syncthreads();  // all are done with what was there
   copy(0, 0);
   for (int first = 0, stage = 0; first < tiles; first += n, stage ^= 1) {
-    wait_for_copies();
+    cp_async_wait_all();
     __syncthreads();
     if (first + n < tiles) copy(stage ^ 1, first + n);
     each(Stage<T>{monomials(first, tiles, blocks), min(n, tiles - first), tile(stage),
@@ -68,65 +68,66 @@ struct FirstFactors {
       x[r][0] = y.x, x[r][1] = y.y, x[r][2] = y.z, x[r][3] = y.w;
     }
   }
-  __device__ uint32_t twice(int r, int u) const {
+  __device__ uint32_t broadcast2(int r, int u) const {
     return __byte_perm(x[r][u / 2], 0, u % 2 ? 0x3232 : 0x1010);
   }
-  __device__ float number(int r, int u) const {
-    const float2 two = floats(x[r][u / 2]);
+  __device__ float element(int r, int u) const {
+    const float2 two = unpack2(x[r][u / 2]);
     return u % 2 ? two.y : two.x;
   }
 };
 
 // N += phi(x) S and, with a sum, W += phi(x) z; rows of x from `row` on.
 template <bool with_sum>
-__device__ inline void ask_tile(float (&N)[8][4], float (&W)[4], const Mma<bf16>::A& left,
-                                const Stage<bf16>& stage, int u) {
-  const Mma<bf16>::RightColumns<64> rights(stage.S, 0, 0);
+__device__ inline void apply_state_tile(float (&N)[8][4], float (&W)[4], const Mma<bf16>::A& a_frag,
+                                        const Stage<bf16>& stage, int u) {
+  const Mma<bf16>::BColumns<64> b_tile(stage.S, 0, 0);
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
-    Mma<bf16>::multiply<true>(N[j], N[j + 1], left, rights.at(16 * u, 8 * j));
+    Mma<bf16>::multiply<true>(N[j], N[j + 1], a_frag, b_tile.at(16 * u, 8 * j));
   if constexpr (with_sum)
-    Factors<bf16>::add_column(W, left, Factors<bf16>::stored_column(stage.column(u), 0));
+    Features<bf16>::add_column(W, a_frag, Features<bf16>::stored_column(stage.column(u), 0));
 }
 template <bool with_sum>
-__device__ inline void ask(float (&N)[8][4], float (&W)[4], Tile<bf16, 64> x, int row,
-                           const Stage<bf16>& stage) {
+__device__ inline void apply_state(float (&N)[8][4], float (&W)[4], Tile<bf16, 64> x, int row,
+                                   const Stage<bf16>& stage) {
   const auto block = [&](int b) {
     Mma<bf16>::A a;
-    load_matrices(a.x, x.chunk(row + a_row(), 2 * b + a_chunk()));
+    ldmatrix(a.x, x.chunk(row + a_row(), 2 * b + a_chunk()));
     return a;
   };
   if (stage.m.i < 0) {
 #pragma unroll
     for (int u = 0; u < 4; ++u)
-      if (u < stage.tiles) ask_tile<with_sum>(N, W, block(u), stage, u);
+      if (u < stage.tiles) apply_state_tile<with_sum>(N, W, block(u), stage, u);
     return;
   }
   const FirstFactors first(x, row, stage.m.i);
   const Mma<bf16>::A second = block(stage.m.block);
 #pragma unroll
   for (int u = 0; u < 8; ++u) {
-    Mma<bf16>::A left;
+    Mma<bf16>::A a_frag;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) left.x[j] = times(bf16(), second.x[j], first.twice(j % 2, u));
-    ask_tile<with_sum>(N, W, left, stage, u);
+    for (int j = 0; j < 4; ++j) a_frag.x[j] = mul2(bf16(), second.x[j], first.broadcast2(j % 2, u));
+    apply_state_tile<with_sum>(N, W, a_frag, stage, u);
   }
 }
 template <bool with_sum>
-__device__ inline void ask(float (&N)[8][4], float (&W)[4], Tile<float, 64> x, int row,
-                           const Stage<float>& stage) {
+__device__ inline void apply_state(float (&N)[8][4], float (&W)[4], Tile<float, 64> x, int row,
+                                   const Stage<float>& stage) {
   using M = Mma<float>;
 #pragma unroll 1
   for (int u = 0; u < stage.tiles; ++u) {
-    const M::RightColumns<64> rights(stage.S, 16 * u, 0);
+    const M::BColumns<64> b_tile(stage.S, 16 * u, 0);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      const M::A left = Factors<float>::rows(x, row, stage.of(u), step);
+      const M::A a_frag = Features<float>::rows(x, row, stage.of(u), step);
 #pragma unroll
       for (int j = 0; j < 8; j += 2)
-        M::multiply<true>(N[j], N[j + 1], left, rights.at(step * M::kDepth, 8 * j));
+        M::multiply<true>(N[j], N[j + 1], a_frag, b_tile.at(step * M::kDepth, 8 * j));
       if constexpr (with_sum)
-        Factors<float>::add_column(W, left, Factors<float>::stored_column(stage.column(u), step));
+        Features<float>::add_column(W, a_frag,
+                                    Features<float>::stored_column(stage.column(u), step));
     }
   }
 }
@@ -185,7 +186,7 @@ struct BlockSums {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int r = row + j % 2 * 8 + lane() / 4;
-      const float2 two = load_pair(T(), x.number(r, 16 * block + j / 2 * 8 + lane() % 4 * 2));
+      const float2 two = load_pair(T(), x.element(r, 16 * block + j / 2 * 8 + lane() % 4 * 2));
       xj[j / 2][j % 2 * 2] = two.x, xj[j / 2][j % 2 * 2 + 1] = two.y;
       sums[j / 2][j % 2 * 2] = 0, sums[j / 2][j % 2 * 2 + 1] = 0;
     }
@@ -203,33 +204,33 @@ struct BlockSums {
 };
 
 template <class T>
-struct AskBackward;
+struct ApplyStateBackward;
 template <>
-struct AskBackward<bf16> : BlockSums<bf16> {
+struct ApplyStateBackward<bf16> : BlockSums<bf16> {
   using M = Mma<bf16>;
-  M::A left[4];
+  M::A a_frag[4];
   uint32_t of_z[2];  // b and what rounding took from it, twice: for z and what rounding took of it
 
-  __device__ AskBackward(Tile<bf16, 64> x, Tile<bf16, 64> y, int row, const Gradients& to)
+  __device__ ApplyStateBackward(Tile<bf16, 64> x, Tile<bf16, 64> y, int row, const Gradients& to)
       : BlockSums(x, row, to) {
-    const M::LeftRows<64> lefts(y, row);
+    const M::ARows<64> a_tile(y, row);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) left[k] = lefts.at(0, 16 * k);
+    for (int k = 0; k < 4; ++k) a_frag[k] = a_tile.at(0, 16 * k);
   }
-  __device__ void ready() {  // a and b are there
+  __device__ void prepare() {  // a and b are there
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float high = floats(pair(bf16(), b[r], b[r])).x;
-      of_z[r] = lane() % 4 < 2 ? pair(bf16(), high, b[r] - high) : 0;
+      const float high = unpack2(pack2(bf16(), b[r], b[r])).x;
+      of_z[r] = lane() % 4 < 2 ? pack2(bf16(), high, b[r] - high) : 0;
     }
   }
   __device__ void products(float (&g)[2][4], const Stage<bf16>& stage, int u) const {
-    const M::RightRows<64> rights(stage.S, 0);
+    const M::BRows<64> b_tile(stage.S, 0);
     const uint32_t z = stage.column(u) + uint32_t(lane() % 2 * 32 + lane() / 4 * 2);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) multiply_8(g[j], of_z, twice(bf16(), z + 16 * j));
+    for (int j = 0; j < 2; ++j) multiply_8(g[j], of_z, broadcast2(bf16(), z + 16 * j));
 #pragma unroll
-    for (int k = 0; k < 4; ++k) M::multiply<true>(g[0], g[1], left[k], rights.at(16 * u, 16 * k));
+    for (int k = 0; k < 4; ++k) M::multiply<true>(g[0], g[1], a_frag[k], b_tile.at(16 * u, 16 * k));
   }
   static __device__ void multiply_8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
     asm volatile(
@@ -264,7 +265,7 @@ struct AskBackward<bf16> : BlockSums<bf16> {
       products(g, stage, u);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float xi = first.number(r, u);
+        const float xi = first.element(r, u);
         own[r][u] = 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -295,12 +296,12 @@ struct AskBackward<bf16> : BlockSums<bf16> {
   }
 };
 template <>
-struct AskBackward<float> : BlockSums<float> {
+struct ApplyStateBackward<float> : BlockSums<float> {
   Tile<float, 64> y;
 
-  __device__ AskBackward(Tile<float, 64> x, Tile<float, 64> y, int row, const Gradients& to)
+  __device__ ApplyStateBackward(Tile<float, 64> x, Tile<float, 64> y, int row, const Gradients& to)
       : BlockSums(x, row, to), y(y) {}
-  __device__ void ready() const {}
+  __device__ void prepare() const {}
   __device__ void add(const Stage<float>& stage) {
 #pragma unroll 1
     for (int u = 0; u < stage.tiles; ++u) add(stage, u);
@@ -309,15 +310,15 @@ struct AskBackward<float> : BlockSums<float> {
     const Monomials m = stage.of(u);
     if (m.i < 0 || m.i % 16 == 0) begin(m.block);
     float g[1][2][4];
-    rows_by_rows<float>(g, y, row, stage.S, 16 * u);
+    mma_abt<float>(g, y, row, stage.S, 16 * u);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = row + 8 * r + lane() / 4;
-      const float xi = m.i < 0 ? 1 : load_number(0.f, x.number(t, m.i));
+      const float xi = m.i < 0 ? 1 : load_element(0.f, x.element(t, m.i));
       float own = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 z = Factors<float>::stored_pair(stage.column(u), j / 2 * 8 + lane() % 4 * 2);
+        const float2 z = Features<float>::stored_pair(stage.column(u), j / 2 * 8 + lane() % 4 * 2);
         const float of = g[0][j / 2][2 * r + j % 2] + b[r] * (j % 2 ? z.y : z.x);
         own += of * xj[j / 2][2 * r + j % 2];
         sums[j / 2][2 * r + j % 2] += of * xi;

@@ -7,14 +7,14 @@ namespace horner::attn::kernels::cuda {
 
 // Tiles of tokens, states, and what else there is in shared memory.
 template <int tiles, int states, int blocks, bool decay>
-struct StepShape {
+struct LinearChunkShape {
   static constexpr int kTokens = kChunkUnit, kWarps = kTokens / 16, kThreads = 32 * kWarps;
   static constexpr int kBlocks = blocks, kTile = kTokens * 128, kState = 64 * 128;
   static constexpr int kStatesAt = tiles * kTile, kColumn = 4 * 4 * kTileColumn;
   static constexpr int kColumnsAt = kStatesAt + states * kState;
   static constexpr int kConstantsAt = kColumnsAt + states * kColumn;
-  static constexpr int kSharesAt = kConstantsAt + states * 4 * kConstantSums;
-  static constexpr int kGatesAt = kSharesAt + kTokens * 16;
+  static constexpr int kFactorsAt = kConstantsAt + states * 4 * kConstantSums;
+  static constexpr int kGatesAt = kFactorsAt + kTokens * 16;
   static constexpr int kBytes = kGatesAt + (decay ? kTokens * 4 : 0);
   // Of RunningSums.
   static constexpr bool kDecay = decay, kRaw = false;
@@ -22,12 +22,12 @@ struct StepShape {
 };
 
 // A query's factors: of its scores and of g v, and what is added to each; and of its scores for dW.
-struct StepShare {
+struct QueryFactors {
   float by, constant, dW, constant_dW;
 };
 
 template <class Shape>
-struct OneChunk {
+struct LinearChunkTiles {
   using Rows = Tile<bf16, 64>;
   static constexpr int kTokens = Shape::kTokens, kThreads = Shape::kThreads;
 
@@ -36,7 +36,7 @@ struct OneChunk {
   unsigned char* memory;
   int key_head, b, g, chunk, first, own;  // `first` token of the chunk, `own` of the warp in it
 
-  __device__ OneChunk(const Chunks& p, unsigned char* memory, int key_head)
+  __device__ LinearChunkTiles(const Chunks& p, unsigned char* memory, int key_head)
       : p(p),
         f(p.f),
         memory(memory),
@@ -69,13 +69,13 @@ struct OneChunk {
   // Of a state: what there is since the segment's beginning, and the segment's, on their way.
   static constexpr int kParts = 64 * 8 / kThreads;
   struct Loads {
-    uint4 near[kParts];
-    float4 far[kParts][2];
+    uint4 local[kParts];
+    float4 segment_sum[kParts][2];
     float2 z[2];
     float constant[2];
-    float left;  // of the segment's, where there is a decay
+    float decay;  // of the segment's, where there is a decay
   };
-  __device__ Loads ask_for(const ChunkStates& from, bool behind) const {
+  __device__ Loads load_state(const ChunkStates& from, bool suffix) const {
     const int tiles = p.tiles(), n = int(threadIdx.x);
     const int64_t record = int64_t(key_head) * p.chunks() + chunk;
     const float* const segment =
@@ -87,10 +87,10 @@ struct OneChunk {
     for (int i = 0; i < kParts; ++i) {
       const int at = n + i * kThreads, row = at / 8;
       if (row >= 16 * tiles) continue;
-      const float* const far = segment + row / 16 * kTileSums + row % 16 * 64 + at % 8 * 8;
-      x.near[i] = *reinterpret_cast<const uint4*>(S + 8 * at);
-      x.far[i][0] = *reinterpret_cast<const float4*>(far);
-      x.far[i][1] = *reinterpret_cast<const float4*>(far + 4);
+      const float* const segment_sum = segment + row / 16 * kTileSums + row % 16 * 64 + at % 8 * 8;
+      x.local[i] = *reinterpret_cast<const uint4*>(S + 8 * at);
+      x.segment_sum[i][0] = *reinterpret_cast<const float4*>(segment_sum);
+      x.segment_sum[i][1] = *reinterpret_cast<const float4*>(segment_sum + 4);
     }
     if (n < 8 * tiles) {
       const float* const z = reinterpret_cast<const float*>(from.z) + record * tiles * 16;
@@ -103,8 +103,9 @@ struct OneChunk {
     }
     if constexpr (Shape::kDecay) {
       const int length = p.segment * kTokens, begin = chunk / p.segment * length;
-      const int to = behind ? min(f.S, begin + length) - 1 : first - 1;
-      x.left = fade(gates_to(f, key_head, to), gates_to(f, key_head, behind ? last() : begin - 1));
+      const int to = suffix ? min(f.S, begin + length) - 1 : first - 1;
+      x.decay = decay_factor(gates_to(f, key_head, to),
+                             gates_to(f, key_head, suffix ? last() : begin - 1));
     }
     return x;
   }
@@ -119,30 +120,30 @@ struct OneChunk {
           double(kLog2e));
   }
   // What is left at one token of what another has given.
-  static __device__ float faded(float here, float there) {
+  static __device__ float decay_between(float here, float there) {
     return exp2_fast(fminf(here - there, 0.f));
   }
   // The sum of both, with the coefficients of the weight.
-  __device__ void put(int i, const Loads& x) const {
+  __device__ void store_state(int i, const Loads& x) const {
     const int n = int(threadIdx.x);
-    const float left = Shape::kDecay ? x.left : 1;
+    const float decay = Shape::kDecay ? x.decay : 1;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
       const int at = n + j * kThreads;
-      const auto sum = [&](uint32_t near, float a, float b) {
-        const float2 y = floats(near);
-        return pair(bf16(), (y.x + a * left) * unit(), (y.y + b * left) * unit());
+      const auto sum = [&](uint32_t local, float a, float b) {
+        const float2 y = unpack2(local);
+        return pack2(bf16(), (y.x + a * decay) * unit(), (y.y + b * decay) * unit());
       };
-      const float4 &a = x.far[j][0], &b = x.far[j][1];
+      const float4 &a = x.segment_sum[j][0], &b = x.segment_sum[j][1];
       *static_cast<uint4*>(__cvta_shared_to_generic(state(i).chunk(at / 8, at % 8))) = {
-          sum(x.near[j].x, a.x, a.y), sum(x.near[j].y, a.z, a.w), sum(x.near[j].z, b.x, b.y),
-          sum(x.near[j].w, b.z, b.w)};
+          sum(x.local[j].x, a.x, a.y), sum(x.local[j].y, a.z, a.w), sum(x.local[j].z, b.x, b.y),
+          sum(x.local[j].w, b.z, b.w)};
     }
     if (n < 32)
-      Factors<bf16>::store_column(
+      Features<bf16>::store_column(
           static_cast<uint32_t*>(__cvta_shared_to_generic(column(i, n / 8))), 2 * n % 16,
-          (x.z[0].x + x.z[1].x * left) * unit(), (x.z[0].y + x.z[1].y * left) * unit());
-    if (n <= 64) constant(i)[n] = (x.constant[0] + x.constant[1] * left) * p.w.c[0];
+          (x.z[0].x + x.z[1].x * decay) * unit(), (x.z[0].y + x.z[1].y * decay) * unit());
+    if (n <= 64) constant(i)[n] = (x.constant[0] + x.constant[1] * decay) * p.w.c[0];
   }
   __device__ void copy_keys() const {
     copy_rows<kTokens, kThreads>(k(), row_of<bf16>(f.k, b, g, first), f.k.row, f.S - first, f.D);
@@ -160,15 +161,15 @@ struct OneChunk {
       y = {relu(y.x), relu(y.y), relu(y.z), relu(y.w)};
     }
   }
-  __device__ StepShare* shares() const {
-    return reinterpret_cast<StepShare*>(memory + Shape::kSharesAt);
+  __device__ QueryFactors* factors() const {
+    return reinterpret_cast<QueryFactors*>(memory + Shape::kFactorsAt);
   }
-  __device__ void load_shares(int head) const {
+  __device__ void load_factors(int head) const {
     const int real = f.T - first, n = int(threadIdx.x);
     if (n >= kTokens) return;
     Query query = f.queries[int64_t(b * f.H + head) * f.T + first + (n < real ? n : 0)];
     if (n >= real) query.a = query.dW = 0;
-    shares()[n] = {query.a * unit(), query.a * p.w.c[0], query.dW * unit(), query.dW * p.w.c[0]};
+    factors()[n] = {query.a * unit(), query.a * p.w.c[0], query.dW * unit(), query.dW * p.w.c[0]};
   }
   __device__ bool is_kept(int s) const {
     return !f.seen.keep || (s < f.S && f.seen.keep[int64_t(b) * f.S + s]);
@@ -180,7 +181,7 @@ struct OneChunk {
         *static_cast<uint4*>(__cvta_shared_to_generic(k().chunk(at / 8, at % 8))) = uint4{};
   }
   __device__ float2 column_pair(int i, int j) const {
-    return Factors<bf16>::stored_pair(column(i, j / 2), j % 2 * 8 + lane() % 4 * 2);
+    return Features<bf16>::stored_pair(column(i, j / 2), j % 2 * 8 + lane() % 4 * 2);
   }
 };
 

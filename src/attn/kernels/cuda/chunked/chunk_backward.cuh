@@ -6,40 +6,40 @@
 #pragma once
 
 #include "attn/kernels/cuda/chunked/chunk.cuh"
-#include "attn/kernels/cuda/fused/forward.cuh"
+#include "attn/kernels/cuda/common/row_sums.cuh"
 
 namespace horner::attn::kernels::cuda {
 
 template <class Shape>
-struct ChunkStep : OneChunk<Shape> {
-  using Base = OneChunk<Shape>;
+struct LinearChunk : LinearChunkTiles<Shape> {
+  using Base = LinearChunkTiles<Shape>;
   using M = Mma<bf16>;
   using typename Base::Rows;
   using Sums = float[8][4];
-  using Base::is_first, Base::is_last, Base::is_kept, Base::unit, Base::shares, Base::column_pair;
-  using Base::kTokens, Base::OneChunk, Base::gates, Base::faded, Base::last;
+  using Base::is_first, Base::is_last, Base::is_kept, Base::unit, Base::factors, Base::column_pair;
+  using Base::kTokens, Base::LinearChunkTiles, Base::gates, Base::decay_between, Base::last;
   using Base::p, Base::f, Base::key_head, Base::b, Base::g, Base::first, Base::own;
   using Base::q, Base::k, Base::v, Base::d_o, Base::state, Base::column, Base::constant;
 
-  static __device__ void load_left(typename M::A (&left)[4], Rows x, int row) {
-    const M::LeftRows<64> rows(x, row);
+  static __device__ void load_a_operand(typename M::A (&a_frag)[4], Rows x, int row) {
+    const M::ARows<64> rows(x, row);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) left[i] = rows.at(0, 16 * i);
+    for (int i = 0; i < 4; ++i) a_frag[i] = rows.at(0, 16 * i);
   }
   // Sums of sixteen rows with sixteen rows of `right`, or with all of a state.
   template <int n>
-  static __device__ void add_by_rows(float (&c)[n][4], const M::A (&left)[4], Rows right, int row) {
-    const M::RightRows<64> rights(right, row);
+  static __device__ void mma_abt_add(float (&c)[n][4], const M::A (&a_frag)[4], Rows b, int row) {
+    const M::BRows<64> b_tile(b, row);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int j = 0; j < n; j += 2)
-        M::multiply<true>(c[j], c[j + 1], left[i], rights.at(8 * j, 16 * i));
+        M::multiply<true>(c[j], c[j + 1], a_frag[i], b_tile.at(8 * j, 16 * i));
   }
-  static __device__ void add_by_columns(Sums& c, const M::A& left, Rows right, int row) {
-    const M::RightColumns<64> rights(right, row, 0);
+  static __device__ void mma_ab_add(Sums& c, const M::A& a_frag, Rows b, int row) {
+    const M::BColumns<64> b_tile(b, row, 0);
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) M::multiply<true>(c[j], c[j + 1], left, rights.at(0, 8 * j));
+    for (int j = 0; j < 8; j += 2) M::multiply<true>(c[j], c[j + 1], a_frag, b_tile.at(0, 8 * j));
   }
 
   // Rows of a warp to memory, in pieces of 16 bytes: the four lanes of a row change places, word by
@@ -48,7 +48,7 @@ struct ChunkStep : OneChunk<Shape> {
   __device__ void store(void* to, int64_t row, int channels, int real, const Sums& c, const By& by,
                         const Rows* x = nullptr) const {
     const bool odd = lane() & 1, upper = lane() & 2;
-    const auto change = [](uint32_t& a, uint32_t& b, bool first, int with) {
+    const auto exchange = [](uint32_t& a, uint32_t& b, bool first, int with) {
       const uint32_t y = __shfl_xor_sync(~0u, first ? a : b, with);
       (first ? a : b) = y;
     };
@@ -61,11 +61,11 @@ struct ChunkStep : OneChunk<Shape> {
         uint32_t w[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          w[j] = pair(bf16(), c[4 * half + j][2 * r] * times, c[4 * half + j][2 * r + 1] * times);
-        change(w[0], w[1], odd, 1);
-        change(w[2], w[3], odd, 1);
-        change(w[0], w[2], upper, 2);
-        change(w[1], w[3], upper, 2);
+          w[j] = pack2(bf16(), c[4 * half + j][2 * r] * times, c[4 * half + j][2 * r + 1] * times);
+        exchange(w[0], w[1], odd, 1);
+        exchange(w[2], w[3], odd, 1);
+        exchange(w[0], w[2], upper, 2);
+        exchange(w[1], w[3], upper, 2);
         const int at = 8 * (4 * half + lane() % 4);
         if (x && p.relu) {
           const uint4 y =
@@ -81,10 +81,10 @@ struct ChunkStep : OneChunk<Shape> {
   }
 
   // Whether a score of the tile on the diagonal is hidden: of number n of tile j.
-  static __device__ bool is_after(int j, int n) {  // its column behind its row
+  static __device__ bool is_above_diagonal(int j, int n) {  // its column behind its row
     return 8 * j + lane() % 4 * 2 + n % 2 > lane() / 4 + n / 2 * 8;
   }
-  static __device__ bool is_before(int j, int n) {
+  static __device__ bool is_below_diagonal(int j, int n) {
     return 8 * j + lane() % 4 * 2 + n % 2 < lane() / 4 + n / 2 * 8;
   }
 
@@ -105,16 +105,16 @@ struct ChunkStep : OneChunk<Shape> {
   }
   // What a state has given fades, row by row.
   template <class By>
-  static __device__ void fade_rows(Sums& c, const By& by) {
+  static __device__ void decay_rows(Sums& c, const By& by) {
     if constexpr (Shape::kDecay) {
-      const float left[2] = {by(lane() / 4), by(lane() / 4 + 8)};
+      const float decay[2] = {by(lane() / 4), by(lane() / 4 + 8)};
 #pragma unroll
-      for (int i = 0; i < 32; ++i) c[i / 4][i % 4] *= left[i / 2 % 2];
+      for (int i = 0; i < 32; ++i) c[i / 4][i % 4] *= decay[i / 2 % 2];
     }
   }
-  __device__ float left_of_query(int r) const { return faded(gates()[own + r], 0); }
-  __device__ float left_of_key(int r) const {
-    return faded(gates()[last() - first], gates()[own + r]);
+  __device__ float query_decay(int r) const { return decay_between(gates()[own + r], 0); }
+  __device__ float key_decay(int r) const {
+    return decay_between(gates()[last() - first], gates()[own + r]);
   }
 
   __device__ void queries(int head) const {
@@ -128,8 +128,8 @@ struct ChunkStep : OneChunk<Shape> {
       const Query query = f.queries[row + (t < real ? t : 0)];  // where a is 0, so is dW
       a[r] = query.a, ratio[r] = query.a == 0 ? 0 : query.dW / query.a;
     }
-    M::A left[4];
-    load_left(left, d_o(), own);
+    M::A a_frag[4];
+    load_a_operand(a_frag, d_o(), own);
     Sums dq = {};
     if (!is_first()) {
 #pragma unroll
@@ -138,23 +138,24 @@ struct ChunkStep : OneChunk<Shape> {
 #pragma unroll
         for (int n = 0; n < 4; ++n) dq[j][n] = (n % 2 ? z.y : z.x) * ratio[n / 2];
       }
-      add_by_rows(dq, left, state(0), 0);
-      fade_rows(dq, [&](int r) { return left_of_query(r); });
+      mma_abt_add(dq, a_frag, state(0), 0);
+      decay_rows(dq, [&](int r) { return query_decay(r); });
     }
 #pragma unroll 1
     for (int s = 0; s <= own; s += 16) {
       float x[2][4];
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i / 4][i % 4] = ratio[i / 2 % 2];
-      add_by_rows(x, left, v(), s);
+      mma_abt_add(x, a_frag, v(), s);
       const Gates at = gates_of(own, s);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         x[i / 4][i % 4] *= unit();
-        if (Shape::kDecay) x[i / 4][i % 4] *= faded(at.row[i / 2 % 2], at.column[i / 4][i % 2]);
-        if (s == own && is_after(i / 4, i % 4)) x[i / 4][i % 4] = 0;
+        if (Shape::kDecay)
+          x[i / 4][i % 4] *= decay_between(at.row[i / 2 % 2], at.column[i / 4][i % 2]);
+        if (s == own && is_above_diagonal(i / 4, i % 4)) x[i / 4][i % 4] = 0;
       }
-      add_by_columns(dq, M::a_of_sums(x, 0), k(), s);
+      mma_ab_add(dq, M::to_a_operand(x, 0), k(), s);
     }
     const Rows of = q();
     store(f.dq, row, f.D, real, dq, [&](int r) { return r < 8 ? a[0] : a[1]; }, &of);
@@ -162,38 +163,38 @@ struct ChunkStep : OneChunk<Shape> {
 
   // Of sixteen keys and the queries of the chunk: dv, or dk.
   template <bool of_values>
-  __device__ void add_queries(Sums& sums, float (&pull)[2]) const {
-    M::A left[4];
-    load_left(left, of_values ? k() : v(), own);
-    const Rows right = of_values ? q() : d_o(), by = of_values ? d_o() : q();
+  __device__ void add_queries(Sums& sums, float (&d_decay)[2]) const {
+    M::A a_frag[4];
+    load_a_operand(a_frag, of_values ? k() : v(), own);
+    const Rows b = of_values ? q() : d_o(), c = of_values ? d_o() : q();
 #pragma unroll 1
     for (int t = own; t < kTokens; t += 16) {
       float x[2][4] = {};
-      add_by_rows(x, left, right, t);
+      mma_abt_add(x, a_frag, b, t);
       const Gates at = gates_of(own, t);
 #pragma unroll
       for (int j = 0; j < 2; ++j)
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          const StepShare share = shares()[t + 8 * j + lane() % 4 * 2 + n];
+          const QueryFactors query = factors()[t + 8 * j + lane() % 4 * 2 + n];
 #pragma unroll
           for (int i = n; i < 4; i += 2) {
-            const bool hidden = t == own && is_before(j, i);
-            const float left = Shape::kDecay ? faded(at.column[j][n], at.row[i / 2]) : 1;
+            const bool hidden = t == own && is_below_diagonal(j, i);
+            const float decay = Shape::kDecay ? decay_between(at.column[j][n], at.row[i / 2]) : 1;
             if (Shape::kDecay && of_values && !hidden)
-              pull[i / 2] += (x[j][i] * share.dW + share.constant_dW) * left;
-            x[j][i] = x[j][i] * share.by + (of_values ? share.constant : share.dW);
-            if (Shape::kDecay) x[j][i] *= left;
+              d_decay[i / 2] += (x[j][i] * query.dW + query.constant_dW) * decay;
+            x[j][i] = x[j][i] * query.by + (of_values ? query.constant : query.dW);
+            if (Shape::kDecay) x[j][i] *= decay;
             if (hidden) x[j][i] = 0;
           }
         }
-      add_by_columns(sums, M::a_of_sums(x, 0), by, t);
+      mma_ab_add(sums, M::to_a_operand(x, 0), c, t);
     }
   }
   template <bool of_values>
-  __device__ void ask_queries(Sums& sums) const {
-    M::A left[4];
-    load_left(left, of_values ? k() : v(), own);
+  __device__ void apply_suffix_state(Sums& sums) const {
+    M::A a_frag[4];
+    load_a_operand(a_frag, of_values ? k() : v(), own);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float2 y = of_values
@@ -203,28 +204,28 @@ struct ChunkStep : OneChunk<Shape> {
     }
     if constexpr (of_values) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) add_by_columns(sums, left[n], state(1), 16 * n);
+      for (int n = 0; n < 4; ++n) mma_ab_add(sums, a_frag[n], state(1), 16 * n);
     } else {
-      add_by_rows(sums, left, state(1), 0);
+      mma_abt_add(sums, a_frag, state(1), 0);
     }
-    fade_rows(sums, [&](int r) { return left_of_key(r); });
+    decay_rows(sums, [&](int r) { return key_decay(r); });
   }
-  // The gate of a key gets -(v.dv + its share of dW); `pull` has that of the chunk's queries.
-  __device__ void store_gates(const Sums& dv, const float (&pull)[2]) const {
+  // The gate of a key gets -(v.dv + its share of dW); `d_decay` has that of the chunk's queries.
+  __device__ void store_gates(const Sums& dv, const float (&d_decay)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int s = own + lane() / 4 + 8 * r;
-      float state = lane() % 4 == 0 && !is_last() ? constant(1)[64] : 0, sum = pull[r];
+      float state = lane() % 4 == 0 && !is_last() ? constant(1)[64] : 0, sum = d_decay[r];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const int c = 8 * j + lane() % 4 * 2;
-        const float2 of_v = load_pair(bf16(), v().number(s, c));
+        const float2 of_v = load_pair(bf16(), v().element(s, c));
         sum += dv[j][2 * r] * of_v.x + dv[j][2 * r + 1] * of_v.y;
         if (is_last()) continue;
-        const float2 of_k = load_pair(bf16(), k().number(s, c)), y = column_pair(1, j);
+        const float2 of_k = load_pair(bf16(), k().element(s, c)), y = column_pair(1, j);
         state += of_k.x * y.x + of_k.y * y.y;
       }
-      sum = quad_sum(sum + state * left_of_key(lane() / 4 + 8 * r));
+      sum = quad_sum(sum + state * key_decay(lane() / 4 + 8 * r));
       if (lane() % 4 == 0 && first + s < f.S)
         f.d_decay_key[int64_t(key_head) * f.S + first + s] = is_kept(first + s) ? -sum : 0;
     }
@@ -235,13 +236,13 @@ struct ChunkStep : OneChunk<Shape> {
     const auto kept = [&](int r) { return is_kept(s0 + r) ? 1.f : 0.f; };
     const auto part = [&]<bool of_values>(std::bool_constant<of_values>, void* to, int channels) {
       Sums sums = {};
-      float pull[2] = {};
-      if (!is_last()) ask_queries<of_values>(sums);
+      float d_decay[2] = {};
+      if (!is_last()) apply_suffix_state<of_values>(sums);
       for (int h = 0; h < each; ++h) {
         next(h, of_values);
-        add_queries<of_values>(sums, pull);
+        add_queries<of_values>(sums, d_decay);
       }
-      if constexpr (Shape::kDecay && of_values) store_gates(sums, pull);
+      if constexpr (Shape::kDecay && of_values) store_gates(sums, d_decay);
       const Rows of = k();
       store(to, int64_t(key_head) * f.S + s0, channels, f.S - s0, sums, kept,
             of_values ? nullptr : &of);
@@ -254,8 +255,8 @@ struct ChunkStep : OneChunk<Shape> {
     const Head head(b, h, g);
     const int t0 = first + own, real = f.T - t0;
     if (real <= 0) return;
-    M::A left[4];
-    load_left(left, q(), own);
+    M::A a_frag[4];
+    load_a_operand(a_frag, q(), own);
     RunningSums<bf16, 64, Quadratic, Shape> sums(f, p.w, head, t0 + lane() / 4);
     auto& N = sums.N[0];
     auto& sum = sums.sum[0];
@@ -268,26 +269,26 @@ struct ChunkStep : OneChunk<Shape> {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        add_by_columns(N, left[i], state(0), 16 * i);
-        Factors<bf16>::add_column(W, left[i], Factors<bf16>::stored_column(column(0, i), 0));
+        mma_ab_add(N, a_frag[i], state(0), 16 * i);
+        Features<bf16>::add_column(W, a_frag[i], Features<bf16>::stored_column(column(0, i), 0));
       }
       if (lane() % 4 == 0)
         sum[0] = W[0] + W[1] + constant(0)[64], sum[1] = W[2] + W[3] + constant(0)[64];
-      fade_rows(N, [&](int r) { return left_of_query(r); });
+      decay_rows(N, [&](int r) { return query_decay(r); });
       if constexpr (Shape::kDecay)
-        sum[0] *= left_of_query(lane() / 4), sum[1] *= left_of_query(lane() / 4 + 8);
+        sum[0] *= query_decay(lane() / 4), sum[1] *= query_decay(lane() / 4 + 8);
     }
 #pragma unroll 1
     for (int s = 0; s <= own; s += 16) {
       float x[2][4] = {};
-      add_by_rows(x, left, k(), s);
+      mma_abt_add(x, a_frag, k(), s);
       const Gates at = gates_of(own, s);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float& y = x[i / 4][i % 4];
         y = y * unit() + p.w.c[0];
-        if (Shape::kDecay) y *= faded(at.row[i / 2 % 2], at.column[i / 4][i % 2]);
-        if (s == own && is_after(i / 4, i % 4)) y = 0;
+        if (Shape::kDecay) y *= decay_between(at.row[i / 2 % 2], at.column[i / 4][i % 2]);
+        if (s == own && is_above_diagonal(i / 4, i % 4)) y = 0;
       }
       if (f.seen.keep)
 #pragma unroll
@@ -296,7 +297,7 @@ struct ChunkStep : OneChunk<Shape> {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         sum[r] += x[0][2 * r] + x[0][2 * r + 1] + (x[1][2 * r] + x[1][2 * r + 1]);
-      add_by_columns(N, M::a_of_sums(x, 0), v(), s);
+      mma_ab_add(N, M::to_a_operand(x, 0), v(), s);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -309,71 +310,71 @@ struct ChunkStep : OneChunk<Shape> {
 };
 
 template <bool decay>
-using ForwardStep = StepShape<3, 1, 3, decay>;
+using LinearForward = LinearChunkShape<3, 1, 3, decay>;
 template <class Shape>
-__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward_step(
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_forward_kernel(
     const __grid_constant__ Chunks p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Head head(p.f, int(blockIdx.x));
-  const ChunkStep<Shape> step(p, memory, head.b * p.f.G + head.g);
-  step.copy_queries(step.q(), p.f.q, head.h, p.f.D);
-  step.copy_keys();
-  step.load_gates();
-  if (!step.is_first()) step.put(0, step.ask_for(p.before, false));
-  wait_for_copies();
-  step.rectify(step.q());
-  step.rectify(step.k());
+  const LinearChunk<Shape> block(p, memory, head.b * p.f.G + head.g);
+  block.copy_queries(block.q(), p.f.q, head.h, p.f.D);
+  block.copy_keys();
+  block.load_gates();
+  if (!block.is_first()) block.store_state(0, block.load_state(p.prefix, false));
+  cp_async_wait_all();
+  block.rectify(block.q());
+  block.rectify(block.k());
   __syncthreads();
-  step.forward(head.h);
+  block.forward(head.h);
 }
 
 template <bool decay>
-using BackwardStep = StepShape<4, 2, 2, decay>;
+using LinearBackward = LinearChunkShape<4, 2, 2, decay>;
 template <class Shape>
-__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backward_step(
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_backward_kernel(
     const __grid_constant__ Chunks p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const ChunkStep<Shape> step(p, memory, int(blockIdx.x));
-  const int each = p.f.H / p.f.G, heads = step.g * each;
+  const LinearChunk<Shape> block(p, memory, int(blockIdx.x));
+  const int each = p.f.H / p.f.G, heads = block.g * each;
   int there = 0;  // which queries
   const auto copy = [&](int h) {
-    step.copy_queries(step.q(), p.f.q, heads + h, p.f.D);
-    step.copy_queries(step.d_o(), p.f.d_o, heads + h, p.f.E);
-    step.load_shares(heads + h);
+    block.copy_queries(block.q(), p.f.q, heads + h, p.f.D);
+    block.copy_queries(block.d_o(), p.f.d_o, heads + h, p.f.E);
+    block.load_factors(heads + h);
   };
   const auto next = [&](int h) {
     if (h == there) return;
     there = h;
     __syncthreads();
     copy(h);
-    wait_for_copies();
-    step.rectify(step.q());
+    cp_async_wait_all();
+    block.rectify(block.q());
     __syncthreads();
   };
-  step.copy_keys();
+  block.copy_keys();
   copy(0);
-  step.load_gates();
+  block.load_gates();
   {
-    typename ChunkStep<Shape>::Loads before{}, behind{};  // both on their way at once
-    if (!step.is_first()) before = step.ask_for(p.before, false);
-    if (!step.is_last()) behind = step.ask_for(p.behind, true);
-    step.put(0, before);
-    step.put(1, behind);
+    typename LinearChunk<Shape>::Loads prefix{}, suffix{};  // both on their way at once
+    if (!block.is_first()) prefix = block.load_state(p.prefix, false);
+    if (!block.is_last()) suffix = block.load_state(p.suffix, true);
+    block.store_state(0, prefix);
+    block.store_state(1, suffix);
   }
-  wait_for_copies();
-  step.rectify(step.q());
-  step.rectify(step.k());
+  cp_async_wait_all();
+  block.rectify(block.q());
+  block.rectify(block.k());
   __syncthreads();
   if (p.f.seen.keep) {
-    step.hide_keys();
+    block.hide_keys();
     __syncthreads();
   }
   for (int h = 0; h < each; ++h) {
     next(h);
-    step.queries(heads + h);
+    block.queries(heads + h);
   }
   // To and fro over the heads: the last are there.
-  step.keys(each, [&](int h, bool back) { next(back ? each - 1 - h : h); });
+  block.keys(each, [&](int h, bool back) { next(back ? each - 1 - h : h); });
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -18,7 +18,7 @@ struct Quadratic {
   float c[3];
 };
 
-inline constexpr int kMostChunkedChannels = 64;
+inline constexpr int kMaxChunkedChannels = 64;
 inline constexpr int kChunkUnit = 128;           // chunks are a multiple of this, in tokens
 inline constexpr int kTileSums = 16 * (64 + 1);  // of a tile: [16, 64] of S, [16] of z
 inline constexpr int kConstantSums = 72;         // of order 0: [64] of S, one of z, unused
@@ -41,8 +41,8 @@ struct Chunks {
   int length;          // tokens of a chunk
   int segment;         // chunks of a segment, of a walk
   bool relu;           // of q and k, in a walk; otherwise they come mapped
-  ChunkStates before;  // of the keys before each chunk
-  ChunkStates behind;  // of the queries after each chunk
+  ChunkStates prefix;  // of the keys before each chunk
+  ChunkStates suffix;  // of the queries after each chunk
   float* sums;         // [B, G, chunks, tiles, 16], of z, for the time of `states`
 
   HORNER_HD int blocks() const { return (f.D + 15) / 16; }
@@ -51,7 +51,7 @@ struct Chunks {
   }
   HORNER_HD int chunks() const { return (f.T + length - 1) / length; }
   HORNER_HD int segments() const { return (chunks() + segment - 1) / segment; }
-  HORNER_HD bool walks() const {
+  HORNER_HD bool scans() const {
     return w.c[2] == 0 && f.dtype == Dtype::bfloat16 && length == kChunkUnit;
   }
   int64_t records() const { return int64_t(f.B) * f.G * chunks(); }
@@ -59,14 +59,24 @@ struct Chunks {
 
 int chunk_shared_memory();  // the most that a block of threads wants, in bytes
 
-// Each throws core/check.h's Error where the GPU refuses. Between `forward` and the rest, `rows` of
-// fused_cuda.h takes the gradient of the result to that of the sums.
-void chunk_states(const Chunks&, bool of_queries, Stream);  // `before`, or `behind`
+// Each throws core/check.h's Error where the GPU refuses. Between `forward` and the rest,
+// `row_gradients` of fused_cuda.h takes the gradient of the result to that of the sums.
+void chunk_states(const Chunks&, bool of_queries, Stream);  // `prefix`, or `suffix`
 void chunk_forward(const Chunks&, Stream);
-// A walk takes dq, dk and dv in one step, from both kinds of states (chunk_keys); otherwise dq
-// wants those before each chunk, dk and dv those behind: the memory of the first can be that of the
-// second.
-void chunk_queries(const Chunks&, Stream);
-void chunk_keys(const Chunks&, Stream);
+// A walk takes dq, dk and dv in one step, from both kinds of states (chunk_backward_keys);
+// otherwise dq wants those before each chunk, dk and dv those behind: the memory of the first can
+// be that of the second.
+void chunk_backward_queries(const Chunks&, Stream);
+void chunk_backward_keys(const Chunks&, Stream);
+
+// The same of one dtype.
+template <class T>
+struct ChunkedLaunch {
+  static int shared_memory();
+  static void states(const Chunks&, bool of_queries, Stream);
+  static void forward(const Chunks&, Stream);
+  static void backward_queries(const Chunks&, Stream);
+  static void backward_keys(const Chunks&, Stream);
+};
 
 }  // namespace horner::attn::kernels::cuda

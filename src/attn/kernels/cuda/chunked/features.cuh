@@ -7,12 +7,12 @@
 namespace horner::attn::kernels::cuda {
 
 template <int n>
-HORNER_HD Lanes<n> weights_of(const Quadratic& w, const Lanes<n>& x) {
-  return lanes<n>([&](int i) { return (w.c[2] * x[i] + w.c[1]) * x[i] + w.c[0]; });
+HORNER_HD Vec<n> weights_of(const Quadratic& w, const Vec<n>& x) {
+  return vec<n>([&](int i) { return (w.c[2] * x[i] + w.c[1]) * x[i] + w.c[0]; });
 }
 template <int n>
-HORNER_HD Slope<Lanes<n>> slopes_of(const Quadratic& w, const Lanes<n>& x) {
-  return {weights_of(w, x), lanes<n>([&](int i) { return 2 * w.c[2] * x[i] + w.c[1]; })};
+HORNER_HD Slope<Vec<n>> slopes_of(const Quadratic& w, const Vec<n>& x) {
+  return {weights_of(w, x), vec<n>([&](int i) { return 2 * w.c[2] * x[i] + w.c[1]; })};
 }
 
 // Which monomials: x_j of a block, times x_i unless that is negative.
@@ -32,7 +32,7 @@ HORNER_HD float coefficient(const Quadratic& w, float scale, const Monomials& m)
   return w.c[2] * scale * scale * (m.i / 16 == m.block ? 1 : 2);
 }
 
-__device__ inline uint32_t times(bf16, uint32_t a, uint32_t b) {
+__device__ inline uint32_t mul2(bf16, uint32_t a, uint32_t b) {
   const auto y = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a),
                          *reinterpret_cast<const __nv_bfloat162*>(&b));
   return *reinterpret_cast<const uint32_t*>(&y);
@@ -44,22 +44,22 @@ __device__ inline uint32_t relu(uint32_t two) {  // of two bf16
 __device__ inline uint32_t where_positive(uint32_t of, uint32_t x) {  // 0 elsewhere
   return of & __hgt2_mask(*reinterpret_cast<const __nv_bfloat162*>(&x), __nv_bfloat162{0, 0});
 }
-__device__ inline uint32_t twice(bf16, uint32_t at) {  // a number, in both halves
+__device__ inline uint32_t broadcast2(bf16, uint32_t at) {  // a number, in both halves
   uint16_t x;
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(x) : "r"(at) : "memory");
   return uint32_t(x) * 0x10001u;
 }
-__device__ inline float2 floats(uint32_t two) {  // of two bf16
+__device__ inline float2 unpack2(uint32_t two) {  // of two bf16
   return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
 }
-__device__ inline float load_number(bf16, uint32_t at) {
-  return floats(twice(bf16(), at)).x;
+__device__ inline float load_element(bf16, uint32_t at) {
+  return unpack2(broadcast2(bf16(), at)).x;
 }
-__device__ inline float load_number(float, uint32_t at) {
+__device__ inline float load_element(float, uint32_t at) {
   return __uint_as_float(load_word(at));
 }
 __device__ inline float2 load_pair(bf16, uint32_t at) {
-  return floats(load_word(at));
+  return unpack2(load_word(at));
 }
 __device__ inline float2 load_pair(float, uint32_t at) {
   return {__uint_as_float(load_word(at)), __uint_as_float(load_word(at + 4))};
@@ -67,9 +67,9 @@ __device__ inline float2 load_pair(float, uint32_t at) {
 
 // What depends on the dtype. Tokens and features inside a step are in the order of mma.cuh.
 template <class T>
-struct Factors;
+struct Features;
 template <>
-struct Factors<bf16> {
+struct Features<bf16> {
   using M = Mma<bf16>;
   static __device__ M::A constant() {  // 1, and fifteen of 0
     const uint32_t ones = lane() < 4 ? 0x3f803f80u : 0;
@@ -79,9 +79,9 @@ struct Factors<bf16> {
   static __device__ M::B column(const float* of) {
     const float* at = of + lane() % 4 * 2;
     const auto word = [&](float a, float b) {
-      const uint32_t high = pair(bf16(), a, b);
-      const float2 h = floats(high);
-      return lane() < 4 ? high : lane() < 8 ? pair(bf16(), a - h.x, b - h.y) : 0;
+      const uint32_t high = pack2(bf16(), a, b);
+      const float2 h = unpack2(high);
+      return lane() < 4 ? high : lane() < 8 ? pack2(bf16(), a - h.x, b - h.y) : 0;
     };
     return {{word(at[0], at[1]), word(at[8], at[9]), 0, 0}};
   }
@@ -99,16 +99,16 @@ struct Factors<bf16> {
     return {high.x + low.x, high.y + low.y};
   }
   static __device__ void store_column(uint32_t* z, int feature, float a, float b) {
-    const uint32_t high = pair(bf16(), a, b);
+    const uint32_t high = pack2(bf16(), a, b);
     z[feature / 2] = high;
-    z[8 + feature / 2] = pair(bf16(), a - floats(high).x, b - floats(high).y);
+    z[8 + feature / 2] = pack2(bf16(), a - unpack2(high).x, b - unpack2(high).y);
   }
 };
 template <>
-struct Factors<float> {
+struct Features<float> {
   using M = Mma<float>;
-  static __device__ float number(Tile<float, 64> x, int row, int column) {
-    return load_number(0.f, x.number(row, column));
+  static __device__ float element(Tile<float, 64> x, int row, int column) {
+    return load_element(0.f, x.element(row, column));
   }
   static __device__ M::A split(float a, float b, float c, float d) {
     const uint32_t x[4] = {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c),
@@ -118,17 +118,17 @@ struct Factors<float> {
   // Of sixteen tokens, rows of x from `row` on, as left factor: half of the monomials a step.
   static __device__ M::A rows(Tile<float, 64> x, int row, const Monomials& m, int step) {
     const int t = row + lane() / 4, j = 16 * m.block + 8 * step + lane() % 4 * 2;
-    const float upper = m.i < 0 ? 1 : number(x, t, m.i);
-    const float lower = m.i < 0 ? 1 : number(x, t + 8, m.i);
-    return split(number(x, t, j) * upper, number(x, t + 8, j) * lower, number(x, t, j + 1) * upper,
-                 number(x, t + 8, j + 1) * lower);
+    const float upper = m.i < 0 ? 1 : element(x, t, m.i);
+    const float lower = m.i < 0 ? 1 : element(x, t + 8, m.i);
+    return split(element(x, t, j) * upper, element(x, t + 8, j) * lower,
+                 element(x, t, j + 1) * upper, element(x, t + 8, j + 1) * lower);
   }
   // Transposed: monomials by eight tokens.
   static __device__ M::A columns(Tile<float, 64> x, int row, const Monomials& m) {
     const int t = row + lane() % 4 * 2, j = 16 * m.block + lane() / 4;
-    const float even = m.i < 0 ? 1 : number(x, t, m.i), odd = m.i < 0 ? 1 : number(x, t + 1, m.i);
-    return split(number(x, t, j) * even, number(x, t, j + 8) * even, number(x, t + 1, j) * odd,
-                 number(x, t + 1, j + 8) * odd);
+    const float even = m.i < 0 ? 1 : element(x, t, m.i), odd = m.i < 0 ? 1 : element(x, t + 1, m.i);
+    return split(element(x, t, j) * even, element(x, t, j + 8) * even, element(x, t + 1, j) * odd,
+                 element(x, t + 1, j + 8) * odd);
   }
   static __device__ M::A constant() {
     const float one = lane() < 4 ? 1 : 0;

@@ -4,8 +4,8 @@
 
 #include "attn/kernels/cuda/chunked/apply_state.cuh"
 #include "attn/kernels/cuda/chunked/states.cuh"
-#include "attn/kernels/cuda/fused/backward.cuh"
-#include "attn/kernels/cuda/fused/forward.cuh"
+#include "attn/kernels/cuda/common/key_gradients.cuh"
+#include "attn/kernels/cuda/common/row_sums.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -50,15 +50,15 @@ struct ChunkQueries {
                                                 f.T - t0, channels);
   }
   // How much query t sees of the state.
-  __device__ float left(int t) const {
+  __device__ float state_decay(int t) const {
     if (!Shape::kDecay) return 1;
-    return fade(gates_to(f, key_head(), min(t, f.T - 1)),
-                gates_to(f, key_head(), chunk * p.length - 1));
+    return decay_factor(gates_to(f, key_head(), min(t, f.T - 1)),
+                        gates_to(f, key_head(), chunk * p.length - 1));
   }
   template <class F>
   __device__ void over_state(const F& each) const {
     const uint32_t at = shared_address(tiles);
-    cuda::over_state<T, Shape::kThreads>(p.before, record(), p.tiles(), p.blocks(), at,
+    cuda::over_state<T, Shape::kThreads>(p.prefix, record(), p.tiles(), p.blocks(), at,
                                          at + Shape::kColumnsAt, each);
     __syncthreads();  // all are done with the last tiles
   }
@@ -81,7 +81,7 @@ struct ChunkQueries {
     for (int s0 = begin, stage = 0; s0 < end; s0 += kKeys, stage ^= 1) {
       if (Shape::kDecay && threadIdx.x < kKeys)
         gates[stage * kKeys + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
-      wait_for_copies();
+      cp_async_wait_all();
       __syncthreads();
       if (s0 + kKeys < end) copy(stage ^ 1, s0 + kKeys);
       each(s0, tile(2 * stage), tile(2 * stage + 1), gates + stage * kKeys);
@@ -99,65 +99,66 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
   const int own = warp() * 16 * Shape::kAtoms, t0 = block.t0 + own;
   block.copy_queries(q, f.q, f.D);
   RunningSums<T, 64, Quadratic, Shape> sums(f, p.w, block.head, t0 + lane() / 4);
-  const auto ask_state = [&] {
+  const auto apply_prefix_state = [&] {
     if (block.chunk == 0) return;
     float W[4] = {};
-    block.over_state([&](const Stage<T>& stage) { ask<true>(sums.N[0], W, q, own, stage); });
-    const float* const constant = p.before.constant + block.record() * kConstantSums;
+    block.over_state(
+        [&](const Stage<T>& stage) { apply_state<true>(sums.N[0], W, q, own, stage); });
+    const float* const constant = p.prefix.constant + block.record() * kConstantSums;
 #pragma unroll
     for (int i = 0; i < 2 * Shape::kAtoms; ++i) {
-      const float left = block.left(sums.query(i));
-      if (lane() % 4 == 0) sums.sum[0][i] += (W[2 * i] + W[2 * i + 1] + constant[64]) * left;
+      const float decay = block.state_decay(sums.query(i));
+      if (lane() % 4 == 0) sums.sum[0][i] += (W[2 * i] + W[2 * i + 1] + constant[64]) * decay;
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         float& y = sums.N[i / 2][j / 2][i % 2 * 2 + j % 2];
-        y = (y + constant[j / 2 * 8 + lane() % 4 * 2 + j % 2]) * left;
+        y = (y + constant[j / 2 * 8 + lane() % 4 * 2 + j % 2]) * decay;
       }
     }
   };
-  if (Shape::kDecay) ask_state();  // what it gives fades, before anything is added to it
+  if (Shape::kDecay) apply_prefix_state();  // what it gives fades, before anything is added to it
   block.over_keys([&](int s0, Tile<T, 64> k, Tile<T, 64> v, const double* gates) {
     if (s0 >= t0 + 16 * Shape::kAtoms) return;
     float x[Shape::kAtoms][Shape::kKeys / 8][4];
-    rows_by_rows<T>(x, q, own, k, 0);
-    const Care care = care_for(f, t0, t0 + 16 * Shape::kAtoms, s0, s0 + Shape::kKeys);
-    sums.weigh(care, x, s0, gates);
-    add_sums_by_columns<T>(sums.N, x, v, 0);
+    mma_abt<T>(x, q, own, k, 0);
+    const Path path = path_for(f, t0, t0 + 16 * Shape::kAtoms, s0, s0 + Shape::kKeys);
+    sums.to_weights(path, x, s0, gates);
+    mma_ab_rs<T>(sums.N, x, v, 0);
   });
-  if (!Shape::kDecay) ask_state();
+  if (!Shape::kDecay) apply_prefix_state();
   sums.finish();
 }
 
 // The gradients of scores of a row, in place of x.
-template <Care care, class T, class Shape, int n>
-__device__ inline void grade_rows(const ChunkQueries<T, Shape>& block, int t, int s0,
-                                  const Query (&query)[2], const double* gates, float (&x)[n][4],
-                                  const float (&dp)[n][4]) {
+template <Path path, class T, class Shape, int n>
+__device__ inline void score_gradients(const ChunkQueries<T, Shape>& block, int t, int s0,
+                                       const Query (&query)[2], const double* gates,
+                                       float (&x)[n][4], const float (&dp)[n][4]) {
   const Fused& f = block.f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    Scored<2 * n> s;
-    s.z = lanes<2 * n>([&](int j) { return x[j / 2][2 * r + j % 2] * f.scale; });
-    s.dp = lanes<2 * n>([&](int j) { return dp[j / 2][2 * r + j % 2]; });
-    s.a = lanes<2 * n>([&](int) { return query[r].a; });
-    s.dW = lanes<2 * n>([&](int) { return query[r].dW; });
-    s.limit = lanes<2 * n>([&](int) { return INFINITY; });
-    if constexpr (care == Care::any)
+    Scores<2 * n> s;
+    s.z = vec<2 * n>([&](int j) { return x[j / 2][2 * r + j % 2] * f.scale; });
+    s.dp = vec<2 * n>([&](int j) { return dp[j / 2][2 * r + j % 2]; });
+    s.a = vec<2 * n>([&](int) { return query[r].a; });
+    s.dW = vec<2 * n>([&](int) { return query[r].dW; });
+    s.limit = vec<2 * n>([&](int) { return INFINITY; });
+    if constexpr (path == Path::general)
       s.seen = seen_keys<2 * n>(f.seen, block.head.b, t + 8 * r, s0 + lane() % 4 * 2);
     if (Shape::kDecay) {
       const double here = gates_at_query(f, block.head, t + 8 * r);
-      const auto faded = lanes<2 * n>(
-          [&](int j) { return fade(here, gates[lane() % 4 * 2 + j / 2 * 8 + j % 2]); });
-      s.a = s.a * faded, s.dW = s.dW * faded;
+      const auto decay = vec<2 * n>(
+          [&](int j) { return decay_factor(here, gates[lane() % 4 * 2 + j / 2 * 8 + j % 2]); });
+      s.a = s.a * decay, s.dW = s.dW * decay;
     }
-    const auto y = graded<care, 2 * n>(block.p.w, f, s, [](int) { return 0; });
+    const auto y = score_gradients<path, 2 * n>(block.p.w, f, s, [](int) { return 0; });
 #pragma unroll
     for (int j = 0; j < 2 * n; ++j) x[j / 2][2 * r + j % 2] = y.dx[j];
   }
 }
 
 template <class T, class Shape>
-__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries_kernel(
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backward_queries_kernel(
     const __grid_constant__ Chunks p) {
   constexpr int kAtoms = Shape::kAtoms, kHalf = Shape::kKeys / 2;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -181,28 +182,28 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_queries
     for (int at = 0; at < Shape::kKeys; at += kHalf) {
       if (s0 + at >= t0 + 16 * kAtoms) return;
       float x[kAtoms][kHalf / 8][4], dp[kAtoms][kHalf / 8][4];
-      rows_by_rows<T>(x, q, own, k, at);
-      rows_by_rows<T>(dp, g, own, v, at);
+      mma_abt<T>(x, q, own, k, at);
+      mma_abt<T>(dp, g, own, v, at);
       const int t = t0 + lane() / 4;
       if (Shape::kDecay || is_partial(f.seen, t0, t0 + 16, s0 + at, s0 + at + kHalf))
-        grade_rows<Care::any>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
+        score_gradients<Path::general>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
       else
-        grade_rows<Care::none>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
-      add_sums_by_columns<T>(dq, x, k, at);
+        score_gradients<Path::plain>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
+      mma_ab_rs<T>(dq, x, k, at);
     }
   });
   float* const gradients = reinterpret_cast<float*>(tiles + Shape::kTilesBytes);
   const Gradients to{gradients + own * kGradientStride};
   to.set(dq[0], f.scale);
   if (block.chunk > 0) {
-    AskBackward<T> back(q, g, own, to);
+    ApplyStateBackward<T> back(q, g, own, to);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Query& row = query[0][i];  // where a is 0, so is dW
-      back.a[i] = row.a * block.left(t0 + 8 * i + lane() / 4);
+      back.a[i] = row.a * block.state_decay(t0 + 8 * i + lane() / 4);
       back.b[i] = row.a == 0 ? 0 : row.dW / row.a;
     }
-    back.ready();
+    back.prepare();
     block.over_state([&](const Stage<T>& stage) { back.add(stage); });
   }
   to.template store<T>(f.dq, block.head.row(f, t0), f.D, f.T - t0, [](int) { return true; });
@@ -213,7 +214,7 @@ struct ChunkKeysShape {
   static constexpr bool kDecay = decay;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kKeys = 16 * atoms * warps, kQueries = sizeof(T) == 4 ? 32 : 64;
-  static constexpr int kTilesAtOnce = 2, kStep = 16, kOwn = 64;  // of KeySums
+  static constexpr int kTilesPerStep = 2, kStep = 16, kOwn = 64;  // of KeyGradients
   static constexpr int kRow = 64 * int(sizeof(T)), kTileBytes = kQueries * kRow;
   static constexpr int kStagesAt = 2 * kKeys * kRow;  // of tiles of queries, or of a state
   static constexpr int kColumnsAt = kStagesAt + 2 * kStateStage;
@@ -226,42 +227,43 @@ struct ChunkKeysShape {
 
 // dk and dv from the queries behind the chunk: dk to `to`; and what the gates of the keys get.
 template <class T, class Shape, class Sums>
-__device__ inline void ask_queries(const Chunks& p, int key_head, int chunk, Tile<T, 64> k,
-                                   Tile<T, 64> v, Sums& sums, const Gradients& to) {
+__device__ inline void apply_suffix_state(const Chunks& p, int key_head, int chunk, Tile<T, 64> k,
+                                          Tile<T, 64> v, Sums& sums, const Gradients& to) {
   static_assert(Shape::kAtoms == 1);
   const Fused& f = p.f;
   const int64_t record = int64_t(key_head) * p.chunks() + chunk;
   const int last = min(f.S, (chunk + 1) * p.length) - 1;
-  AskBackward<T> back(k, v, sums.own, to);
+  ApplyStateBackward<T> back(k, v, sums.own, to);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     back.a[i] = back.b[i] = 1;
     if (Shape::kDecay)
-      back.a[i] =
-          fade(gates_to(f, key_head, last), gates_to(f, key_head, min(sums.key(i), f.S - 1)));
+      back.a[i] = decay_factor(gates_to(f, key_head, last),
+                               gates_to(f, key_head, min(sums.key(i), f.S - 1)));
   }
-  back.ready();
+  back.prepare();
   float W[4] = {};
   const auto each = [&](const Stage<T>& stage) {
-    ask<Shape::kDecay>(sums.dv[0], W, k, sums.own, stage);
+    apply_state<Shape::kDecay>(sums.dv[0], W, k, sums.own, stage);
     back.add(stage);
   };
-  over_state<T, Shape::kThreads>(p.behind, record, p.tiles(), p.blocks(), k.at + Shape::kStagesAt,
+  over_state<T, Shape::kThreads>(p.suffix, record, p.tiles(), p.blocks(), k.at + Shape::kStagesAt,
                                  k.at + Shape::kColumnsAt, each);
   __syncthreads();  // all are done with the last tiles
-  const float* const constant = p.behind.constant + record * kConstantSums;
+  const float* const constant = p.suffix.constant + record * kConstantSums;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float left = back.a[i];
-    float pull = lane() % 4 == 0 ? (W[2 * i] + W[2 * i + 1] + constant[64]) * left : 0;
+    const float decay = back.a[i];
+    float d_decay = lane() % 4 == 0 ? (W[2 * i] + W[2 * i + 1] + constant[64]) * decay : 0;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       float& y = sums.dv[i / 2][j / 2][i % 2 * 2 + j % 2];
       const int e = j / 2 * 8 + lane() % 4 * 2 + j % 2;
-      y = (y + constant[e]) * left;
-      if (Shape::kDecay) pull += y * load_number(T(), v.number(sums.own + 8 * i + lane() / 4, e));
+      y = (y + constant[e]) * decay;
+      if (Shape::kDecay)
+        d_decay += y * load_element(T(), v.element(sums.own + 8 * i + lane() / 4, e));
     }
-    sums.d_decay[i / 2][i % 2] += pull;
+    sums.d_decay[i / 2][i % 2] += d_decay;
   }
 }
 
@@ -289,9 +291,9 @@ __device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums
 }
 
 template <class T, class Shape>
-__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_kernel(
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backward_keys_kernel(
     const __grid_constant__ Chunks p) {
-  using Sums = KeySums<T, 64, Quadratic, Shape>;
+  using Sums = KeyGradients<T, 64, Quadratic, Shape>;
   constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Fused& f = p.f;
@@ -314,8 +316,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     copy_rows<kQueries, kThreads>(to.q, row_of<T>(f.q, b, to.head.h, t0), f.q.row, real, f.D);
     copy_rows<kQueries, kThreads>(to.g, row_of<T>(f.d_o, b, to.head.h, t0), f.d_o.row, real, f.E);
     if (n >= kQueries) return;
-    copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
-                  n < real);
+    cp_async_16(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
+                n < real);
     if (Shape::kDecay) gates[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
   };
   copy_rows<kKeys, kThreads>(k, row_of<T>(f.k, b, g, s0), f.k.row, f.S - s0, f.D);
@@ -326,14 +328,14 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
   const bool last = chunk + 1 == p.chunks();
   if (Shape::kDecay && !last) {  // what the state gives fades, before anything is added to it
     to.set(sums.dk[0], 0);
-    wait_for_copies();
+    cp_async_wait_all();
     __syncthreads();
-    ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
+    apply_suffix_state<T, Shape>(p, key_head, chunk, k, v, sums, to);
   }
   copy(0, 0, begin);
   int stage = 0;
   for (int h = 0, t0 = begin; h < each; stage ^= 1) {
-    wait_for_copies();
+    cp_async_wait_all();
     __syncthreads();  // these queries are there, and all are done with those before
     const auto tile = queries(stage, h, t0);
     if ((t0 += kQueries) >= end) t0 = begin, ++h;
@@ -344,7 +346,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_keys_ke
     last ? to.set(sums.dk[0], f.scale) : to.template set<true>(sums.dk[0], f.scale);
   } else {
     to.set(sums.dk[0], f.scale);
-    if (!last) ask_queries<T, Shape>(p, key_head, chunk, k, v, sums, to);
+    if (!last) apply_suffix_state<T, Shape>(p, key_head, chunk, k, v, sums, to);
   }
   store_keys<T, Shape>(f, key_head, sums, to);
 }

@@ -7,53 +7,53 @@
 
 namespace horner::attn::kernels::cuda {
 
-__device__ inline void end_copies() {  // of one stage
+__device__ inline void cp_async_commit() {  // of one stage
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
 template <int stages>
-__device__ inline void wait_for_all_but() {
+__device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(stages) : "memory");
 }
 
-struct WalkShape {
+struct ScanShape {
   static constexpr int kTokens = 64, kWarps = 4, kThreads = 32 * kWarps, kStages = 3, kBlocks = 3;
-  static constexpr int kTile = kTokens * 128, kSharesAt = kStages * 2 * kTile;
-  static constexpr int kGatesAt = kSharesAt + kStages * kTokens * int(sizeof(Query));
+  static constexpr int kTile = kTokens * 128, kFactorsAt = kStages * 2 * kTile;
+  static constexpr int kGatesAt = kFactorsAt + kStages * kTokens * int(sizeof(Query));
   static constexpr int kBytes = kGatesAt + kStages * kTokens * 8;
   static_assert(kChunkUnit % kTokens == 0);
 };
 
 // The sums of a warp: sixteen features, [z], and of the constant sixteen channels.
-struct WalkSums {
+struct ScanSums {
   float S[8][4], z[4], constant[2][4], count[4];
 
-  __device__ void fade(float left) {
+  __device__ void scale(float decay) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) S[i / 4][i % 4] *= left;
+    for (int i = 0; i < 32; ++i) S[i / 4][i % 4] *= decay;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      z[i] *= left, count[i] *= left;
-      constant[0][i] *= left, constant[1][i] *= left;
+      z[i] *= decay, count[i] *= decay;
+      constant[0][i] *= decay, constant[1][i] *= decay;
     }
   }
 };
 // The running sums of the log gates before a chunk and at its end.
-struct WalkGates {
+struct ChunkGates {
   double before, end;
 };
 
 template <bool of_queries>
-struct Walk {
+struct StateScan {
   using M = Mma<bf16>;
   using Rows = Tile<bf16, 64>;
-  static constexpr int kTokens = WalkShape::kTokens, kThreads = WalkShape::kThreads;
+  static constexpr int kTokens = ScanShape::kTokens, kThreads = ScanShape::kThreads;
 
   const Chunks& p;
   const Fused& f;
   unsigned char* memory;
   int key_head, b, g, segment, each, begin, end;  // chunks [begin, end)
 
-  __device__ Walk(const Chunks& p, unsigned char* memory)
+  __device__ StateScan(const Chunks& p, unsigned char* memory)
       : p(p),
         f(p.f),
         memory(memory),
@@ -70,18 +70,18 @@ struct Walk {
     return of_queries ? end - 1 - i / stages() : begin + i / stages();
   }
   __device__ Rows x(int i) const {
-    return {shared_address(memory + i % WalkShape::kStages * 2 * WalkShape::kTile)};
+    return {shared_address(memory + i % ScanShape::kStages * 2 * ScanShape::kTile)};
   }
-  __device__ Rows y(int i) const { return {x(i).at + WalkShape::kTile}; }
-  __device__ Query* shares(int i) const {
-    return reinterpret_cast<Query*>(memory + WalkShape::kSharesAt) +
-           i % WalkShape::kStages * kTokens;
+  __device__ Rows y(int i) const { return {x(i).at + ScanShape::kTile}; }
+  __device__ Query* factors(int i) const {
+    return reinterpret_cast<Query*>(memory + ScanShape::kFactorsAt) +
+           i % ScanShape::kStages * kTokens;
   }
   __device__ double* gates(int i) const {
-    return reinterpret_cast<double*>(memory + WalkShape::kGatesAt) +
-           i % WalkShape::kStages * kTokens;
+    return reinterpret_cast<double*>(memory + ScanShape::kGatesAt) +
+           i % ScanShape::kStages * kTokens;
   }
-  __device__ WalkGates gates_of_chunk(int i) const {
+  __device__ ChunkGates gates_of_chunk(int i) const {
     if (!f.decay || i >= (end - begin) * stages()) return {};
     const int from = chunk(i) * p.length, to = min(f.S, from + p.length);
     return {gates_to(f, key_head, from - 1), gates_to(f, key_head, to - 1)};
@@ -94,47 +94,48 @@ struct Walk {
       copy_rows<kTokens, kThreads>(x(i), row_of<bf16>(from, b, head, t0), from.row, real, f.D);
       copy_rows<kTokens, kThreads>(y(i), row_of<bf16>(with, b, head, t0), with.row, real, f.E);
       if (f.decay && n < kTokens)
-        copy_8_bytes(shared_address(gates(i) + n),
-                     f.decay + int64_t(key_head) * f.S + min(t0 + n, f.S - 1));
+        cp_async_8(shared_address(gates(i) + n),
+                   f.decay + int64_t(key_head) * f.S + min(t0 + n, f.S - 1));
       if (n < kTokens) {
         if constexpr (of_queries) {
           const Query* const at = f.queries + int64_t(b * f.H + head) * f.T;
-          copy_16_bytes(shared_address(shares(i) + n), at + (n < real ? t0 + n : 0), n < real);
+          cp_async_16(shared_address(factors(i) + n), at + (n < real ? t0 + n : 0), n < real);
         } else {
           const bool there = n < real && (!f.seen.keep || f.seen.keep[int64_t(b) * f.S + t0 + n]);
-          shares(i)[n] = {0, 0, there ? 1.f : 0.f, there ? 1.f : 0.f};
+          factors(i)[n] = {0, 0, there ? 1.f : 0.f, there ? 1.f : 0.f};
         }
       }
     }
-    end_copies();
+    cp_async_commit();
   }
 
   // Two numbers as left or right factors of sixteen bits: rounded, and what rounding took.
   static __device__ uint32_t split(float a, float b) {
-    const uint32_t high = pair(bf16(), a, b);
+    const uint32_t high = pack2(bf16(), a, b);
     return lane() < 4   ? high
-           : lane() < 8 ? pair(bf16(), a - floats(high).x, b - floats(high).y)
+           : lane() < 8 ? pack2(bf16(), a - unpack2(high).x, b - unpack2(high).y)
                         : 0;
   }
   static __device__ uint32_t scaled(uint32_t two, float a, float b) {
-    const float2 y = floats(two);
-    return pair(bf16(), y.x * a, y.y * b);
+    const float2 y = unpack2(two);
+    return pack2(bf16(), y.x * a, y.y * b);
   }
   // Every thread takes what it has copied.
-  __device__ void fade_shares(int i, const WalkGates& chunk) const {
+  __device__ void apply_decay(int i, const ChunkGates& chunk) const {
     if (const int n = int(threadIdx.x); n < kTokens) {
       const double here = gates(i)[n];
-      const float left = of_queries ? fade(here, chunk.before) : fade(chunk.end, here);
-      shares(i)[n].a *= left, shares(i)[n].dW *= left;
+      const float decay =
+          of_queries ? decay_factor(here, chunk.before) : decay_factor(chunk.end, here);
+      factors(i)[n].a *= decay, factors(i)[n].dW *= decay;
     }
   }
-  __device__ void add(WalkSums& sums, int i) const {
-    const bool has_shares = of_queries || f.seen.keep || f.decay, has_constant = p.w.c[0] != 0;
-    const M::LeftColumns<64> lefts(x(i), 0, 16 * warp());
-    const M::RightColumns<64> rights(y(i), 0, 0), own(y(i), 0, 16 * warp());
+  __device__ void add(ScanSums& sums, int i) const {
+    const bool has_factors = of_queries || f.seen.keep || f.decay, has_constant = p.w.c[0] != 0;
+    const M::AColumns<64> a_tile(x(i), 0, 16 * warp());
+    const M::BColumns<64> b_tile(y(i), 0, 0), own(y(i), 0, 16 * warp());
 #pragma unroll
     for (int t = 0; t < kTokens; t += 16) {
-      const Query* const s = shares(i) + t + lane() % 4 * 2;
+      const Query* const s = factors(i) + t + lane() % 4 * 2;
       float a[4], dW[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -142,29 +143,30 @@ struct Walk {
         a[j] = s[at].a, dW[j] = s[at].dW;
       }
       const uint32_t column[2] = {split(dW[0], dW[1]), split(dW[2], dW[3])};
-      M::A left = lefts.at(t, 0);
+      M::A a_frag = a_tile.at(t, 0);
       if (p.relu)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) left.x[j] = relu(left.x[j]);
-      M::multiply(sums.z, left, column[0], column[1], sums.z);
-      if (has_shares)
+        for (int j = 0; j < 4; ++j) a_frag.x[j] = relu(a_frag.x[j]);
+      M::multiply(sums.z, a_frag, column[0], column[1], sums.z);
+      if (has_factors)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) left.x[j] = scaled(left.x[j], a[j / 2 * 2], a[j / 2 * 2 + 1]);
+        for (int j = 0; j < 4; ++j)
+          a_frag.x[j] = scaled(a_frag.x[j], a[j / 2 * 2], a[j / 2 * 2 + 1]);
 #pragma unroll
       for (int j = 0; j < 8; j += 2)
-        M::multiply<true>(sums.S[j], sums.S[j + 1], left, rights.at(t, 8 * j));
+        M::multiply<true>(sums.S[j], sums.S[j + 1], a_frag, b_tile.at(t, 8 * j));
       if (has_constant) {
-        const M::A ones = Factors<bf16>::constant();
+        const M::A ones = Features<bf16>::constant();
         M::multiply(sums.count, ones, column[0], column[1], sums.count);
-        const M::A shares = {{split(a[0], a[1]), 0, split(a[2], a[3]), 0}};
-        M::multiply<true>(sums.constant[0], sums.constant[1], shares, own.at(t, 0));
+        const M::A factors = {{split(a[0], a[1]), 0, split(a[2], a[3]), 0}};
+        M::multiply<true>(sums.constant[0], sums.constant[1], factors, own.at(t, 0));
       }
     }
   }
 
   // Rows 0 and 1 of the constant's sums make up one.
   template <class F>
-  __device__ void over_constant(const WalkSums& sums, const F& each) const {
+  __device__ void over_constant(const ScanSums& sums, const F& each) const {
     if (p.w.c[0] == 0) return;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -173,8 +175,8 @@ struct Walk {
     }
     if (threadIdx.x == 0) each(64, sums.count[0] + sums.count[1]);
   }
-  __device__ void leave(const WalkSums& sums, int chunk) const {
-    const ChunkStates& to = of_queries ? p.behind : p.before;
+  __device__ void store_chunk_state(const ScanSums& sums, int chunk) const {
+    const ChunkStates& to = of_queries ? p.suffix : p.prefix;
     const int64_t record = int64_t(key_head) * p.chunks() + chunk;
     const int tiles = p.tiles(), row = lane() / 4;
     over_constant(sums, [&](int at, float y) { to.constant[record * kConstantSums + at] = y; });
@@ -190,9 +192,9 @@ struct Walk {
         to.z[tile * kTileColumn + row + 8 * r] = __float_as_uint(sums.z[2 * r] + sums.z[2 * r + 1]);
     }
   }
-  __device__ void leave_all(const WalkSums& sums) const {
+  __device__ void store_segment_state(const ScanSums& sums) const {
     const int tiles = p.tiles(), row = lane() / 4;
-    float* const to = (of_queries ? p.behind : p.before).segments +
+    float* const to = (of_queries ? p.suffix : p.prefix).segments +
                       (int64_t(key_head) * p.segments() + segment) * (tiles + 1) * kTileSums;
     over_constant(sums,
                   [&](int at, float y) { to[tiles * kTileSums + (at < 64 ? at : 1024)] = y; });
@@ -210,55 +212,55 @@ struct Walk {
 };
 
 template <bool of_queries>
-__global__ __launch_bounds__(WalkShape::kThreads, WalkShape::kBlocks) void walk_kernel(
+__global__ __launch_bounds__(ScanShape::kThreads, ScanShape::kBlocks) void scan_states_kernel(
     const __grid_constant__ Chunks p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Walk<of_queries> walk(p, memory);
-  const int stages = walk.stages(), all = (walk.end - walk.begin) * stages;
-  WalkSums sums = {};
-  WalkGates gates{}, next = walk.gates_of_chunk(0);
-  walk.copy(0);
-  walk.copy(1);
+  const StateScan<of_queries> scan(p, memory);
+  const int stages = scan.stages(), all = (scan.end - scan.begin) * stages;
+  ScanSums sums = {};
+  ChunkGates gates{}, next = scan.gates_of_chunk(0);
+  scan.copy(0);
+  scan.copy(1);
   for (int i = 0; i < all; ++i) {
-    wait_for_all_but<1>();
+    cp_async_wait<1>();
     if (p.f.decay) {
-      if (i % stages == 0) gates = next, next = walk.gates_of_chunk(i + stages);
-      walk.fade_shares(i, gates);
+      if (i % stages == 0) gates = next, next = scan.gates_of_chunk(i + stages);
+      scan.apply_decay(i, gates);
     }
     __syncthreads();  // these tokens are there, and all are done with those before
-    walk.copy(i + 2);
+    scan.copy(i + 2);
     if (i % stages == 0) {
-      walk.leave(sums, walk.chunk(i));
-      if (p.f.decay) sums.fade(fade(gates.end, gates.before));
+      scan.store_chunk_state(sums, scan.chunk(i));
+      if (p.f.decay) sums.scale(decay_factor(gates.end, gates.before));
     }
-    walk.add(sums, i);
+    scan.add(sums, i);
   }
-  walk.leave_all(sums);
+  scan.store_segment_state(sums);
 }
 
 // From sums of segments to those before each of them, or behind.
-template <bool backwards>
-__global__ __launch_bounds__(128) void segments_kernel(const __grid_constant__ Chunks p) {
-  constexpr int kAtOnce = 16;
+template <bool backward>
+__global__ __launch_bounds__(128) void scan_segments_kernel(const __grid_constant__ Chunks p) {
+  constexpr int kBatch = 16;
   const int record = (p.tiles() + 1) * kTileSums, n = p.segments();
   const int at = int(blockIdx.x) * 128 + int(threadIdx.x);
   if (at >= record) return;
-  float* const of = (backwards ? p.behind : p.before).segments + int64_t(blockIdx.y) * n * record;
-  const auto place = [&](int i) { return of + int64_t(backwards ? n - 1 - i : i) * record + at; };
+  float* const of = (backward ? p.suffix : p.prefix).segments + int64_t(blockIdx.y) * n * record;
+  const auto place = [&](int i) { return of + int64_t(backward ? n - 1 - i : i) * record + at; };
   float sum = 0;
-  for (int first = 0; first < n; first += kAtOnce) {
-    float x[kAtOnce];
+  for (int first = 0; first < n; first += kBatch) {
+    float x[kBatch];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) x[i] = *place(min(first + i, n - 1));
+    for (int i = 0; i < kBatch; ++i) x[i] = *place(min(first + i, n - 1));
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kBatch; ++i) {
       if (first + i >= n) return;
       *place(first + i) = sum;
       if (p.f.decay) {
         const int length = p.segment * p.length;
-        const int from = (backwards ? n - 1 - first - i : first + i) * length;
-        sum *= fade(gates_to(p.f, int(blockIdx.y), min(p.f.S, from + length) - 1),
-                    gates_to(p.f, int(blockIdx.y), from - 1));
+        const int from = (backward ? n - 1 - first - i : first + i) * length;
+        sum *= decay_factor(gates_to(p.f, int(blockIdx.y), min(p.f.S, from + length) - 1),
+                            gates_to(p.f, int(blockIdx.y), from - 1));
       }
       sum += x[i];
     }

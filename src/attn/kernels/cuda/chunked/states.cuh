@@ -7,11 +7,11 @@
 namespace horner::attn::kernels::cuda {
 
 // What multiplies the values of token t, and its share in z: 0 outside of the chunk.
-struct Share {
+struct TokenFactor {
   float value, sum;
 };
 template <bool of_queries>
-__device__ inline Share share(const Fused& f, int key_head, int head, int t, int end) {
+__device__ inline TokenFactor token_factor(const Fused& f, int key_head, int head, int t, int end) {
   const int b = key_head / f.G;
   if (t >= end) return {0, 0};
   if constexpr (of_queries) {
@@ -24,10 +24,10 @@ __device__ inline Share share(const Fused& f, int key_head, int head, int t, int
 }
 // What is left of a key of a chunk at its end, or for a query of what was before the chunk.
 template <bool of_queries>
-__device__ inline float left_of(const Fused& f, int key_head, int t, int begin, int end) {
+__device__ inline float decay_to_boundary(const Fused& f, int key_head, int t, int begin, int end) {
   if (!f.decay || t >= end) return 1;
-  return of_queries ? fade(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
-                    : fade(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
+  return of_queries ? decay_factor(gates_to(f, key_head, t), gates_to(f, key_head, begin - 1))
+                    : decay_factor(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
 }
 
 // The tokens of a chunk, a stage at a time, through two stages in shared memory; of queries, those
@@ -46,7 +46,7 @@ struct SummedTokens {
   int key_head, b, each, begin, end;
   int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
   // Of what is being copied: asked for early, used when it is there.
-  float by[kRows], left[kRows], own = 0, own_left = 1;
+  float by[kRows], decay[kRows], own = 0, own_decay = 1;
 
   __device__ SummedTokens(const Chunks& p, unsigned char* memory, int key_head)
       : p(p),
@@ -61,32 +61,32 @@ struct SummedTokens {
   __device__ float* column(int stage) const {
     return reinterpret_cast<float*>(memory + 4 * kTileBytes) + stage * kTokens;
   }
-  __device__ bool has_shares() const { return of_queries || f.seen.keep || f.decay; }
+  __device__ bool has_factors() const { return of_queries || f.seen.keep || f.decay; }
   __device__ void copy(int stage, int r, int t0) {
     const View &x = of_queries ? f.q : f.k, &y = of_queries ? f.d_o : f.v;
     const int head = key_head % f.G * each + r, real = end - t0;
     copy_rows<kTokens, threads>(tile(2 * stage), row_of<T>(x, b, head, t0), x.row, real, f.D);
     copy_rows<kTokens, threads>(tile(2 * stage + 1), row_of<T>(y, b, head, t0), y.row, real, f.E);
-    if (has_shares())
+    if (has_factors())
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int t = t0 + row + i * kStep;
-        by[i] = share<of_queries>(f, key_head, head, t, end).value;
-        left[i] = left_of<of_queries>(f, key_head, t, begin, end);
+        by[i] = token_factor<of_queries>(f, key_head, head, t, end).value;
+        decay[i] = decay_to_boundary<of_queries>(f, key_head, t, begin, end);
       }
     if (threadIdx.x < kTokens) {
       const int t = t0 + int(threadIdx.x);
-      own = share<of_queries>(f, key_head, head, t, end).sum;
-      own_left = left_of<of_queries>(f, key_head, t, begin, end);
+      own = token_factor<of_queries>(f, key_head, head, t, end).sum;
+      own_decay = decay_to_boundary<of_queries>(f, key_head, t, begin, end);
     }
   }
-  __device__ void give_shares(int stage) const {
-    if (has_shares())
+  __device__ void apply_factors(int stage) const {
+    if (has_factors())
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
         if (row + i * kStep < kTokens)
-          scale_chunk<T>(tile(2 * stage + 1).chunk(row + i * kStep, chunk), by[i] * left[i]);
-    if (threadIdx.x < kTokens) column(stage)[threadIdx.x] = own * own_left;
+          scale_chunk<T>(tile(2 * stage + 1).chunk(row + i * kStep, chunk), by[i] * decay[i]);
+    if (threadIdx.x < kTokens) column(stage)[threadIdx.x] = own * own_decay;
   }
   // add(x, y, the shares in z)
   template <class Add>
@@ -94,8 +94,8 @@ struct SummedTokens {
     copy(0, 0, begin);
     int stage = 0;
     for (int r = 0, t0 = begin; r < each; stage ^= 1) {
-      wait_for_copies();
-      give_shares(stage);
+      cp_async_wait_all();
+      apply_factors(stage);
       __syncthreads();  // these tokens are there, and all are done with those before
       if ((t0 += kTokens) >= end) t0 = begin, ++r;
       if (r < each) copy(stage ^ 1, r, t0);
@@ -135,7 +135,8 @@ struct SumsShape {
   static constexpr int kOwn = own, kWarps = warps, kThreads = 32 * warps;
 };
 template <class T, class Shape, bool of_queries>
-__global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_constant__ Chunks p) {
+__global__ __launch_bounds__(Shape::kThreads) void chunk_states_kernel(
+    const __grid_constant__ Chunks p) {
   using M = Mma<T>;
   using Tokens = SummedTokens<T, Shape::kThreads, of_queries>;
   constexpr int kOwn = Shape::kOwn;
@@ -149,29 +150,29 @@ __global__ __launch_bounds__(Shape::kThreads) void sums_kernel(const __grid_cons
   float S[kOwn][8][4] = {}, z[kOwn][4] = {};
   Tokens tokens(p, memory, key_head);
   tokens.over([&](Tile<T, 64> x, Tile<T, 64> y, const float* column) {
-    const typename M::template RightColumns<64> rights(y, 0, 0);
+    const typename M::template BColumns<64> b_tile(y, 0, 0);
 #pragma unroll
     for (int k = 0; k < Tokens::kTokens; k += M::kDepth) {
-      typename M::B right[4];
+      typename M::B b_frag[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) right[j] = rights.at(k, 16 * j);
-      const auto ones = Factors<T>::column(column + k);
+      for (int j = 0; j < 4; ++j) b_frag[j] = b_tile.at(k, 16 * j);
+      const auto ones = Features<T>::column(column + k);
 #pragma unroll
       for (int o = 0; o < kOwn; ++o) {
         if (first + o >= all) break;
-        const auto left =
-            first + o == all - 1 ? Factors<T>::constant() : Factors<T>::columns(x, k, m[o]);
+        const auto a_frag =
+            first + o == all - 1 ? Features<T>::constant() : Features<T>::columns(x, k, m[o]);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          M::template multiply<true>(S[o][2 * j], S[o][2 * j + 1], left, right[j]);
-        Factors<T>::add_column(z[o], left, ones);
+          M::template multiply<true>(S[o][2 * j], S[o][2 * j + 1], a_frag, b_frag[j]);
+        Features<T>::add_column(z[o], a_frag, ones);
       }
     }
   });
 #pragma unroll
   for (int o = 0; o < kOwn; ++o) {
     if (first + o >= all) break;
-    store_sums<T>(p, of_queries ? p.behind : p.before, int64_t(key_head) * p.chunks() + blockIdx.y,
+    store_sums<T>(p, of_queries ? p.suffix : p.prefix, int64_t(key_head) * p.chunks() + blockIdx.y,
                   first + o, S[o], z[o]);
   }
 }
@@ -186,24 +187,24 @@ struct PairSums {
   bool constant;      // in place of channels
   float S[2][8][4], z[2][4];
 
-  __device__ void add(int o, const M::A& left, const M::B (&right)[4], const M::B& ones) {
+  __device__ void add(int o, const M::A& a_frag, const M::B (&b_frag)[4], const M::B& ones) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) M::multiply<true>(S[o][2 * j], S[o][2 * j + 1], left, right[j]);
-    Factors<bf16>::add_column(z[o], left, ones);
+    for (int j = 0; j < 4; ++j) M::multiply<true>(S[o][2 * j], S[o][2 * j + 1], a_frag, b_frag[j]);
+    Features<bf16>::add_column(z[o], a_frag, ones);
   }
   __device__ void add(Rows x, Rows y, const float* column) {
-    const M::LeftColumns<64> seconds(x, 0, 16 * second), firsts(x, 0, 16 * max(first, 0));
-    const M::RightColumns<64> rights(y, 0, 0);
+    const M::AColumns<64> seconds(x, 0, 16 * second), firsts(x, 0, 16 * max(first, 0));
+    const M::BColumns<64> b_tile(y, 0, 0);
     const bool low = warp() < 4;
 #pragma unroll
     for (int t = 0; t < 64; t += 16) {
-      M::B right[4];
+      M::B b_frag[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) right[j] = rights.at(t, 16 * j);
-      const M::B ones = Factors<bf16>::column(column + t);
-      const M::A of_second = constant ? Factors<bf16>::constant() : seconds.at(t, 0);
+      for (int j = 0; j < 4; ++j) b_frag[j] = b_tile.at(t, 16 * j);
+      const M::B ones = Features<bf16>::column(column + t);
+      const M::A of_second = constant ? Features<bf16>::constant() : seconds.at(t, 0);
       if (first < 0) {
-        add(0, of_second, right, ones);
+        add(0, of_second, b_frag, ones);
         continue;
       }
       const M::A of_first = firsts.at(t, 0);
@@ -212,18 +213,18 @@ struct PairSums {
         const int from = (2 * warp() + o) % 8 * 4 + lane() % 4;
         const uint32_t x0 = __shfl_sync(~0u, low ? of_first.x[0] : of_first.x[1], from);
         const uint32_t x1 = __shfl_sync(~0u, low ? of_first.x[2] : of_first.x[3], from);
-        M::A left;
+        M::A a_frag;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) left.x[j] = times(bf16(), of_second.x[j], j < 2 ? x0 : x1);
-        add(o, left, right, ones);
+        for (int j = 0; j < 4; ++j) a_frag.x[j] = mul2(bf16(), of_second.x[j], j < 2 ? x0 : x1);
+        add(o, a_frag, b_frag, ones);
       }
     }
   }
 };
 
 template <bool of_queries>
-__global__ __launch_bounds__(kPairThreads,
-                             kPairBlocks) void pair_sums_kernel(const __grid_constant__ Chunks p) {
+__global__ __launch_bounds__(kPairThreads, kPairBlocks) void chunk_pair_states_kernel(
+    const __grid_constant__ Chunks p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const int tiles = p.tiles(), pairs = (tiles - p.blocks()) / 16, parts = pairs + 1;
   const int key_head = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
@@ -242,33 +243,33 @@ __global__ __launch_bounds__(kPairThreads,
 #pragma unroll
   for (int o = 0; o < 2; ++o)
     if (o == 0 || is_pair)
-      store_sums<bf16>(p, of_queries ? p.behind : p.before, record, first + o, sums.S[o],
+      store_sums<bf16>(p, of_queries ? p.suffix : p.prefix, record, first + o, sums.S[o],
                        sums.z[o]);
 }
 
 // From chunk to chunk: load(record) gives n sums of a chunk, store(record, sums) takes those
 // before.
-template <int n, bool backwards, class Load, class Store>
+template <int n, bool backward, class Load, class Store>
 __device__ inline void over_chunks(const Chunks& p, int key_head, const Load& load,
                                    const Store& store) {
-  constexpr int kAtOnce = 16;
+  constexpr int kBatch = 16;
   const int chunks = p.chunks();
   const auto record = [&](int c) {
-    return int64_t(key_head) * chunks + (backwards ? chunks - 1 - c : c);
+    return int64_t(key_head) * chunks + (backward ? chunks - 1 - c : c);
   };
-  Lanes<n> sum{};
-  for (int c0 = 0; c0 < chunks; c0 += kAtOnce) {
-    Lanes<n> x[kAtOnce];
+  Vec<n> sum{};
+  for (int c0 = 0; c0 < chunks; c0 += kBatch) {
+    Vec<n> x[kBatch];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) x[i] = load(record(min(c0 + i, chunks - 1)));
+    for (int i = 0; i < kBatch; ++i) x[i] = load(record(min(c0 + i, chunks - 1)));
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kBatch; ++i) {
       if (c0 + i >= chunks) return;
       store(record(c0 + i), sum);
       if (p.f.decay) {
-        const int first = int(record(c0 + i) - record(0) + (backwards ? chunks - 1 : 0)) * p.length;
+        const int first = int(record(c0 + i) - record(0) + (backward ? chunks - 1 : 0)) * p.length;
         const int last = min(p.f.S, first + p.length) - 1;
-        sum = sum * fade(gates_to(p.f, key_head, last), gates_to(p.f, key_head, first - 1));
+        sum = sum * decay_factor(gates_to(p.f, key_head, last), gates_to(p.f, key_head, first - 1));
       }
       sum = sum + x[i];
     }
@@ -277,26 +278,26 @@ __device__ inline void over_chunks(const Chunks& p, int key_head, const Load& lo
 
 // Four neighbours of S, which has the sums of each chunk before and the states after.
 template <class T>
-struct Four;
+struct Vector4;
 template <>
-struct Four<bf16> {
-  static __device__ Lanes<4> load(const void* S, int64_t at) {
+struct Vector4<bf16> {
+  static __device__ Vec<4> load(const void* S, int64_t at) {
     const uint2 y = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(S) + at);
-    const float2 a = floats(y.x), b = floats(y.y);
+    const float2 a = unpack2(y.x), b = unpack2(y.y);
     return {a.x, a.y, b.x, b.y};
   }
-  static __device__ void store(void* S, int64_t at, const Lanes<4>& y) {
-    *reinterpret_cast<uint2*>(static_cast<bf16*>(S) + at) = {pair(bf16(), y[0], y[1]),
-                                                             pair(bf16(), y[2], y[3])};
+  static __device__ void store(void* S, int64_t at, const Vec<4>& y) {
+    *reinterpret_cast<uint2*>(static_cast<bf16*>(S) + at) = {pack2(bf16(), y[0], y[1]),
+                                                             pack2(bf16(), y[2], y[3])};
   }
 };
 template <>
-struct Four<float> {
-  static __device__ Lanes<4> load(const void* S, int64_t at) {
+struct Vector4<float> {
+  static __device__ Vec<4> load(const void* S, int64_t at) {
     const float4 y = *reinterpret_cast<const float4*>(static_cast<const float*>(S) + at);
     return {y.x, y.y, y.z, y.w};
   }
-  static __device__ void store(void* S, int64_t at, const Lanes<4>& y) {
+  static __device__ void store(void* S, int64_t at, const Vec<4>& y) {
     *reinterpret_cast<float4*>(static_cast<float*>(S) + at) = {y[0], y[1], y[2], y[3]};
   }
 };
@@ -305,9 +306,10 @@ inline constexpr int kScanThreads = 128;
 inline int64_t scan_parts(const Chunks& p) {  // threads of a key head
   return int64_t(p.tiles()) * (256 + 8) + kConstantSums / 2;
 }
-template <class T, bool backwards>
-__global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constant__ Chunks p) {
-  const ChunkStates& to = backwards ? p.behind : p.before;
+template <class T, bool backward>
+__global__ __launch_bounds__(kScanThreads) void chunk_scan_kernel(
+    const __grid_constant__ Chunks p) {
+  const ChunkStates& to = backward ? p.suffix : p.prefix;
   const int tiles = p.tiles(), key_head = int(blockIdx.y);
   const auto by = [&](int u) {
     return coefficient(p.w, p.f.scale, monomials(u, tiles, p.blocks()));
@@ -316,31 +318,31 @@ __global__ __launch_bounds__(kScanThreads) void scan_kernel(const __grid_constan
   if (at < 256 * tiles) {
     const float unit = by(at / 256);
     const auto place = [&](int64_t record) { return record * tiles * 1024 + 4 * at; };
-    return over_chunks<4, backwards>(
-        p, key_head, [&](int64_t record) { return Four<T>::load(to.S, place(record)); },
-        [&](int64_t record, const Lanes<4>& y) { Four<T>::store(to.S, place(record), y * unit); });
+    return over_chunks<4, backward>(
+        p, key_head, [&](int64_t record) { return Vector4<T>::load(to.S, place(record)); },
+        [&](int64_t record, const Vec<4>& y) { Vector4<T>::store(to.S, place(record), y * unit); });
   }
   if ((at -= 256 * tiles) < 8 * tiles) {
     const float unit = by(at / 8);
-    return over_chunks<2, backwards>(
+    return over_chunks<2, backward>(
         p, key_head,
-        [&](int64_t record) -> Lanes<2> {
+        [&](int64_t record) -> Vec<2> {
           const float* const y = p.sums + record * tiles * 16 + 2 * at;
           return {y[0], y[1]};
         },
-        [&](int64_t record, const Lanes<2>& y) {
-          Factors<T>::store_column(to.z + (record * tiles + at / 8) * kTileColumn, 2 * at % 16,
-                                   y[0] * unit, y[1] * unit);
+        [&](int64_t record, const Vec<2>& y) {
+          Features<T>::store_column(to.z + (record * tiles + at / 8) * kTileColumn, 2 * at % 16,
+                                    y[0] * unit, y[1] * unit);
         });
   }
   if ((at -= 8 * tiles) < kConstantSums / 2)
-    over_chunks<2, backwards>(
+    over_chunks<2, backward>(
         p, key_head,
-        [&](int64_t record) -> Lanes<2> {
+        [&](int64_t record) -> Vec<2> {
           const float* const y = to.constant + record * kConstantSums + 2 * at;
           return {y[0], y[1]};
         },
-        [&](int64_t record, const Lanes<2>& y) {
+        [&](int64_t record, const Vec<2>& y) {
           float* const place = to.constant + record * kConstantSums + 2 * at;
           place[0] = y[0] * p.w.c[0], place[1] = y[1] * p.w.c[0];
         });

@@ -9,12 +9,12 @@
 
 namespace horner::attn::kernels::cuda {
 
-__device__ inline float Numbers::operator[](int64_t i) const {
+__device__ inline float TypedPointer::operator[](int64_t i) const {
   if (dtype == Dtype::float32) return static_cast<const float*>(at)[i];
   if (dtype == Dtype::bfloat16) return float(static_cast<const bf16*>(at)[i]);
   return float(static_cast<const fp16*>(at)[i]);
 }
-__device__ inline void Numbers::set(int64_t i, float x) const {
+__device__ inline void TypedPointer::set(int64_t i, float x) const {
   if (dtype == Dtype::float32) static_cast<float*>(at)[i] = x;
   if (dtype == Dtype::bfloat16) static_cast<bf16*>(at)[i] = bf16(x);
   if (dtype == Dtype::float16) static_cast<fp16*>(at)[i] = fp16(x);
@@ -50,8 +50,8 @@ __device__ inline float sum_over(const Total& total, const F& f) {
 // From N to u, in place; returns r. `channel(i)` is the channel of number i; those from `channels`
 // on are padding, of zeros.
 template <int n, class Channel, class Total>
-__device__ inline float normed(const Epilogue& p, int channels, int64_t row, Lanes<n>& x, float W,
-                               float shift, const Channel& channel, const Total& total) {
+__device__ inline float norm_row(const Epilogue& p, int channels, int64_t row, Vec<n>& x, float W,
+                                 float shift, const Channel& channel, const Total& total) {
   bool empty = W == 0;
   if (__any_sync(~0u, empty))  // rarely
     empty &= sum_over<n>(total, [&](int i) { return x[i] * x[i]; }) == 0;
@@ -65,9 +65,9 @@ __device__ inline float normed(const Epilogue& p, int channels, int64_t row, Lan
   float mean = 0, r = 1;
   if (p.norm == Epilogue::layer)
     mean = sum_over<n>(total, [&](int i) { return x[i]; }) * by / count;
-  x = lanes<n>([&](int i) { return x[i] * by - mean; });
+  x = vec<n>([&](int i) { return x[i] * by - mean; });
   if (channel(n - 1) >= channels)  // in the last lane, where there are fewer than so many
-    x = lanes<n>([&](int i) { return channel(i) < channels ? x[i] : 0; });
+    x = vec<n>([&](int i) { return channel(i) < channels ? x[i] : 0; });
   const float squares = sum_over<n>(total, [&](int i) { return x[i] * x[i]; });
   if (p.norm == Epilogue::l2) {
     r = (p.times_dim ? count : 1) / fmaxf(sqrtf(squares), kTinyLength);
@@ -81,31 +81,31 @@ __device__ inline float normed(const Epilogue& p, int channels, int64_t row, Lan
 
 // What follows u, in place. No branch for each number: all are on their way at once.
 template <int n, class Channel>
-__device__ inline void learned_scale(const Epilogue& p, int channels, Lanes<n>& x,
-                                     const Channel& channel) {
+__device__ inline void apply_norm_weight(const Epilogue& p, int channels, Vec<n>& x,
+                                         const Channel& channel) {
   const auto load = [&](const float* from) {
-    return lanes<n>([&](int i) { return from[min(channel(i), channels - 1)]; });
+    return vec<n>([&](int i) { return from[min(channel(i), channels - 1)]; });
   };
   if (p.norm_weight) x = x * load(p.norm_weight);
   if (!p.norm_bias) return;
-  const Lanes<n> y = load(p.norm_bias);
-  x = lanes<n>([&](int i) { return channel(i) < channels ? x[i] + y[i] : 0; });
+  const Vec<n> y = load(p.norm_bias);
+  x = vec<n>([&](int i) { return channel(i) < channels ? x[i] + y[i] : 0; });
 }
 
-// The gradient of N is a g, that of W dW; `pull` is N dN + W dW, the gradient of the row's weights
-// times themselves.
+// The gradient of N is a g, that of W dW; `d_decay` is N dN + W dW, the gradient of the row's
+// weights times themselves.
 struct RowGradient {
   float a, dW;
-  double pull;
+  double d_decay;
 };
 
 // What multiplies u in the gradient of y, r (du - mean - u by_u), given du.u.
-__device__ inline bool at_bound(const Epilogue& p, int channels, float r) {
+__device__ inline bool norm_is_clamped(const Epilogue& p, int channels, float r) {
   return p.norm == Epilogue::l2 && r >= (p.times_dim ? float(channels) : 1) / kTinyLength;
 }
-__device__ inline float by_normed(const Epilogue& p, int channels, float dot, float r) {
+__device__ inline float norm_projection(const Epilogue& p, int channels, float dot, float r) {
   const float count = float(channels);
-  if (p.norm == Epilogue::none || at_bound(p, channels, r)) return 0;
+  if (p.norm == Epilogue::none || norm_is_clamped(p, channels, r)) return 0;
   if (p.norm == Epilogue::l2) return p.times_dim ? dot / (count * count) : dot;
   return dot / count;
 }
@@ -116,7 +116,7 @@ __device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int6
   // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y
   // through its eps alone, so there dy.y is what the eps leaves of it.
   float dy_y = dot;
-  if (p.norm == Epilogue::l2 && !at_bound(p, channels, r)) dy_y = 0;
+  if (p.norm == Epilogue::l2 && !norm_is_clamped(p, channels, r)) dy_y = 0;
   if (p.norm == Epilogue::rms || p.norm == Epilogue::layer)
     dy_y = dot * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
   const Divisor d = divisor(p, row, W, shift);

@@ -1,5 +1,4 @@
-// How a kernel is chosen and started. Each source that includes this is compiled once per dtype
-// (HORNER_DTYPE).
+// How a kernel is chosen and started.
 #pragma once
 
 #include <string>
@@ -12,26 +11,13 @@
 
 namespace horner::attn::kernels::cuda {
 
-// What fused_cuda.cu calls, by the dtype.
-template <class T>
-struct Launch {
-  static int shared_memory(int channels);
-  static void find(const Fused&, const Other&, bool adaptive, Stream);
-  static void forward(const Fused&, const Weights&, Stream);
-  static void statistics(const Fused&, const Weights&, Stream);
-  static void rows(const Fused&, bool is_exp, Stream);
-  static void pulls(const Fused&, const Other&, Stream);
-  static void keys(const Fused&, const Weights&, Stream);
-  static void queries(const Fused&, const Weights&, Stream);
-  static void dq_of_sums(const Fused&, Stream);
-};
-
-// Likewise of hopper_cuda.h.
-template <class T>
-struct HopperLaunch {
-  static void forward(const Fused&, const Weights&, const float* factors, Stream);
-  static void keys(const Fused&, const Weights&, Stream);
-};
+// f(T()) of the dtype.
+template <class F>
+void with_dtype(Dtype dtype, const F& f) {
+  if (dtype == Dtype::bfloat16) return f(bf16());
+  if (dtype == Dtype::float16) return f(fp16());
+  f(float());
+}
 
 // f(64), f(128) or f(256), as constants.
 template <class F>
@@ -44,12 +30,12 @@ void with_channels(const Fused& p, const F& f) {
 
 // Where the kernel knows the degree, coefficients for products before the scale.
 template <class W>
-const W& before_scale(const W& w, float, int) {
+const W& fold_scale(const W& w, float, int) {
   return w;
 }
-inline Polynomial before_scale(Polynomial p, float scale, int degree) {
+inline Polynomial fold_scale(Polynomial p, float scale, int degree) {
   double unit = 1;
-  for (int n = 0; knows_degree(degree) && n <= degree; ++n, unit *= scale)
+  for (int n = 0; is_specialized_degree(degree) && n <= degree; ++n, unit *= scale)
     p.c[n] = float(p.c[n] * unit);
   return p;
 }
@@ -63,9 +49,9 @@ void launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream,
             const Arguments&... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
   check(grid.y < 65536, "more blocks of tokens than a GPU takes: ", grid.y);
-  constexpr int kAlways = 48 << 10;  // bytes that need not be asked for
+  constexpr int kDefaultSharedMemory = 48 << 10;  // bytes that need not be asked for
   cudaError_t error = cudaSuccess;
-  if (grid.bytes > kAlways)
+  if (grid.bytes > kDefaultSharedMemory)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.bytes);
   if (error == cudaSuccess) {
     const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
@@ -76,14 +62,14 @@ void launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream,
   check(error == cudaSuccess, "the GPU cannot run this kernel: ", cudaGetErrorString(error));
 }
 
-// After `rows`, g is what stands for the gradient of the result.
+// After `row_gradients`, g is what stands for the gradient of the result.
 inline Fused with_g(Fused f) {
   const int64_t row = f.E, head = row * f.T, batch = head * f.H;
   if (f.g) f.d_o = {f.g, batch, head, row};
   return f;
 }
 
-inline int64_t blocks(int64_t n, int64_t size) {
+inline int64_t ceil_div(int64_t n, int64_t size) {
   return (n + size - 1) / size;
 }
 inline int64_t heads(const Fused& f) {

@@ -29,12 +29,12 @@ struct Tile {
   __device__ uint32_t chunk(int row, int chunk) const {
     return at + uint32_t(row * kRow + ((chunk ^ (row & kMask)) << 4));
   }
-  __device__ uint32_t number(int row, int column) const {
+  __device__ uint32_t element(int row, int column) const {
     return chunk(row, column / kChunk) + uint32_t(column % kChunk * int(sizeof(T)));
   }
   // From a lane's place in the first rows and chunks to that some rows on, eight or a multiple, and
   // some columns on, two chunks or a multiple: with constants, one instruction for all rows.
-  static __device__ uint32_t moved(uint32_t lane, int rows, int columns) {
+  static __device__ uint32_t advance(uint32_t lane, int rows, int columns) {
     return (lane ^ uint32_t(columns / kChunk << 4)) + uint32_t(rows * kRow);
   }
 };
@@ -46,20 +46,20 @@ __device__ inline int warp() {
   return int(threadIdx.x) >> 5;
 }
 
-__device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at) {
+__device__ inline void ldmatrix(uint32_t (&x)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(at)
                : "memory");
 }
-__device__ inline void load_transposed(uint32_t (&x)[4], uint32_t at) {
+__device__ inline void ldmatrix_trans(uint32_t (&x)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(at)
                : "memory");
 }
 #if __CUDA_ARCH__ >= 900
-__device__ inline void store_matrices(uint32_t at, const uint32_t (&x)[2], const uint32_t (&y)[2]) {
+__device__ inline void stmatrix(uint32_t at, const uint32_t (&x)[2], const uint32_t (&y)[2]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(at),
                "r"(x[0]), "r"(x[1]), "r"(y[0]), "r"(y[1])
                : "memory");
@@ -89,11 +89,11 @@ __device__ inline int b_chunk() {
   return lane() / 8 % 2;
 }
 
-__device__ inline uint32_t pair(bf16, float a, float b) {
+__device__ inline uint32_t pack2(bf16, float a, float b) {
   const __nv_bfloat162 p = __floats2bfloat162_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&p);
 }
-__device__ inline uint32_t pair(fp16, float a, float b) {
+__device__ inline uint32_t pack2(fp16, float a, float b) {
   const __half2 p = __floats2half2_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&p);
 }
@@ -111,45 +111,45 @@ struct Mma {
 
   // Readers of a tile, from its row `first` on. Its rows are those of A, or the columns of B.
   template <int C>
-  struct LeftRows {
+  struct ARows {
     uint32_t lane_at;
-    __device__ LeftRows(Tile<T, C> t, int first) : lane_at(t.chunk(first + a_row(), a_chunk())) {}
+    __device__ ARows(Tile<T, C> t, int first) : lane_at(t.chunk(first + a_row(), a_chunk())) {}
     __device__ A at(int row, int column) const {
       A a;
-      load_matrices(a.x, Tile<T, C>::moved(lane_at, row, column));
+      ldmatrix(a.x, Tile<T, C>::advance(lane_at, row, column));
       return a;
     }
   };
   template <int C>
-  struct RightRows {
+  struct BRows {
     uint32_t lane_at;
-    __device__ RightRows(Tile<T, C> t, int first) : lane_at(t.chunk(first + b_row(), b_chunk())) {}
+    __device__ BRows(Tile<T, C> t, int first) : lane_at(t.chunk(first + b_row(), b_chunk())) {}
     __device__ B at(int row, int column) const {
       B b;
-      load_matrices(b.x, Tile<T, C>::moved(lane_at, row, column));
+      ldmatrix(b.x, Tile<T, C>::advance(lane_at, row, column));
       return b;
     }
   };
   // Its columns, from `column` on, are the rows of A, or its rows are those of B.
   template <int C>
-  struct LeftColumns {
+  struct AColumns {
     uint32_t lane_at;
-    __device__ LeftColumns(Tile<T, C> t, int first, int column)
+    __device__ AColumns(Tile<T, C> t, int first, int column)
         : lane_at(t.chunk(first + b_row(), column / 8 + b_chunk())) {}
     __device__ A at(int row, int column) const {
       A a;
-      load_transposed(a.x, Tile<T, C>::moved(lane_at, row, column));
+      ldmatrix_trans(a.x, Tile<T, C>::advance(lane_at, row, column));
       return a;
     }
   };
   template <int C>
-  struct RightColumns {
+  struct BColumns {
     uint32_t lane_at;
-    __device__ RightColumns(Tile<T, C> t, int first, int column)
+    __device__ BColumns(Tile<T, C> t, int first, int column)
         : lane_at(t.chunk(first + a_row(), column / 8 + a_chunk())) {}
     __device__ B at(int row, int column) const {
       B b;
-      load_transposed(b.x, Tile<T, C>::moved(lane_at, row, column));
+      ldmatrix_trans(b.x, Tile<T, C>::advance(lane_at, row, column));
       return b;
     }
   };
@@ -158,7 +158,7 @@ struct Mma {
     uint32_t x[2];
   };
   static __device__ Rounded rounded(const float (&c)[4]) {
-    return {{pair(T(), c[0], c[1]), pair(T(), c[2], c[3])}};
+    return {{pack2(T(), c[0], c[1]), pack2(T(), c[2], c[3])}};
   }
   // Only those of the four numbers that have a bit.
   static __device__ void keep(Rounded& c, uint32_t bits) {
@@ -166,13 +166,13 @@ struct Mma {
     c.x[1] &= (bits & 4 ? 0xffffu : 0) | (bits & 8 ? 0xffff0000u : 0);
   }
   // Of those, columns [16 i, 16 i + 16).
-  static __device__ A a_of_sums(const Rounded* c, int i) {
+  static __device__ A to_a_operand(const Rounded* c, int i) {
     const uint32_t *c0 = c[2 * i].x, *c1 = c[2 * i + 1].x;
     return {{c0[0], c0[1], c1[0], c1[1]}};
   }
-  static __device__ A a_of_sums(const float (*c)[4], int i) {
+  static __device__ A to_a_operand(const float (*c)[4], int i) {
     const Rounded both[2] = {rounded(c[2 * i]), rounded(c[2 * i + 1])};
-    return a_of_sums(both, 0);
+    return to_a_operand(both, 0);
   }
   // Writes two neighbours of them to a tile, at their place.
   template <int C>
@@ -181,15 +181,15 @@ struct Mma {
 #if __CUDA_ARCH__ >= 900
     __device__ Writer(Tile<T, C> t, int first) : lane_at(t.chunk(first + a_row(), a_chunk())) {}
     __device__ void put(int row, int column, const Rounded* c) const {
-      store_matrices(Tile<T, C>::moved(lane_at, row, column), c[0].x, c[1].x);
+      stmatrix(Tile<T, C>::advance(lane_at, row, column), c[0].x, c[1].x);
     }
 #else
     __device__ Writer(Tile<T, C> t, int first)
-        : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
+        : lane_at(t.element(first + lane() / 4, lane() % 4 * 2)) {}
     __device__ void put(int row, int column, const Rounded* c) const {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        store_word(Tile<T, C>::moved(lane_at, row + i % 2 * 8, column + i / 2 * 8),
+        store_word(Tile<T, C>::advance(lane_at, row + i % 2 * 8, column + i / 2 * 8),
                    c[i / 2].x[i % 2]);
     }
 #endif
@@ -254,24 +254,22 @@ struct Mma<float> {
     return f;
   }
   template <int C>
-  struct LeftRows {
+  struct ARows {
     uint32_t lane_at;
-    __device__ LeftRows(Tile<float, C> t, int first)
-        : lane_at(t.chunk(first + a_row(), a_chunk())) {}
+    __device__ ARows(Tile<float, C> t, int first) : lane_at(t.chunk(first + a_row(), a_chunk())) {}
     __device__ A at(int row, int column) const {
       uint32_t x[4];
-      load_matrices(x, Tile<float, C>::moved(lane_at, row, column));
+      ldmatrix(x, Tile<float, C>::advance(lane_at, row, column));
       return split<A>(x);
     }
   };
   template <int C>
-  struct RightRows {
+  struct BRows {
     uint32_t lane_at;
-    __device__ RightRows(Tile<float, C> t, int first)
-        : lane_at(t.chunk(first + b_row(), b_chunk())) {}
+    __device__ BRows(Tile<float, C> t, int first) : lane_at(t.chunk(first + b_row(), b_chunk())) {}
     __device__ B at(int row, int column) const {
       uint32_t x[4];
-      load_matrices(x, Tile<float, C>::moved(lane_at, row, column));
+      ldmatrix(x, Tile<float, C>::advance(lane_at, row, column));
       return split<B>(x);
     }
   };
@@ -280,27 +278,27 @@ struct Mma<float> {
   struct Columns {
     uint32_t even, odd;
     __device__ Columns(Tile<float, C> t, int first, int column)
-        : even(t.number(first + lane() % 4 * 2, column + lane() / 4)),
-          odd(t.number(first + lane() % 4 * 2 + 1, column + lane() / 4)) {}
-    __device__ uint32_t number(int i, int row, int column) const {
-      return load_word(Tile<float, C>::moved(i % 2 ? odd : even, row, column + i / 2 * 8));
+        : even(t.element(first + lane() % 4 * 2, column + lane() / 4)),
+          odd(t.element(first + lane() % 4 * 2 + 1, column + lane() / 4)) {}
+    __device__ uint32_t element(int i, int row, int column) const {
+      return load_word(Tile<float, C>::advance(i % 2 ? odd : even, row, column + i / 2 * 8));
     }
   };
   template <int C>
-  struct LeftColumns : Columns<C> {
+  struct AColumns : Columns<C> {
     using Columns<C>::Columns;
     __device__ A at(int row, int column) const {
-      const uint32_t x[4] = {this->number(0, row, column), this->number(2, row, column),
-                             this->number(1, row, column), this->number(3, row, column)};
+      const uint32_t x[4] = {this->element(0, row, column), this->element(2, row, column),
+                             this->element(1, row, column), this->element(3, row, column)};
       return split<A>(x);
     }
   };
   template <int C>
-  struct RightColumns : Columns<C> {
+  struct BColumns : Columns<C> {
     using Columns<C>::Columns;
     __device__ B at(int row, int column) const {
-      const uint32_t x[4] = {this->number(0, row, column), this->number(1, row, column),
-                             this->number(2, row, column), this->number(3, row, column)};
+      const uint32_t x[4] = {this->element(0, row, column), this->element(1, row, column),
+                             this->element(2, row, column), this->element(3, row, column)};
       return split<B>(x);
     }
   };
@@ -312,8 +310,8 @@ struct Mma<float> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) c.x[i] = bits >> i & 1 ? c.x[i] : 0;
   }
-  static __device__ A a_of_sums(const Rounded* c, int i) { return a_of_sums(&c[i].x, 0); }
-  static __device__ A a_of_sums(const float (*c)[4], int i) {
+  static __device__ A to_a_operand(const Rounded* c, int i) { return to_a_operand(&c[i].x, 0); }
+  static __device__ A to_a_operand(const float (*c)[4], int i) {
     const float* y = c[i];
     const uint32_t x[4] = {__float_as_uint(y[0]), __float_as_uint(y[2]), __float_as_uint(y[1]),
                            __float_as_uint(y[3])};
@@ -323,11 +321,11 @@ struct Mma<float> {
   struct Writer {
     uint32_t lane_at;  // two neighbours share a chunk
     __device__ Writer(Tile<float, C> t, int first)
-        : lane_at(t.number(first + lane() / 4, lane() % 4 * 2)) {}
+        : lane_at(t.element(first + lane() / 4, lane() % 4 * 2)) {}
     __device__ void put(int row, int column, const Rounded* c) const {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        store_word(Tile<float, C>::moved(lane_at, row + i / 2 % 2 * 8, column + i / 4 * 8) +
+        store_word(Tile<float, C>::advance(lane_at, row + i / 2 % 2 * 8, column + i / 4 * 8) +
                        uint32_t(i % 2 * 4),
                    __float_as_uint(c[i / 4].x[i % 4]));
     }

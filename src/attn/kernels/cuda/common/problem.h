@@ -17,7 +17,7 @@ using Stream = CUstream_st*;
 
 enum class Dtype { bfloat16, float16, float32 };
 
-inline constexpr int kMostChannels = 256;
+inline constexpr int kMaxChannels = 256;
 inline constexpr int kPad = 8;         // channels are padded with zeros to a multiple of this
 inline constexpr int kAlignment = 16;  // bytes, of the rows of q, k, v and the gradient
 
@@ -29,25 +29,25 @@ struct View {
 };
 
 // What the weights of a row need to know of it, where they need the whole row.
-struct Found {
-  float top;   // the largest score, or 0; NaN where one is not finite
-  float cut;   // Entmax: tau; TopK: between the last kept and the next; SelfAdjusted: min(x, 0)
-  float unit;  // 1 / sum: Entmax of p^(2 - alpha); TopK, SelfAdjusted of e^(x - top)
-  float beta;  // Adaptive: what multiplies the scores
+struct RowThreshold {
+  float top;        // the largest score, or 0; NaN where one is not finite
+  float threshold;  // Entmax: tau; TopK: between the last kept and the next; SelfAdjusted: min
+  float inv_sum;    // 1 / sum: Entmax of p^(2 - alpha); TopK, SelfAdjusted of e^(x - top)
+  float beta;       // Adaptive: what multiplies the scores
 };
 // What the gradients of such a row share (weights.cuh).
-struct Pull {
-  float pull, at_low, at_high, unused;
+struct RowGradientSums {
+  float dot, at_min, at_max, unused;
 };
 
 // Weights of less common rows: one kernel for all, which branches.
-struct Other {
+struct RuntimeWeight {
   enum Kind { sigmoid, entmax, top_k, self_adjusted } kind;
   float alpha;  // Entmax
   int k;        // TopK
   bool renormalise;
 };
-using Weights = std::variant<Exp, Polynomial, Other>;
+using Weights = std::variant<Exp, Polynomial, RuntimeWeight>;
 
 // The keys that query t sees, an interval that never goes back; `keep` is apart.
 struct Seen {
@@ -79,7 +79,7 @@ struct Seen {
 };
 
 // Numbers of any dtype; at null there are none.
-struct Numbers {
+struct TypedPointer {
   void* at;
   Dtype dtype;
 
@@ -97,14 +97,14 @@ struct Epilogue {
   bool by_count;  // the divisor is the number of keys that a query sees, of `counted`
   Seen counted;
   bool detach;
-  const float* divisor;         // [B, H, T]
-  Numbers out_gate, post_gate;  // likewise
+  const float* divisor;              // [B, H, T]
+  TypedPointer out_gate, post_gate;  // likewise
   enum Norm { none, l2, rms, layer } norm;
   bool times_dim;
   float eps;
   const float *norm_weight, *norm_bias;  // [E]
   float* d_divisor;                      // [B, H, T]
-  Numbers d_out_gate, d_post_gate;       // likewise
+  TypedPointer d_out_gate, d_post_gate;  // likewise
   float* d_norm;                         // [2, E]: of weight and bias
   float* d_norm_parts;                   // [row_blocks(), 2, E]
 };
@@ -127,7 +127,7 @@ struct Fused {
   const float* gate;    // [B, G, S], what multiplies the values, or null
   Seen seen;
   Epilogue epilogue;
-  Found* found;  // [B, H, T], of Other and Adaptive
+  RowThreshold* thresholds;  // [B, H, T], of Other and Adaptive
 
   // Forward.
   void* o;               // [B, H, T, E]
@@ -136,13 +136,13 @@ struct Fused {
   float* statistics;     // [4, B, H, T]: entropy, largest, first, negative
 
   // Backward.
-  View d_o;        // the gradient of the result
-  void* g;         // [B, H, T, E], or null: then g is d_o
-  Query* queries;  // [B, H, T]
-  Pull* pulls;     // [B, H, T], of Other
+  View d_o;                        // the gradient of the result
+  void* g;                         // [B, H, T, E], or null: then g is d_o
+  Query* queries;                  // [B, H, T]
+  RowGradientSums* gradient_sums;  // [B, H, T], of Other
   // Atomic sums, or null, then `dq`: of every head so many rows as fill whole tiles of `dq_rows`,
-  // of `dq_row` floats each. `rows` clears them. With kDqTile rows they lie in the order of
-  // registers, [tile][dq_row / 8][thread][4], without the scale: `dq_of_sums` takes them to dq.
+  // of `dq_row` floats each. `row_gradients` clears them. With kDqTile rows they lie in the order
+  // of registers, [tile][dq_row / 8][thread][4], without the scale: `unpack_dq` takes them to dq.
   float* dq_sum;
   int dq_rows, dq_row;
   void* dq;                             // [B, H, T, D]
@@ -156,28 +156,17 @@ struct Fused {
 };
 
 inline constexpr int kDqTile = 64;
-HORNER_HD bool sums_in_tiles(const Fused& f) {  // in fused_cuda's kernels
+HORNER_HD bool dq_in_fragments(const Fused& f) {  // in fused_cuda's kernels
   return f.dtype != Dtype::float32 && f.D <= 128 && f.E <= 128;
 }
 // Rows of one head are taken by blocks in the first step of backward.
-inline constexpr int kRowsOfBlock = 128;
+inline constexpr int kRowsPerBlock = 128;
 inline int64_t row_blocks(const Fused& f) {
-  return int64_t(f.B) * f.H * ((f.T + kRowsOfBlock - 1) / kRowsOfBlock);
+  return int64_t(f.B) * f.H * ((f.T + kRowsPerBlock - 1) / kRowsPerBlock);
 }
 
 int compute_capability(int device);  // 80 for 8.0
-// Bytes that a block of threads can have, and the most that a kernel wants for so many channels.
+// Bytes that a block of threads can have.
 int shared_memory(int device);
-int shared_memory_wanted(Dtype, int channels);
-
-// Each throws core/check.h's Error where the GPU refuses.
-void find(const Fused&, const Weights&, bool adaptive, Stream);  // Found, of Other and Adaptive
-void forward(const Fused&, const Weights&, Stream);
-void statistics(const Fused&, const Weights&, Stream);  // after forward
-void rows(const Fused&, const Weights&, Stream);        // the first step of backward
-void pulls(const Fused&, const Weights&, Stream);       // of Other, after rows
-void keys(const Fused&, const Weights&, Stream);        // dk and dv, and dq_sum
-void queries(const Fused&, const Weights&, Stream);     // dq, where there is no dq_sum
-void dq_of_sums(const Fused&, Stream);                  // after keys, where it lies in tiles
 
 }  // namespace horner::attn::kernels::cuda

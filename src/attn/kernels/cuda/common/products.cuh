@@ -7,50 +7,50 @@ namespace horner::attn::kernels::cuda {
 
 // C [16 atoms, 8 n] = rows of `a` from row_a on, times rows of `b` from row_b on, transposed.
 // beside(i) is what the warp does while the products of step i run.
-template <class T, int atoms, int n, int C, class Beside>
-__device__ __forceinline__ void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int row_a,
-                                             Tile<T, C> b, int row_b, const Beside& beside) {
-  const typename Mma<T>::template LeftRows<C> lefts(a, row_a);
-  const typename Mma<T>::template RightRows<C> rights(b, row_b);
+template <class T, int atoms, int n, int C, class Overlap>
+__device__ __forceinline__ void mma_abt(float (&c)[atoms][n][4], Tile<T, C> a, int row_a,
+                                        Tile<T, C> b, int row_b, const Overlap& overlap) {
+  const typename Mma<T>::template ARows<C> a_tile(a, row_a);
+  const typename Mma<T>::template BRows<C> b_tile(b, row_b);
 #pragma unroll
   for (int k = 0; k < C; k += Mma<T>::kDepth) {
-    typename Mma<T>::A left[atoms];
+    typename Mma<T>::A a_frag[atoms];
 #pragma unroll
-    for (int i = 0; i < atoms; ++i) left[i] = lefts.at(16 * i, k);
+    for (int i = 0; i < atoms; ++i) a_frag[i] = a_tile.at(16 * i, k);
 #pragma unroll
     for (int j = 0; j < n; j += 2) {
-      const auto right = rights.at(8 * j, k);
+      const auto b_frag = b_tile.at(8 * j, k);
 #pragma unroll
       for (int i = 0; i < atoms; ++i)
-        k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], left[i], right)
-               : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
+        k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], a_frag[i], b_frag)
+               : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], a_frag[i], b_frag);
     }
-    beside(k / Mma<T>::kDepth);
+    overlap(k / Mma<T>::kDepth);
   }
 }
 template <class T, int atoms, int n, int C>
-__device__ inline void rows_by_rows(float (&c)[atoms][n][4], Tile<T, C> a, int row_a, Tile<T, C> b,
-                                    int row_b) {
-  rows_by_rows<T>(c, a, row_a, b, row_b, [](int) {});
+__device__ inline void mma_abt(float (&c)[atoms][n][4], Tile<T, C> a, int row_a, Tile<T, C> b,
+                               int row_b) {
+  mma_abt<T>(c, a, row_a, b, row_b, [](int) {});
 }
 
 // C [16 atoms, 8 n] += x [16 atoms, 8 m], sums of an earlier product (float[4] or Rounded), times
 // rows of `b` from row on, its columns from `column` on.
 template <class T, int atoms, int n, int m, class Sums, int C>
-__device__ inline void add_sums_by_columns(float (&c)[atoms][n][4], const Sums (&x)[atoms][m],
-                                           Tile<T, C> b, int row, int column = 0) {
-  const typename Mma<T>::template RightColumns<C> rights(b, row, column);
+__device__ inline void mma_ab_rs(float (&c)[atoms][n][4], const Sums (&x)[atoms][m], Tile<T, C> b,
+                                 int row, int column = 0) {
+  const typename Mma<T>::template BColumns<C> b_tile(b, row, column);
 #pragma unroll
   for (int k = 0; k < 8 * m / Mma<T>::kDepth; ++k) {
-    typename Mma<T>::A left[atoms];
+    typename Mma<T>::A a_frag[atoms];
 #pragma unroll
-    for (int i = 0; i < atoms; ++i) left[i] = Mma<T>::a_of_sums(x[i], k);
+    for (int i = 0; i < atoms; ++i) a_frag[i] = Mma<T>::to_a_operand(x[i], k);
 #pragma unroll
     for (int j = 0; j < n; j += 2) {
-      const auto right = rights.at(k * Mma<T>::kDepth, 8 * j);
+      const auto b_frag = b_tile.at(k * Mma<T>::kDepth, 8 * j);
 #pragma unroll
       for (int i = 0; i < atoms; ++i)
-        Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
+        Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], a_frag[i], b_frag);
     }
   }
 }
@@ -58,21 +58,21 @@ __device__ inline void add_sums_by_columns(float (&c)[atoms][n][4], const Sums (
 // C [16 atoms, 8 n] += rows of `a` from row_a on, columns [k0, k1), times rows [k0, k1) of `b`, its
 // columns from `column` on.
 template <int depth, class T, int atoms, int n, int Ca, int C>
-__device__ inline void add_rows_by_columns(float (&c)[atoms][n][4], Tile<T, Ca> a, int row_a,
-                                           Tile<T, C> b, int k0, int column) {
-  const typename Mma<T>::template LeftRows<Ca> lefts(a, row_a);
-  const typename Mma<T>::template RightColumns<C> rights(b, k0, column);
+__device__ inline void mma_ab_ss(float (&c)[atoms][n][4], Tile<T, Ca> a, int row_a, Tile<T, C> b,
+                                 int k0, int column) {
+  const typename Mma<T>::template ARows<Ca> a_tile(a, row_a);
+  const typename Mma<T>::template BColumns<C> b_tile(b, k0, column);
 #pragma unroll
   for (int k = 0; k < depth; k += Mma<T>::kDepth) {
-    typename Mma<T>::A left[atoms];
+    typename Mma<T>::A a_frag[atoms];
 #pragma unroll
-    for (int i = 0; i < atoms; ++i) left[i] = lefts.at(16 * i, k0 + k);
+    for (int i = 0; i < atoms; ++i) a_frag[i] = a_tile.at(16 * i, k0 + k);
 #pragma unroll
     for (int j = 0; j < n; j += 2) {
-      const auto right = rights.at(k, 8 * j);
+      const auto b_frag = b_tile.at(k, 8 * j);
 #pragma unroll
       for (int i = 0; i < atoms; ++i)
-        Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
+        Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], a_frag[i], b_frag);
     }
   }
 }
@@ -80,22 +80,22 @@ __device__ inline void add_rows_by_columns(float (&c)[atoms][n][4], Tile<T, Ca> 
 // C [16 atoms, 8 n] = columns of `a` from column_a on, transposed, times columns of `b` from
 // column_b on, over their first `depth` rows.
 template <int depth, class T, int atoms, int n, int Ca, int C>
-__device__ inline void columns_by_columns(float (&c)[atoms][n][4], Tile<T, Ca> a, int column_a,
-                                          Tile<T, C> b, int column_b) {
-  const typename Mma<T>::template LeftColumns<Ca> lefts(a, 0, column_a);
-  const typename Mma<T>::template RightColumns<C> rights(b, 0, column_b);
+__device__ inline void mma_atb(float (&c)[atoms][n][4], Tile<T, Ca> a, int column_a, Tile<T, C> b,
+                               int column_b) {
+  const typename Mma<T>::template AColumns<Ca> a_tile(a, 0, column_a);
+  const typename Mma<T>::template BColumns<C> b_tile(b, 0, column_b);
 #pragma unroll
   for (int k = 0; k < depth; k += Mma<T>::kDepth) {
-    typename Mma<T>::A left[atoms];
+    typename Mma<T>::A a_frag[atoms];
 #pragma unroll
-    for (int i = 0; i < atoms; ++i) left[i] = lefts.at(k, 16 * i);
+    for (int i = 0; i < atoms; ++i) a_frag[i] = a_tile.at(k, 16 * i);
 #pragma unroll
     for (int j = 0; j < n; j += 2) {
-      const auto right = rights.at(k, 8 * j);
+      const auto b_frag = b_tile.at(k, 8 * j);
 #pragma unroll
       for (int i = 0; i < atoms; ++i)
-        k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], left[i], right)
-               : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], left[i], right);
+        k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], a_frag[i], b_frag)
+               : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], a_frag[i], b_frag);
     }
   }
 }

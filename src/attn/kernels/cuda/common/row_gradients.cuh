@@ -7,11 +7,11 @@
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kRowThreads = kRowsOfBlock;  // 32 rows a warp
+inline constexpr int kRowThreads = kRowsPerBlock;  // 32 rows a warp
 
 // Eight channels, as they lie in memory.
 template <class T>
-struct Eight {
+struct Vector8 {
   uint4 words[sizeof(T) / 2];
 
   __device__ void load(const T* x) {
@@ -19,11 +19,11 @@ struct Eight {
     for (int i = 0; i < int(sizeof(T)) / 2; ++i)
       words[i] = __ldcs(reinterpret_cast<const uint4*>(x) + i);
   }
-  __device__ Lanes<8> numbers() const {
+  __device__ Vec<8> numbers() const {
     const T* const x = reinterpret_cast<const T*>(words);
-    return lanes<8>([&](int i) { return float(x[i]); });
+    return vec<8>([&](int i) { return float(x[i]); });
   }
-  __device__ void store(T* y, const Lanes<8>& x) {
+  __device__ void store(T* y, const Vec<8>& x) {
     T* const numbers = reinterpret_cast<T*>(words);
 #pragma unroll
     for (int i = 0; i < 8; ++i) numbers[i] = T(x[i]);
@@ -31,27 +31,27 @@ struct Eight {
     for (int i = 0; i < int(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(y)[i] = words[i];
   }
 };
-template <int lanes_of_row>
+template <int lanes_per_row>
 __device__ inline float row_sum(float x) {
 #pragma unroll
-  for (int step = 1; step < lanes_of_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  for (int step = 1; step < lanes_per_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
 
 // The block's share of dq_sum, which has `dq_row` floats for each row, whole tiles of `dq_rows`.
 __device__ inline void clear_sums(const Fused& f, int64_t head, int t0) {
   const int64_t rows = int64_t(f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
-  const int n = int(min(int64_t(kRowsOfBlock), rows - t0)) * f.dq_row / 4;
+  const int n = int(min(int64_t(kRowsPerBlock), rows - t0)) * f.dq_row / 4;
   float4* const to = reinterpret_cast<float4*>(f.dq_sum + (head * rows + t0) * f.dq_row);
   for (int i = int(threadIdx.x); i < n; i += kRowThreads) to[i] = float4{};
 }
 
 // Kinds of epilogues: without a norm nothing but a product of rows is wanted; of a learned norm the
 // gradients are gathered too.
-enum class RowKind { plain, normed, learned };
+enum class RowKind { plain, norm_row, learned };
 
 // Without a norm: whether anything needs the product of a row and its gradient.
-__device__ inline bool wants_product(const Fused& f) {
+__device__ inline bool needs_row_dot(const Fused& f) {
   const Epilogue& p = f.epilogue;
   return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor || f.d_decay_query;
 }
@@ -62,12 +62,12 @@ struct RowSums {
 };
 
 // What a lane has of its own row, one of the warp's 32.
-struct OwnRow {
+struct LaneRow {
   bool inside;
   int64_t row;
   float W, shift, r, post, on;
 
-  __device__ OwnRow(const Fused& f, int64_t head, int t)
+  __device__ LaneRow(const Fused& f, int64_t head, int t)
       : inside(t < f.T), row(head * f.T + min(t, f.T - 1)) {
     W = f.W[row], shift = f.shift[row], r = f.r[row];
     post = f.epilogue.post_gate ? f.epilogue.post_gate[row] : 1;
@@ -83,26 +83,26 @@ struct OwnRow {
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
     f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
-    if (f.d_decay_query && !f.d_decay_rows) f.d_decay_query[row] = d.pull;
+    if (f.d_decay_query && !f.d_decay_rows) f.d_decay_query[row] = d.d_decay;
   }
 };
 
 // Of a lane's eight channels: the learned norm, and what has been gathered of its gradient.
-struct NormOfLane {
-  Lanes<8> weight, bias, d_weight{}, d_bias{};
+struct LaneNorm {
+  Vec<8> weight, bias, d_weight{}, d_bias{};
 
-  __device__ NormOfLane(const Fused& f, int first) {
+  __device__ LaneNorm(const Fused& f, int first) {
     const auto load = [&](const float* x) {
-      return lanes<8>([&](int i) { return x && first + i < f.channels ? x[first + i] : 0; });
+      return vec<8>([&](int i) { return x && first + i < f.channels ? x[first + i] : 0; });
     };
     weight = load(f.epilogue.norm_weight), bias = load(f.epilogue.norm_bias);
   }
-  // Those of a block, whose `lanes_of_row` lanes have the channels of a row.
-  template <int lanes_of_row>
+  // Those of a block, whose `lanes_per_row` lanes have the channels of a row.
+  template <int lanes_per_row>
   __device__ void store(const Fused& f) const {
-    constexpr int kSums = kRowThreads / lanes_of_row;
-    __shared__ float sums[2][kSums][8 * lanes_of_row];
-    const int at = int(threadIdx.x) / lanes_of_row, first = lane() % lanes_of_row * 8;
+    constexpr int kSums = kRowThreads / lanes_per_row;
+    __shared__ float sums[2][kSums][8 * lanes_per_row];
+    const int at = int(threadIdx.x) / lanes_per_row, first = lane() % lanes_per_row * 8;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       sums[0][at][first + i] = d_weight[i], sums[1][at][first + i] = d_bias[i];
@@ -115,20 +115,20 @@ struct NormOfLane {
   }
 };
 
-template <int lanes_of_row>
-__device__ inline RowSums plain_sums(const Lanes<8>& u, const Lanes<8>& du, float on) {
-  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+template <int lanes_per_row>
+__device__ inline RowSums plain_sums(const Vec<8>& u, const Vec<8>& du, float on) {
+  const auto total = [](float x) { return row_sum<lanes_per_row>(x); };
   const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
   return {dot * on, dot};
 }
-// What multiplies u (by_normed) in float32, where what is orthogonal to u must cancel to the last
-// bits: by what u.u is, not by what it would be if r were exact.
-template <int lanes_of_row>
-__device__ inline float by_squares(const Epilogue& p, int channels, const Lanes<8>& u,
-                                   const Lanes<8>& du, float r, float shift) {
+// What multiplies u (norm_projection) in float32, where what is orthogonal to u must cancel to the
+// last bits: by what u.u is, not by what it would be if r were exact.
+template <int lanes_per_row>
+__device__ inline float exact_norm_projection(const Epilogue& p, int channels, const Vec<8>& u,
+                                              const Vec<8>& du, float r, float shift) {
   const auto total = [](double x) {
 #pragma unroll
-    for (int step = 1; step < lanes_of_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+    for (int step = 1; step < lanes_per_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
   };
   double dot = 0, squares = 0;
@@ -140,14 +140,14 @@ __device__ inline float by_squares(const Epilogue& p, int channels, const Lanes<
   dot = total(dot), squares = total(squares);
   if (p.norm != Epilogue::l2)
     squares += double(channels) * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
-  return squares > 0 && !at_bound(p, channels, r) ? float(dot / squares) : 0;
+  return squares > 0 && !norm_is_clamped(p, channels, r) ? float(dot / squares) : 0;
 }
 // From the gradient of the result to that of y over r, in place.
-template <int lanes_of_row, bool learned, bool exact>
+template <int lanes_per_row, bool learned, bool exact>
 __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift,
-                                      const Lanes<8>& u, Lanes<8>& du, NormOfLane& norm) {
+                                      const Vec<8>& u, Vec<8>& du, LaneNorm& norm) {
   const Epilogue& p = f.epilogue;
-  const auto total = [](float x) { return row_sum<lanes_of_row>(x); };
+  const auto total = [](float x) { return row_sum<lanes_per_row>(x); };
   RowSums sums{};
   if (p.post_gate)
     sums.d_post = sum_over<8>(total, [&](int i) {
@@ -161,39 +161,39 @@ __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float s
   sums.dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
   float by_u;
   if constexpr (exact)
-    by_u = by_squares<lanes_of_row>(p, f.channels, u, du, r, shift);
+    by_u = exact_norm_projection<lanes_per_row>(p, f.channels, u, du, r, shift);
   else
-    by_u = by_normed(p, f.channels, sums.dot, r);
+    by_u = norm_projection(p, f.channels, sums.dot, r);
   float less = 0;
   if (p.norm == Epilogue::layer)
     less = sum_over<8>(total, [&](int i) { return du[i]; }) / float(f.channels);
-  du = lanes<8>([&](int i) { return du[i] - less - u[i] * by_u; });
+  du = vec<8>([&](int i) { return du[i] - less - u[i] * by_u; });
   return sums;
 }
 
 template <class T, int C, RowKind kind>
-__global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant__ Fused f,
-                                                           bool is_exp) {
+__global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid_constant__ Fused f,
+                                                                    bool is_exp) {
   constexpr int kLanes = C / 8, kRows = 32 / kLanes;  // rows at once, of a warp
   constexpr int kAhead = 32 / kRows < 4 ? 32 / kRows : sizeof(T) == 2 ? 4 : 2;
-  const int blocks = (f.T + kRowsOfBlock - 1) / kRowsOfBlock;
+  const int blocks = (f.T + kRowsPerBlock - 1) / kRowsPerBlock;
   // From the last head on: it has been written last, and the keys begin with the first.
   const unsigned block = gridDim.x - 1 - blockIdx.x;
   const int64_t head = block / unsigned(blocks);
-  const int t0 = int(block % unsigned(blocks)) * kRowsOfBlock, first_row = t0 + warp() * 32;
+  const int t0 = int(block % unsigned(blocks)) * kRowsPerBlock, first_row = t0 + warp() * 32;
   const int first = lane() % kLanes * 8, sub = lane() / kLanes;  // channel; row among those at once
   const bool real = first < f.E;
   const int64_t at_head = head * f.T * f.E + first;
   const T* const us = static_cast<const T*>(f.u ? f.u : f.o) + at_head;
   const T* const dus = row_of<T>(f.d_o, int(head / f.H), int(head % f.H), 0) + first;
   T* const gs = static_cast<T*>(f.g) + at_head;
-  const OwnRow own(f, head, first_row + lane());
-  NormOfLane norm(f, first);
-  const bool asks = kind != RowKind::plain || wants_product(f);
+  const LaneRow own(f, head, first_row + lane());
+  LaneNorm norm(f, first);
+  const bool needs_dot = kind != RowKind::plain || needs_row_dot(f);
   RowSums own_sums{};
-  Eight<T> u_words[kAhead] = {}, du_words[kAhead] = {};
+  Vector8<T> u_words[kAhead] = {}, du_words[kAhead] = {};
 #pragma unroll 1
-  for (int k = 0; asks && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
+  for (int k = 0; needs_dot && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const int64_t t = min(first_row + k + j * kRows + sub, f.T - 1);
@@ -203,8 +203,8 @@ __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant
     for (int j = 0; j < kAhead; ++j) {
       const int row = k + j * kRows + sub, t = first_row + row;  // row: of the warp
       const float on = __shfl_sync(~0u, own.on, row), r = __shfl_sync(~0u, own.r, row);
-      const Lanes<8> u = u_words[j].numbers();
-      Lanes<8> du = du_words[j].numbers();
+      const Vec<8> u = u_words[j].numbers();
+      Vec<8> du = du_words[j].numbers();
       RowSums sums;
       if constexpr (kind == RowKind::plain) {
         sums = plain_sums<kLanes>(u, du, on);
@@ -227,7 +227,7 @@ __global__ __launch_bounds__(kRowThreads) void rows_kernel(const __grid_constant
 
 // From the sums of dq, in the order of registers, to rows. A block has the kDqTile rows of a tile.
 template <class T, int C>
-__global__ __launch_bounds__(128) void dq_kernel(const __grid_constant__ Fused f) {
+__global__ __launch_bounds__(128) void unpack_dq_kernel(const __grid_constant__ Fused f) {
   constexpr int kRow = C + 8;  // numbers, so that rows begin in different banks
   __shared__ __align__(16) T rows[kDqTile * kRow];
   // From the last tile on: those have been added to last, and are in the cache.

@@ -9,19 +9,16 @@
 
 namespace horner::attn::kernels::cuda {
 
-template <class T, int C>
-struct ForwardShape;
-
 // The falls of a tile of keys, in shared memory: first as the running sums are copied there, then
-// `fallen` and the factor of each key.
-union KeyFall {
+// `log2_decay` and the factor of each key.
+union KeyDecaySlot {
   double gates;
-  float2 fall;
+  float2 decay;
 };
 
-// The rows of a thread: `atoms` times the rows i and i + 8 of sixteen. `falls`: with decay or a
-// centre (kHasFalls).
-template <class T, int C, class W, class Shape = ForwardShape<T, C>, bool falls = false>
+// The rows of a thread: `atoms` times the rows i and i + 8 of sixteen. `factored`: with decay or a
+// centre (kHasDecayFactors).
+template <class T, int C, class W, class Shape, bool factored = false>
 struct RunningSums {
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kKeys / 8;
   // Exp is taken relative to the largest score so far; so is, to stay in its range, any weight
@@ -37,10 +34,10 @@ struct RunningSums {
   float N[kAtoms][C / 8][4];
   float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
   float centre[kAtoms][2];
-  float fall[kAtoms][2], per_scale;  // of `falls`
-  float factor[2 * kAtoms];          // what brings N to the scale of the tile at hand
-  bool raised;                       // whether there is one, in some row of the warp
-  bool fresh;                        // some row of the warp has no shift yet
+  float log_decay[kAtoms][2], per_scale;  // of `factored`
+  float factor[2 * kAtoms];               // what brings N to the scale of the tile at hand
+  bool raised;                            // whether there is one, in some row of the warp
+  bool fresh;                             // some row of the warp has no shift yet
 
   __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
       : f(f), w(w), head(head), t0(t0), N{}, raised(false), fresh(true) {
@@ -50,21 +47,22 @@ struct RunningSums {
       centre[i / 2][i % 2] = f.centre ? f.centre[row(i)] : 0;
     }
   }
-  __device__ void set_falls(double reference) {
+  __device__ void set_decay(double reference) {
     per_scale = 1 / f.scale;
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i)
-      fall[i / 2][i % 2] = f.decay ? fallen(gates_at_query(f, head, query(i)), reference) : 0;
+      log_decay[i / 2][i % 2] =
+          f.decay ? log2_decay(gates_at_query(f, head, query(i)), reference) : 0;
   }
   __device__ int query(int i) const { return t0 + i / 2 * 16 + i % 2 * 8; }
   __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
   static __device__ float finite(float shift) { return shift == -INFINITY ? 0 : shift; }
 
   // The thread's numbers in its row i: two of every eight columns.
-  static __device__ Lanes<2 * kTiles> of_row(const Products& x, int i) {
-    return lanes<2 * kTiles>([&](int j) { return x[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+  static __device__ Vec<2 * kTiles> of_row(const Products& x, int i) {
+    return vec<2 * kTiles>([&](int j) { return x[i / 2][j / 2][i % 2 * 2 + j % 2]; });
   }
-  static __device__ void set_row(Products& x, int i, const Lanes<2 * kTiles>& y) {
+  static __device__ void set_row(Products& x, int i, const Vec<2 * kTiles>& y) {
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j) x[i / 2][j / 2][i % 2 * 2 + j % 2] = y[j];
   }
@@ -73,12 +71,12 @@ struct RunningSums {
   // new scale, N by `rescale`. Weights may grow to e^slack before that, since any shift will do.
   static constexpr float kSlack = 5;
   template <class Top>
-  __device__ __forceinline__ void raise(const Top& top, float slack = kSlack) {
+  __device__ __forceinline__ void raise_shift(const Top& top, float slack = kSlack) {
     raised = false;
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       float& now = shift[i / 2][i % 2];
-      const float found = quad_max(top(i)), next = found > now + slack ? found : now;
+      const float tile_max = quad_max(top(i)), next = tile_max > now + slack ? tile_max : now;
       factor[i] = exp_fast(now - finite(next));
       raised |= next > now;
       now = next;
@@ -99,27 +97,27 @@ struct RunningSums {
     }
   }
 
-  // From products to weights, in place; adds those to the sum. Exp rows that are not `raising`
+  // From products to weights, in place; adds those to the sum. Exp rows that are not `find_max`
   // their shift may find that they must: then nothing is added, and false is returned.
-  __device__ __forceinline__ void weigh(Care care, Products& x, int s0, const double* gates) {
+  __device__ __forceinline__ void to_weights(Path path, Products& x, int s0, const double* gates) {
     with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
-      weigh(weight, care, x, s0, gates, true);
+      to_weights(weight, path, x, s0, gates, true);
     });
   }
   // The same with a weight of known degree, if it has one.
   template <class Weight>
-  __device__ __forceinline__ bool weigh(const Weight& weight, Care care, Products& x, int s0,
-                                        const double* gates, bool raising) {
+  __device__ __forceinline__ bool to_weights(const Weight& weight, Path path, Products& x, int s0,
+                                             const double* gates, bool find_max) {
     float parts[2 * kAtoms];
-    if (care == Care::none) weigh<Care::none>(weight, x, s0, gates, raising, parts);
-    if constexpr (!falls || kIsExp)
-      if (care == Care::clamp) weigh<Care::clamp>(weight, x, s0, gates, raising, parts);
-    if (care == Care::any) weigh<Care::any>(weight, x, s0, gates, raising, parts);
-    if constexpr (kTries) {
+    if (path == Path::plain) to_weights<Path::plain>(weight, x, s0, gates, find_max, parts);
+    if constexpr (!factored || kIsExp)
+      if (path == Path::clamp) to_weights<Path::clamp>(weight, x, s0, gates, find_max, parts);
+    if (path == Path::general) to_weights<Path::general>(weight, x, s0, gates, find_max, parts);
+    if constexpr (kSkipsMax) {
       bool over = false;
 #pragma unroll
-      for (int i = 0; i < 2 * kAtoms; ++i) over |= !(parts[i] <= kMost);
-      if (__any_sync(~0u, over) && !raising) return false;
+      for (int i = 0; i < 2 * kAtoms; ++i) over |= !(parts[i] <= kMaxPartialSum);
+      if (__any_sync(~0u, over) && !find_max) return false;
     }
     if constexpr (!kScaled)
 #pragma unroll
@@ -128,34 +126,34 @@ struct RunningSums {
   }
   // Exp rows take weights with the shift that there is, without looking for the largest score; not
   // with 128 channels and falls, where it would take registers.
-  static constexpr bool kTries = kIsExp && !(falls && C == 128);
+  static constexpr bool kSkipsMax = kIsExp && !(factored && C == 128);
   // What a thread's share of a tile may come to before shifts are raised. Weights are rounded to T,
   // and squares of their sums are floats.
-  static constexpr float kMost = std::is_same_v<T, bf16>   ? 0x1p30f
-                                 : std::is_same_v<T, fp16> ? 0x1p12f
-                                                           : 148;
-  template <Care care, class Weight>
-  __device__ __forceinline__ void weigh(const Weight& weight, Products& x, int s0,
-                                        const double* gates, bool raising,
-                                        float (&parts)[2 * kAtoms]) {
+  static constexpr float kMaxPartialSum = std::is_same_v<T, bf16>   ? 0x1p30f
+                                          : std::is_same_v<T, fp16> ? 0x1p12f
+                                                                    : 148;
+  template <Path path, class Weight>
+  __device__ __forceinline__ void to_weights(const Weight& weight, Products& x, int s0,
+                                             const double* gates, bool find_max,
+                                             float (&parts)[2 * kAtoms]) {
     const int first = s0 + lane() % 4 * 2;
-    Lanes<2 * kTiles> keys;
-    if constexpr (falls)
-      if (f.decay) keys = falls_of<care>(gates + lane() % 4 * 2);
-    if constexpr (care == Care::any && kIsExp) {
+    Vec<2 * kTiles> keys;
+    if constexpr (factored)
+      if (f.decay) keys = key_decay<path>(gates + lane() % 4 * 2);
+    if constexpr (path == Path::general && kIsExp) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) {
         const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
         const auto y = of_row(x, i);
-        set_row(x, i, lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : -INFINITY; }));
+        set_row(x, i, vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : -INFINITY; }));
       }
     }
-    if (kIsExp && raising) {
+    if (kIsExp && find_max) {
       const auto top = [&](int i) {
-        const float top = by_fours(of_row(x, i), [](float a, float b) { return fmaxf(a, b); });
+        const float top = reduce4(of_row(x, i), [](float a, float b) { return fmaxf(a, b); });
         return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
       };
-      raise(top, kTries ? 0 : kSlack);
+      raise_shift(top, kSkipsMax ? 0 : kSlack);
       rescale();
       bool none = false;
 #pragma unroll
@@ -164,40 +162,40 @@ struct RunningSums {
     }
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
-      auto y = value<care>(weight, of_row(x, i), i, first);
-      if constexpr (falls) {
-        if (f.decay) fade_row<care>(y, i, keys);
-      } else if constexpr (care == Care::any && Shape::kDecay && !kHasFalls<T, W>)
+      auto y = value<path>(weight, of_row(x, i), i, first);
+      if constexpr (factored) {
+        if (f.decay) decay_row<path>(y, i, keys);
+      } else if constexpr (path == Path::general && Shape::kDecay && !kHasDecayFactors<T, W>)
         if (f.decay) {
           const double here = gates_at_query(f, head, query(i));
 #pragma unroll
           for (int j = 0; j < 2 * kTiles; ++j)
-            y[j] *= fade(here, gates[first - s0 + j / 2 * 8 + j % 2]);
+            y[j] *= decay_factor(here, gates[first - s0 + j / 2 * 8 + j % 2]);
         }
-      if constexpr (!kScaled) parts[i] = by_fours(y, [](float a, float b) { return a + b; });
+      if constexpr (!kScaled) parts[i] = reduce4(y, [](float a, float b) { return a + b; });
       set_row(x, i, y);
     }
-    if constexpr (kScaled) by_largest(x);
+    if constexpr (kScaled) rescale_by_max(x);
   }
   // Of the thread's columns: how far the gates have fallen; or, where every query stands behind the
   // reference and every key before it, the factors. Those of exp rows are in the exponent.
-  template <Care care>
-  static __device__ __forceinline__ Lanes<2 * kTiles> falls_of(const double* gates) {
-    Lanes<2 * kTiles> y;
+  template <Path path>
+  static __device__ __forceinline__ Vec<2 * kTiles> key_decay(const double* gates) {
+    Vec<2 * kTiles> y;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
       const float4 two = *reinterpret_cast<const float4*>(gates + 8 * j);
-      y[2 * j] = care == Care::any ? two.x : two.y;
-      y[2 * j + 1] = care == Care::any ? two.z : two.w;
+      y[2 * j] = path == Path::general ? two.x : two.y;
+      y[2 * j + 1] = path == Path::general ? two.z : two.w;
     }
     return y;
   }
-  template <Care care>
-  __device__ __forceinline__ void fade_row(Lanes<2 * kTiles>& y, int i,
-                                           const Lanes<2 * kTiles>& keys) const {
-    const float here = fall[i / 2][i % 2];
-    if constexpr (care == Care::any)
-      y = lanes<2 * kTiles>([&](int j) { return y[j] * fall_between(here, keys[j]); });
+  template <Path path>
+  __device__ __forceinline__ void decay_row(Vec<2 * kTiles>& y, int i,
+                                            const Vec<2 * kTiles>& keys) const {
+    const float here = log_decay[i / 2][i % 2];
+    if constexpr (path == Path::general)
+      y = vec<2 * kTiles>([&](int j) { return y[j] * decay_between(here, keys[j]); });
     else if constexpr (kIsExp)
       y = y * keys;
     else
@@ -205,48 +203,47 @@ struct RunningSums {
   }
   // Four results side by side, so that none waits long for the one before.
   template <class F>
-  static __device__ __forceinline__ float by_fours(const Lanes<2 * kTiles>& y, const F& f) {
-    Lanes<4> some = lanes<4>([&](int j) { return y[j]; });
+  static __device__ __forceinline__ float reduce4(const Vec<2 * kTiles>& y, const F& f) {
+    Vec<4> some = vec<4>([&](int j) { return y[j]; });
 #pragma unroll
     for (int j = 4; j < 2 * kTiles; ++j) some[j % 4] = f(some[j % 4], y[j]);
     return f(f(some[0], some[1]), f(some[2], some[3]));
   }
-  __device__ void add(const Lanes<2 * kTiles>& y, int i) {
-    sum[i / 2][i % 2] += by_fours(y, [](float a, float b) { return a + b; });
+  __device__ void add(const Vec<2 * kTiles>& y, int i) {
+    sum[i / 2][i % 2] += reduce4(y, [](float a, float b) { return a + b; });
   }
-  template <Care care, class Weight>
-  __device__ __forceinline__ Lanes<2 * kTiles> value(const Weight& weight,
-                                                     const Lanes<2 * kTiles>& x, int i,
-                                                     int first) const {
+  template <Path path, class Weight>
+  __device__ __forceinline__ Vec<2 * kTiles> value(const Weight& weight, const Vec<2 * kTiles>& x,
+                                                   int i, int first) const {
     const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
     float sub = (centre[i / 2][i % 2] + by) * kUnit<W>;
     const float scale = f.scale * kUnit<W>;
     float limit = (f.clamp - by) * kUnit<W>;
-    if constexpr (falls && kIsExp && care != Care::any)
-      sub -= fall[i / 2][i % 2], limit += fall[i / 2][i % 2];
+    if constexpr (factored && kIsExp && path != Path::general)
+      sub -= log_decay[i / 2][i % 2], limit += log_decay[i / 2][i % 2];
     auto y = x;
-    if constexpr (Shape::kRaw && kOfDegree<Weight>) {
-      if constexpr (falls) y = y + -centre[i / 2][i % 2] * per_scale;
-      if constexpr (care != Care::none) y = at_most(y, f.clamp / f.scale);
+    if constexpr (Shape::kRaw && kIsFixedDegree<Weight>) {
+      if constexpr (factored) y = y + -centre[i / 2][i % 2] * per_scale;
+      if constexpr (path != Path::plain) y = min_nan(y, f.clamp / f.scale);
     } else {
-      y = lanes<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
-      if constexpr (care != Care::none) y = at_most(y, limit);
+      y = vec<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
+      if constexpr (path != Path::plain) y = min_nan(y, limit);
     }
-    if constexpr (std::is_same_v<W, Other>) {
-      const Found found = f.found ? f.found[row(i)] : Found{};
-      y = lanes<2 * kTiles>([&](int j) { return parts(w, y[j], found).w; });
+    if constexpr (std::is_same_v<W, RuntimeWeight>) {
+      const RowThreshold threshold = f.thresholds ? f.thresholds[row(i)] : RowThreshold{};
+      y = vec<2 * kTiles>([&](int j) { return weight_jacobian(w, y[j], threshold).w; });
     } else {
       y = weights_of(weight, y);
     }
-    if constexpr (care == Care::any && !kIsExp) {
+    if constexpr (path == Path::general && !kIsExp) {
       const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
-      y = lanes<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
+      y = vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
     }
     return y;
   }
   // Weights that are relative to their largest so far.
-  __device__ void by_largest(Products& x) {
-    raise([&](int i) {
+  __device__ void rescale_by_max(Products& x) {
+    raise_shift([&](int i) {
       const auto y = of_row(x, i);
       float top = 0;
 #pragma unroll
@@ -267,9 +264,9 @@ struct RunningSums {
   __device__ float normalise(int i) {
     const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
     const int64_t at = row(i);
-    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
-    const float r = normed(f.epilogue, f.channels, at, x, W_t, by, channel,
-                           [](float y) { return quad_sum(y); });
+    auto x = vec<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    const float r = norm_row(f.epilogue, f.channels, at, x, W_t, by, channel,
+                             [](float y) { return quad_sum(y); });
 #pragma unroll
     for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = x[j];
     if (f.W && lane() % 4 == 0 && query(i) < f.T) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
@@ -279,8 +276,8 @@ struct RunningSums {
     const Epilogue& p = f.epilogue;
     const float on = r == 0 ? 0 : p.post_gate ? p.post_gate[row(i)] : 1;
     if (!p.norm_weight && !p.norm_bias && on == 1) return;
-    auto x = lanes<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
-    learned_scale(p, f.channels, x, channel);
+    auto x = vec<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
+    apply_norm_weight(p, f.channels, x, channel);
 #pragma unroll
     for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = on * x[j];
   }

@@ -23,10 +23,10 @@ __device__ const T* row_of(const View& x, int b, int h, int row) {
 
 // Blocks that run side by side: those of some heads, the same part of each head after another. So
 // the longest come first, and what these heads read and add to stays in the second-level cache.
-struct Place {
+struct BlockSchedule {
   int head, block;
 
-  __device__ Place(int index, int heads, int blocks) {
+  __device__ BlockSchedule(int index, int heads, int blocks) {
     constexpr int kTogether = 256;  // blocks, at least
     const int some = min(heads, (kTogether + blocks - 1) / blocks), first = index / (some * blocks);
     const int here = min(some, heads - first * some), rest = index - first * some * blocks;
@@ -35,24 +35,24 @@ struct Place {
 };
 
 // A number that the compiler keeps: it would rather divide anew in every round of a loop.
-__device__ inline int kept(int x) {
+__device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
 // Copies that run beside the arithmetic.
-__device__ inline void copy_16_bytes(uint32_t to, const void* from, bool real) {
+__device__ inline void cp_async_16(uint32_t to, const void* from, bool real) {
   const int bytes = real ? 16 : 0;  // the rest becomes zeros, and is not read
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-__device__ inline void copy_8_bytes(uint32_t to, const void* from) {
+__device__ inline void cp_async_8(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
 }
-__device__ inline void copy_4_bytes(uint32_t to, const void* from) {
+__device__ inline void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
 }
-__device__ inline void wait_for_copies() {
+__device__ inline void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
@@ -68,7 +68,7 @@ __device__ inline void copy_rows(Tile<T, C> to, const T* from, int64_t stride, i
 #pragma unroll
   for (int i = 0; i < rows; i += kStep, at += kStep * stride) {
     if (rows % kStep != 0 && first + i >= rows) return;
-    copy_16_bytes(to.chunk(first + i, chunk), at, i < inside);
+    cp_async_16(to.chunk(first + i, chunk), at, i < inside);
   }
 }
 
@@ -91,33 +91,28 @@ __device__ inline bool is_partial(const Seen& seen, int t0, int t1, int s0, int 
   return seen.keep || seen.lo(min(t1, seen.T) - 1) > s0 || seen.hi(t0) < s1;
 }
 
-// Whether no query of [t0, t1) sees any key of [s0, s1).
-__device__ inline bool is_hidden(const Seen& seen, int t0, int t1, int s0, int s1) {
-  return seen.lo(t0) >= s1 || seen.hi(min(t1, seen.T) - 1) <= s0;
-}
-
-__device__ inline Care care_for(const Fused& f, int t0, int t1, int s0, int s1) {
-  if (f.decay || is_partial(f.seen, t0, t1, s0, s1)) return Care::any;
-  return f.clamp < INFINITY ? Care::clamp : Care::none;
+__device__ inline Path path_for(const Fused& f, int t0, int t1, int s0, int s1) {
+  if (f.decay || is_partial(f.seen, t0, t1, s0, s1)) return Path::general;
+  return f.clamp < INFINITY ? Path::clamp : Path::plain;
 }
 
 // Of an interval: what some of it sees, or is seen by, and what all of it does.
-struct Sight {
+struct VisibleRange {
   int some_begin, some_end, all_begin, all_end;
 
-  __device__ bool nothing_of(int begin, int end) const {
+  __device__ bool has_none(int begin, int end) const {
     return begin >= some_end || end <= some_begin;
   }
-  __device__ bool all_of(int begin, int end) const { return begin >= all_begin && end <= all_end; }
+  __device__ bool has_all(int begin, int end) const { return begin >= all_begin && end <= all_end; }
 };
 // The keys that queries [t0, t1) see.
-__device__ inline Sight keys_seen_by(const Seen& seen, int t0, int t1) {
+__device__ inline VisibleRange keys_seen_by(const Seen& seen, int t0, int t1) {
   if (t0 >= seen.T) return {0, 0, 0, 0};
   const int last = min(t1, seen.T) - 1;
   return {seen.lo(t0), seen.hi(last), seen.lo(last), seen.keep ? 0 : seen.hi(t0)};
 }
 // The queries that see keys [s0, s1).
-__device__ inline Sight queries_that_see(const Seen& seen, int s0, int s1) {
+__device__ inline VisibleRange queries_that_see(const Seen& seen, int s0, int s1) {
   if (s0 >= seen.S) return {0, 0, 0, 0};
   const int end = min(s1, seen.S);
   const bool whole = end == s1 && !seen.keep;
@@ -141,13 +136,13 @@ __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) 
 }
 
 // Decay and centred scores run code of their own.
-HORNER_HD bool is_careful(const Fused& f) {
+HORNER_HD bool has_decay_or_centre(const Fused& f) {
   return f.decay || f.centre;
 }
 // Whether that is a kernel of its own, where gates are factors of rows and columns (`Falls`). Else,
 // in float32 above all, each score fades by itself, in double, with one loop for all degrees.
 template <class T, class W>
-inline constexpr bool kHasFalls =
+inline constexpr bool kHasDecayFactors =
     sizeof(T) == 2 && (std::is_same_v<W, Exp> || std::is_same_v<W, Polynomial>);
 // The degree of a weight (values or slopes) that kernels know. In float32 the products take most of
 // the time.
@@ -164,7 +159,7 @@ __device__ inline double gates_at_key(const Fused& f, const Head& head, int s) {
 __device__ inline double gates_at_query(const Fused& f, const Head& head, int t) {
   return gates_at_key(f, head, t + f.S - f.T);
 }
-__device__ inline float fade(double query, double key) {
+__device__ inline float decay_factor(double query, double key) {
   const double x = fmin(query - key, 0.0);
   const float high = float(x);
   return expf(high) * (1 + float(x - double(high)));
@@ -172,12 +167,12 @@ __device__ inline float fade(double query, double key) {
 
 // In 16 bits: how far the gates have fallen at a token since a `reference` near it, in units of ln
 // 2. Of tokens much before it, where a float is coarse, nothing is left.
-__device__ inline float fallen(double gates, double reference) {
+__device__ inline float log2_decay(double gates, double reference) {
   return float(gates - reference) * kLog2e;
 }
 // The product of the gates in (s, t]. Where the reference stands between s and t it is a factor of
 // the key, 2^-at_key, times one of the query, 2^at_query, both at most 1.
-__device__ inline float fall_between(float at_query, float at_key) {
+__device__ inline float decay_between(float at_query, float at_key) {
   return exp2_fast(fminf(at_query - at_key, 0));
 }
 
@@ -210,7 +205,7 @@ __device__ inline void gate_values(const Fused& f, const Head& head, int s0, Til
 template <int n>
 __device__ inline void copy_gates(const Fused& f, const Head& head, int s0, float* to) {
   const int i = int(threadIdx.x);
-  if (i < n) copy_4_bytes(shared_address(to + i), f.gate + head.key(f, min(s0 + i, f.S - 1)));
+  if (i < n) cp_async_4(shared_address(to + i), f.gate + head.key(f, min(s0 + i, f.S - 1)));
 }
 // Weights times the gates of their columns, from that of the first key on, in shared memory.
 template <int atoms, int n>
@@ -226,7 +221,7 @@ __device__ __forceinline__ void gate_columns(const float* gates, float (&x)[atom
 
 template <class T>
 __device__ inline void store_pair(void* rows, int64_t at, float a, float b) {
-  *reinterpret_cast<uint32_t*>(static_cast<T*>(rows) + at) = pair(T(), a, b);
+  *reinterpret_cast<uint32_t*>(static_cast<T*>(rows) + at) = pack2(T(), a, b);
 }
 template <>
 __device__ inline void store_pair<float>(void* rows, int64_t at, float a, float b) {
@@ -236,10 +231,10 @@ __device__ inline void store_pair<float>(void* rows, int64_t at, float a, float 
 // From two neighbours of a row in each of four tiles to eight neighbours: lane i of four gets those
 // of tile i. x[2 j] and x[2 j + 1] are a lane's numbers of tile j, [8] over the four lanes.
 template <class T>
-__device__ inline uint4 eight_neighbours(const float (&x)[8]) {
+__device__ inline uint4 gather_8(const float (&x)[8]) {
   uint32_t words[4];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) words[j] = pair(T(), x[2 * j], x[2 * j + 1]);
+  for (int j = 0; j < 4; ++j) words[j] = pack2(T(), x[2 * j], x[2 * j + 1]);
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
     const bool upper = lane() & step;
@@ -258,7 +253,7 @@ template <class T>
 __device__ inline void store_32(void* rows, int64_t at, int channels, bool wanted,
                                 const float (&x)[8]) {
   if constexpr (sizeof(T) == 2) {
-    const uint4 words = eight_neighbours<T>(x);
+    const uint4 words = gather_8<T>(x);
     const int c = lane() % 4 * 8;
     if (wanted && c < channels) *reinterpret_cast<uint4*>(static_cast<T*>(rows) + at + c) = words;
   } else {

@@ -1,6 +1,6 @@
 // From scores to weights and the gradients of scores, on some numbers of one thread. The weights
-// of one score are those of attn/math.h; those of the whole row are here, given what `find` has
-// found of the row. With dw the gradient of a weight,
+// of one score are those of attn/math.h; those of the whole row are here, given what
+// find_row_thresholds has found of the row. With dw the gradient of a weight,
 //   dx_s = slope_s dw_s - share_s sum_r pull_r dw_r
 #pragma once
 
@@ -12,40 +12,40 @@ namespace horner::attn::kernels::cuda {
 
 // Numbers of one thread, in registers.
 template <int n>
-struct Lanes {
+struct Vec {
   float v[n];
   HORNER_HD float& operator[](int i) { return v[i]; }
   HORNER_HD float operator[](int i) const { return v[i]; }
 };
 
 template <int n, class F>
-HORNER_HD Lanes<n> lanes(const F& f) {  // f(0), f(1), ...
-  Lanes<n> y;
+HORNER_HD Vec<n> vec(const F& f) {  // f(0), f(1), ...
+  Vec<n> y;
 #pragma unroll
   for (int i = 0; i < n; ++i) y[i] = f(i);
   return y;
 }
 template <int n>
-HORNER_HD Lanes<n> operator+(Lanes<n> a, Lanes<n> b) {
-  return lanes<n>([&](int i) { return a[i] + b[i]; });
+HORNER_HD Vec<n> operator+(Vec<n> a, Vec<n> b) {
+  return vec<n>([&](int i) { return a[i] + b[i]; });
 }
 template <int n>
-HORNER_HD Lanes<n> operator*(Lanes<n> a, Lanes<n> b) {
-  return lanes<n>([&](int i) { return a[i] * b[i]; });
+HORNER_HD Vec<n> operator*(Vec<n> a, Vec<n> b) {
+  return vec<n>([&](int i) { return a[i] * b[i]; });
 }
 template <int n>
-HORNER_HD Lanes<n> operator+(Lanes<n> a, float b) {
-  return lanes<n>([&](int i) { return a[i] + b; });
+HORNER_HD Vec<n> operator+(Vec<n> a, float b) {
+  return vec<n>([&](int i) { return a[i] + b; });
 }
 template <int n>
-HORNER_HD Lanes<n> operator*(Lanes<n> a, float b) {
-  return lanes<n>([&](int i) { return a[i] * b; });
+HORNER_HD Vec<n> operator*(Vec<n> a, float b) {
+  return vec<n>([&](int i) { return a[i] * b; });
 }
 template <int n>
-HORNER_HD Lanes<n> operator*(float a, Lanes<n> b) {
+HORNER_HD Vec<n> operator*(float a, Vec<n> b) {
   return b * a;
 }
-HORNER_HD float at_most(float a, float b) {  // a NaN stays one
+HORNER_HD float min_nan(float a, float b) {  // a NaN stays one
 #ifdef __CUDA_ARCH__
   float y;
   asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(y) : "f"(a), "f"(b));
@@ -55,8 +55,8 @@ HORNER_HD float at_most(float a, float b) {  // a NaN stays one
 #endif
 }
 template <int n>
-HORNER_HD Lanes<n> at_most(Lanes<n> a, float b) {
-  return lanes<n>([&](int i) { return at_most(a[i], b); });
+HORNER_HD Vec<n> min_nan(Vec<n> a, float b) {
+  return vec<n>([&](int i) { return min_nan(a[i], b); });
 }
 
 inline constexpr float kLog2e = 1.4426950408889634f;
@@ -77,8 +77,8 @@ HORNER_HD float exp_fast(float x) {
 
 // Numbers in units of ln 2, so that their exponential is one instruction.
 template <int n>
-struct Doublings {
-  Lanes<n> of;
+struct Base2Exponent {
+  Vec<n> of;
 };
 
 }  // namespace horner::attn::kernels::cuda
@@ -86,9 +86,9 @@ struct Doublings {
 namespace horner::attn {
 
 template <int n>
-struct Maths<kernels::cuda::Doublings<n>> {
-  static HORNER_HD kernels::cuda::Doublings<n> exp(const kernels::cuda::Doublings<n>& x) {
-    return {kernels::cuda::lanes<n>([&](int i) { return kernels::cuda::exp2_fast(x.of[i]); })};
+struct Maths<kernels::cuda::Base2Exponent<n>> {
+  static HORNER_HD kernels::cuda::Base2Exponent<n> exp(const kernels::cuda::Base2Exponent<n>& x) {
+    return {kernels::cuda::vec<n>([&](int i) { return kernels::cuda::exp2_fast(x.of[i]); })};
   }
 };
 
@@ -101,30 +101,30 @@ template <class W>
 inline constexpr float kUnit = std::is_same_v<W, Exp> ? kLog2e : 1;
 
 template <int n>
-HORNER_HD Slope<Lanes<n>> slopes_of(const Exp& w, const Lanes<n>& x) {
-  const Lanes<n> y = weight(w, Doublings<n>{x}).w.of;
+HORNER_HD Slope<Vec<n>> slopes_of(const Exp& w, const Vec<n>& x) {
+  const Vec<n> y = weight(w, Base2Exponent<n>{x}).w.of;
   return {y, y};
 }
 template <int n>
-HORNER_HD Lanes<n> weights_of(const Exp& w, const Lanes<n>& x) {
+HORNER_HD Vec<n> weights_of(const Exp& w, const Vec<n>& x) {
   return slopes_of(w, x).w;
 }
 // A polynomial whose degree the compiler knows; 0 for any other, and for slopes of no series.
 template <int degree>
-struct OfDegree {
+struct FixedDegree {
   const Polynomial& p;
 };
 template <class Weight>
-inline constexpr bool kOfDegree = false;
+inline constexpr bool kIsFixedDegree = false;
 template <int degree>
-inline constexpr bool kOfDegree<OfDegree<degree>> = degree != 0;
+inline constexpr bool kIsFixedDegree<FixedDegree<degree>> = degree != 0;
 // A polynomial of no more than this degree that is no series (a power, or 1 + x): its slope is a
 // sum of its own.
 template <int degree>
-struct UpToDegree {
+struct MaxDegree {
   const Polynomial& p;
 };
-constexpr bool knows_degree(int n) {
+constexpr bool is_specialized_degree(int n) {
   return n == 1 || n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
 }
 // f(weight), with a polynomial of the degree given. Called around loops, not in them.
@@ -137,13 +137,13 @@ HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
   switch (degree) {
       // clang-format off
     case 1:  // with c[2] = 0
-    case 2: return f(OfDegree<2>{p});
-    case 3: return f(OfDegree<3>{p});
-    case 4: return f(OfDegree<4>{p});
-    case 6: return f(OfDegree<6>{p});
-    case 8: return f(OfDegree<8>{p});
-    case 10: return f(OfDegree<10>{p});
-    default: return f(OfDegree<0>{p});
+    case 2: return f(FixedDegree<2>{p});
+    case 3: return f(FixedDegree<3>{p});
+    case 4: return f(FixedDegree<4>{p});
+    case 6: return f(FixedDegree<6>{p});
+    case 8: return f(FixedDegree<8>{p});
+    case 10: return f(FixedDegree<10>{p});
+    default: return f(FixedDegree<0>{p});
       // clang-format on
   }
 }
@@ -154,7 +154,7 @@ HORNER_HD void with_any_degree(const W& w, const F& f) {
 }
 template <class F>
 HORNER_HD void with_any_degree(const Polynomial& p, const F& f) {
-  f(OfDegree<0>{p});
+  f(FixedDegree<0>{p});
 }
 // The degree for values, where odd ones from 5 on count as the next (c is 0 there), and that for
 // slopes.
@@ -179,19 +179,19 @@ HORNER_HD void with_slopes(const W& w, const F& f) {
 }
 template <class F>
 HORNER_HD void with_slopes(const Polynomial& p, const F& f) {
-  if (slope_degree_of(p) == 0 && p.degree <= 2) return f(UpToDegree<2>{p});
-  if (slope_degree_of(p) == 0 && p.degree <= 4) return f(UpToDegree<4>{p});
+  if (slope_degree_of(p) == 0 && p.degree <= 2) return f(MaxDegree<2>{p});
+  if (slope_degree_of(p) == 0 && p.degree <= 4) return f(MaxDegree<4>{p});
   with_degree(p, slope_degree_of(p), f);
 }
 
 // Eight numbers at a time, which is enough to keep a warp busy: more would take registers.
 template <int degree, int n>
-HORNER_HD Lanes<n> weights_of(const OfDegree<degree>& w, const Lanes<n>& x) {
-  Lanes<n> y;
+HORNER_HD Vec<n> weights_of(const FixedDegree<degree>& w, const Vec<n>& x) {
+  Vec<n> y;
 #pragma unroll
   for (int i = 0; i < n; i += 8) {
-    const auto part = lanes<8>([&](int j) { return x[i + j]; });
-    Lanes<8> of_part;
+    const auto part = vec<8>([&](int j) { return x[i + j]; });
+    Vec<8> of_part;
     if constexpr (degree == 0) {
       of_part = weight(w.p, part).w;
     } else {
@@ -203,7 +203,7 @@ HORNER_HD Lanes<n> weights_of(const OfDegree<degree>& w, const Lanes<n>& x) {
   return y;
 }
 template <int degree, int n>
-HORNER_HD Slope<Lanes<n>> slopes_of(const OfDegree<degree>& w, const Lanes<n>& x) {
+HORNER_HD Slope<Vec<n>> slopes_of(const FixedDegree<degree>& w, const Vec<n>& x) {
   if constexpr (degree == 0) {
     return weight(w.p, x);
   } else {
@@ -212,99 +212,102 @@ HORNER_HD Slope<Lanes<n>> slopes_of(const OfDegree<degree>& w, const Lanes<n>& x
 }
 
 template <int degree, int n>
-HORNER_HD Slope<Lanes<n>> slopes_of(const UpToDegree<degree>& w, const Lanes<n>& x) {
+HORNER_HD Slope<Vec<n>> slopes_of(const MaxDegree<degree>& w, const Vec<n>& x) {
   return weight_of_degree<degree>(w.p, x);
 }
 
 // The weight of one score of a row, and what its gradient is made of; all 0 for a score of -inf.
-struct Parts {
-  float w, slope, share, pull;
+struct WeightJacobian {
+  float w, slope, column, row;
 };
 
 HORNER_HD float root(float z, float a) {  // z^(1 / a)
   return a == 1 ? z : a == 0.5f ? z * z : exp2_fast(log2f(z) / a);
 }
-HORNER_HD float range(const Found& r) {
-  return fmaxf(r.top, 0) - r.cut + 1e-10f;
+HORNER_HD float range(const RowThreshold& r) {
+  return fmaxf(r.top, 0) - r.threshold + 1e-10f;
 }
 // Whether a score is the row's least or largest, as far as two ways to compute it agree.
-HORNER_HD bool near(float x, float y, const Found& r) {
+HORNER_HD bool is_near(float x, float y, const RowThreshold& r) {
   return fabsf(x - y) <= 1e-6f * range(r);
 }
 
-HORNER_HD Parts parts(const Other& w, float x, const Found& r) {
-  if (w.kind == Other::sigmoid) {
+HORNER_HD WeightJacobian weight_jacobian(const RuntimeWeight& w, float x, const RowThreshold& r) {
+  if (w.kind == RuntimeWeight::sigmoid) {
     const Slope<float> y = weight(Sigmoid{}, x);
     return {y.w, y.dw, 0, 0};
   }
   if (r.top != r.top) return {r.top, r.top, r.top, r.top};
-  if (w.kind == Other::entmax) {
-    const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.cut, 0), p = root(z, a);
+  if (w.kind == RuntimeWeight::entmax) {
+    const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.threshold, 0), p = root(z, a);
     const float slope = z > 0 ? p / z : 0;  // p^(2 - alpha)
-    return {p, slope, slope * r.unit, slope};
+    return {p, slope, slope * r.inv_sum, slope};
   }
-  const float p = exp_fast(x - r.top) * r.unit;
-  if (w.kind == Other::top_k) {
-    const float kept = x >= r.cut ? p : 0;
+  const float p = exp_fast(x - r.top) * r.inv_sum;
+  if (w.kind == RuntimeWeight::top_k) {
+    const float kept = x >= r.threshold ? p : 0;
     return {kept, kept, w.renormalise ? kept : p, kept};
   }
-  const float y = x > -INFINITY ? (x - r.cut) / range(r) * p : 0;
+  const float y = x > -INFINITY ? (x - r.threshold) / range(r) * p : 0;
   return {y, y, p, y};
 }
 
 // The gradient of a score from that of its weight.
-HORNER_HD float d_score(const Other& w, float x, const Found& r, const Pull& s, const Parts& p,
-                        float dw) {
-  float dx = p.slope * dw - p.share * s.pull;
-  if (w.kind == Other::self_adjusted) {
-    dx += p.share * dw / range(r);
-    if (near(x, r.cut, r)) dx += s.at_low / range(r);
-    if (near(x, fmaxf(r.top, 0), r)) dx += s.at_high / range(r);
+HORNER_HD float d_score(const RuntimeWeight& w, float x, const RowThreshold& r,
+                        const RowGradientSums& s, const WeightJacobian& p, float dw) {
+  float dx = p.slope * dw - p.column * s.dot;
+  if (w.kind == RuntimeWeight::self_adjusted) {
+    dx += p.column * dw / range(r);
+    if (is_near(x, r.threshold, r)) dx += s.at_min / range(r);
+    if (is_near(x, fmaxf(r.top, 0), r)) dx += s.at_max / range(r);
   }
   return dx;
 }
 
 // What a tile of scores asks for: nothing, a clamp, or anything, as a mask or a decay.
-enum class Care { none, clamp, any };
+enum class Path { plain, clamp, general };
 
 // The scores of some keys and queries, in backward: z is x less the row's shift, in kUnit.
 template <int n>
-struct Scored {
-  Lanes<n> z, limit;   // the weight is that of min(z, limit)
-  Lanes<n> dp, a, dW;  // the gradient of a weight is a dp + dW
-  uint32_t seen;       // a bit for each
+struct Scores {
+  Vec<n> z, limit;   // the weight is that of min(z, limit)
+  Vec<n> dp, a, dW;  // the gradient of a weight is a dp + dW
+  uint32_t seen;     // a bit for each
 };
 template <int n>
-struct Graded {
-  Lanes<n> w, dx;
+struct ScoreGradients {
+  Vec<n> w, dx;
 };
 
 // `row(i)` is the row of [B, H, T] of number i.
-template <Care care, int n, class W, class Row>
-HORNER_HD Graded<n> graded(const W& w, const Fused&, const Scored<n>& x, const Row&) {
-  Lanes<n> z = x.z;
-  if constexpr (care != Care::none) z = lanes<n>([&](int i) { return at_most(z[i], x.limit[i]); });
-  const Slope<Lanes<n>> slope = slopes_of(w, z);
-  Graded<n> y{slope.w, lanes<n>([&](int i) { return slope.dw[i] * (x.a[i] * x.dp[i] + x.dW[i]); })};
-  if constexpr (care != Care::none)
-    y.dx = lanes<n>([&](int i) { return x.z[i] < x.limit[i] ? y.dx[i] : 0; });
-  if constexpr (care == Care::any)
-    y = {lanes<n>([&](int i) { return x.seen >> i & 1 ? y.w[i] : 0; }),
-         lanes<n>([&](int i) { return x.seen >> i & 1 ? y.dx[i] : 0; })};
+template <Path path, int n, class W, class Row>
+HORNER_HD ScoreGradients<n> score_gradients(const W& w, const Fused&, const Scores<n>& x,
+                                            const Row&) {
+  Vec<n> z = x.z;
+  if constexpr (path != Path::plain) z = vec<n>([&](int i) { return min_nan(z[i], x.limit[i]); });
+  const Slope<Vec<n>> slope = slopes_of(w, z);
+  ScoreGradients<n> y{slope.w,
+                      vec<n>([&](int i) { return slope.dw[i] * (x.a[i] * x.dp[i] + x.dW[i]); })};
+  if constexpr (path != Path::plain)
+    y.dx = vec<n>([&](int i) { return x.z[i] < x.limit[i] ? y.dx[i] : 0; });
+  if constexpr (path == Path::general)
+    y = {vec<n>([&](int i) { return x.seen >> i & 1 ? y.w[i] : 0; }),
+         vec<n>([&](int i) { return x.seen >> i & 1 ? y.dx[i] : 0; })};
   return y;
 }
-template <Care care, int n, class Row>
-HORNER_HD Graded<n> graded(const Other& w, const Fused& f, const Scored<n>& x, const Row& row) {
-  Graded<n> y;
+template <Path path, int n, class Row>
+HORNER_HD ScoreGradients<n> score_gradients(const RuntimeWeight& w, const Fused& f,
+                                            const Scores<n>& x, const Row& row) {
+  ScoreGradients<n> y;
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     const int64_t at = row(i);
-    const Found found = f.found ? f.found[at] : Found{};
-    const Pull pull = f.pulls ? f.pulls[at] : Pull{};
-    const bool seen = care != Care::any || x.seen >> i & 1;
-    const float score = at_most(x.z[i], x.limit[i]);
-    const Parts p = parts(w, score, found);
-    const float dx = d_score(w, score, found, pull, p, x.a[i] * x.dp[i] + x.dW[i]);
+    const RowThreshold threshold = f.thresholds ? f.thresholds[at] : RowThreshold{};
+    const RowGradientSums sums = f.gradient_sums ? f.gradient_sums[at] : RowGradientSums{};
+    const bool seen = path != Path::general || x.seen >> i & 1;
+    const float score = min_nan(x.z[i], x.limit[i]);
+    const WeightJacobian p = weight_jacobian(w, score, threshold);
+    const float dx = d_score(w, score, threshold, sums, p, x.a[i] * x.dp[i] + x.dW[i]);
     y.w[i] = seen ? p.w : 0;
     y.dx[i] = seen && x.z[i] < x.limit[i] ? dx : 0;
   }

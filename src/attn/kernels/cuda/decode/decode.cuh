@@ -10,19 +10,19 @@
 namespace horner::attn::kernels::cuda {
 
 inline constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
-inline constexpr int kMostDecodeHeads = 4;  // query heads of a block
-inline constexpr int kKeysOfPart = 256, kFeaturesOfPart = 64;
+inline constexpr int kMaxDecodeHeads = 4;  // query heads of a block
+inline constexpr int kKeysPerPart = 256, kFeaturesPerPart = 64;
 
 // How the work is shared: parts of the keys, then parts of the features.
 struct DecodeParts {
-  int heads, groups;   // query heads of a key head, in groups of kMostDecodeHeads
+  int heads, groups;   // query heads of a key head, in groups of kMaxDecodeHeads
   int keys, features;  // parts
   int64_t per_key_part, per_feature_part;
   HORNER_HD int all() const { return keys + features; }
 };
 
 template <class W>
-struct DecodeOf {
+struct DecodeArguments {
   Decode<float> c;  // its weight is not used on the GPU
   W w;
   DecodeParts parts;
@@ -35,15 +35,15 @@ __device__ inline int monomials_before(int p, int i) {
 }
 // Which feature: x_i[0] x_i[1] ..., as many as its order, and 1 / a!.
 struct Term {
-  int order, i[kMostDecodeOrder];
-  float share;
+  int order, i[kMaxDecodeOrder];
+  float coefficient;
 
   // Feature f of D variables, of the orders from `first` on, in the order of monomials.h.
-  __device__ Term(int D, int first, int f) : order(first), i{}, share(1) {
+  __device__ Term(int D, int first, int f) : order(first), i{}, coefficient(1) {
     for (int n; f >= (n = order == 0 ? 1 : monomials_before(order, D)); ++order) f -= n;
     int power = 0;
 #pragma unroll
-    for (int n = 0; n < kMostDecodeOrder; ++n) {
+    for (int n = 0; n < kMaxDecodeOrder; ++n) {
       const int p = order - n;
       if (p <= 0) break;
       int at = p == 1 ? f : p == 2 ? int(sqrtf(2.f * float(f))) : int(cbrtf(6.f * float(f)));
@@ -52,13 +52,13 @@ struct Term {
       while (at + 1 < D && monomials_before(p, at + 1) <= f) ++at;
       f -= monomials_before(p, at);
       power = n > 0 && at == i[n - 1] ? power + 1 : 1;
-      share /= float(power), i[n] = at;
+      coefficient /= float(power), i[n] = at;
     }
   }
   __device__ float of(const float* x) const {
     float y = order > 0 ? x[i[0]] : 1;
 #pragma unroll
-    for (int n = 1; n < kMostDecodeOrder; ++n)
+    for (int n = 1; n < kMaxDecodeOrder; ++n)
       if (n < order) y *= x[i[n]];
     return y;
   }
@@ -88,17 +88,17 @@ struct DecodeSums {
 #pragma unroll
     for (int j = 0; j < columns; ++j) N[r][j] += w * row[j];
   }
-  __device__ void raise(int r, float to) {
+  __device__ void raise_shift(int r, float to) {
     if (!(to > top[r])) return;
-    const float left = expf(top[r] - to);
-    W[r] *= left, top[r] = to;
+    const float rescale = expf(top[r] - to);
+    W[r] *= rescale, top[r] = to;
 #pragma unroll
-    for (int j = 0; j < columns; ++j) N[r][j] *= left;
+    for (int j = 0; j < columns; ++j) N[r][j] *= rescale;
   }
 };
 
 // What multiplies the weight of key s.
-__device__ inline float key_share(const Decode<float>& c, int64_t key_head, int64_t s, double now) {
+__device__ inline float key_scale(const Decode<float>& c, int64_t key_head, int64_t s, double now) {
   if (c.keep && !c.keep[key_head / c.G * c.room + s]) return 0;
   return c.decay ? float(exp(now - c.decay[key_head * c.room + s])) : 1;
 }
@@ -115,8 +115,8 @@ struct DecodeQueries {
 
 // Four keys at a time, eight lanes for each.
 template <class W, int heads, int columns>
-__device__ inline void over_keys(const DecodeOf<W>& d, const DecodeQueries& queries, int part,
-                                 DecodeSums<heads, columns>& sums) {
+__device__ inline void over_keys(const DecodeArguments<W>& d, const DecodeQueries& queries,
+                                 int part, DecodeSums<heads, columns>& sums) {
   const Decode<float>& c = d.c;
   const int64_t key_head = queries.key_head;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, width = int(c.width);
@@ -140,7 +140,7 @@ __device__ inline void over_keys(const DecodeOf<W>& d, const DecodeQueries& quer
         x[r] += q.x * k.x + q.y * k.y + q.z * k.z + q.w * k.w;
       }
     }
-    const float share = s0 + lane / 8 < end ? key_share(c, key_head, s, now) : 0;
+    const float factor = s0 + lane / 8 < end ? key_scale(c, key_head, s, now) : 0;
     const float gate = c.gate ? c.gate[key_head * c.room + s] : 1;
 #pragma unroll
     for (int r = 0; r < heads; ++r) {
@@ -150,12 +150,12 @@ __device__ inline void over_keys(const DecodeOf<W>& d, const DecodeQueries& quer
       const float y = fminf(x[r] * c.scale - centre, c.clamp);
       float w;
       if constexpr (std::is_same_v<W, Exp>) {
-        float top = share == 0 ? -INFINITY : y;
+        float top = factor == 0 ? -INFINITY : y;
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 8));
-        sums.raise(r, fmaxf(top, __shfl_xor_sync(~0u, top, 16)));
-        w = share == 0 ? 0 : expf(y - sums.top[r]) * share;
+        sums.raise_shift(r, fmaxf(top, __shfl_xor_sync(~0u, top, 16)));
+        w = factor == 0 ? 0 : expf(y - sums.top[r]) * factor;
       } else {
-        w = weight(d.w, y).w * share;
+        w = weight(d.w, y).w * factor;
       }
       if (lane % 8 == 0) sums.W[r] += w;
 #pragma unroll
@@ -176,16 +176,16 @@ __device__ inline float order_factor(const Decode<float>& c, int64_t head, int o
 }
 
 template <class W, int heads, int columns>
-__device__ inline void over_features(const DecodeOf<W>& d, const DecodeQueries& queries, float* phi,
-                                     int part, DecodeSums<heads, columns>& sums) {
+__device__ inline void over_features(const DecodeArguments<W>& d, const DecodeQueries& queries,
+                                     float* phi, int part, DecodeSums<heads, columns>& sums) {
   const Decode<float>& c = d.c;
   const int64_t key_head = queries.key_head;
   const int warp = int(threadIdx.x) / 32;
   const double now = gates_now(c, key_head);
   const int64_t begin = part * d.parts.per_feature_part;
   const int64_t end = min(c.F, begin + d.parts.per_feature_part);
-  for (int64_t f0 = begin; f0 < end; f0 += kFeaturesOfPart) {
-    const int n = int(min(end - f0, int64_t(kFeaturesOfPart)));
+  for (int64_t f0 = begin; f0 < end; f0 += kFeaturesPerPart) {
+    const int n = int(min(end - f0, int64_t(kFeaturesPerPart)));
     __syncthreads();
     for (int i = int(threadIdx.x); i < n * heads; i += kDecodeThreads) {
       const int r = i / n, f = i % n;
@@ -193,7 +193,7 @@ __device__ inline void over_features(const DecodeOf<W>& d, const DecodeQueries& 
       float y = term.of(queries.q + r * c.width);
       for (int p = 0; p < term.order; ++p) y *= c.scale;
       if (r < queries.count) y *= order_factor(c, queries.first + r, term.order, now);
-      phi[r * kFeaturesOfPart + f] = y;
+      phi[r * kFeaturesPerPart + f] = y;
     }
     __syncthreads();
     const float* const S = c.S + (key_head * c.F + f0) * c.E;
@@ -202,21 +202,21 @@ __device__ inline void over_features(const DecodeOf<W>& d, const DecodeQueries& 
       float row[columns];
       sums.load(row, S + f * c.E, int(c.E));
 #pragma unroll
-      for (int r = 0; r < heads; ++r) sums.add(r, phi[r * kFeaturesOfPart + f], row);
+      for (int r = 0; r < heads; ++r) sums.add(r, phi[r * kFeaturesPerPart + f], row);
     }
     for (int f = int(threadIdx.x); f < n; f += kDecodeThreads)
 #pragma unroll
       for (int r = 0; r < heads; ++r)
-        sums.W[r] += phi[r * kFeaturesOfPart + f] * c.z[key_head * c.F + f0 + f];
+        sums.W[r] += phi[r * kFeaturesPerPart + f] * c.z[key_head * c.F + f0 + f];
   }
 }
 
 template <class W, int heads, int columns>
-__global__ __launch_bounds__(kDecodeThreads) void decode_ask_kernel(
-    const __grid_constant__ DecodeOf<W> d) {
-  __shared__ __align__(16) float q[heads * kMostDecodeChannels];
-  __shared__ float phi[heads * kFeaturesOfPart];
-  __shared__ float parts[kDecodeWarps][kMostDecodeChannels + 2];
+__global__ __launch_bounds__(kDecodeThreads) void decode_attend_kernel(
+    const __grid_constant__ DecodeArguments<W> d) {
+  __shared__ __align__(16) float q[heads * kMaxDecodeChannels];
+  __shared__ float phi[heads * kFeaturesPerPart];
+  __shared__ float parts[kDecodeWarps][kMaxDecodeChannels + 2];
   const Decode<float>& c = d.c;
   const int group = int(blockIdx.x) % d.parts.groups, part = int(blockIdx.y);
   const int64_t key_head = blockIdx.x / d.parts.groups;
@@ -256,7 +256,7 @@ __global__ __launch_bounds__(kDecodeThreads) void decode_ask_kernel(
 }
 
 // The parts of a head together.
-static __global__ void decode_sum_kernel(Decode<float> c, int parts, const float* scratch) {
+static __global__ void decode_combine_kernel(Decode<float> c, int parts, const float* scratch) {
   const int E = int(c.E);
   const int64_t head = blockIdx.x;
   const float* const from = scratch + head * parts * (E + 2);
@@ -276,8 +276,8 @@ static __global__ void decode_sum_kernel(Decode<float> c, int parts, const float
 // A block has 64 features and 64 channels of a key head's state; a thread 16 features of a channel.
 inline constexpr int kFoldThreads = 256, kFoldFeatures = 64, kFoldTokens = 16;
 static __global__ void __launch_bounds__(kFoldThreads) decode_fold_kernel(Decode<float> c) {
-  __shared__ float keys[kFoldTokens][kMostDecodeChannels + 1];
-  __shared__ float values[kFoldTokens][64], share[kFoldTokens];
+  __shared__ float keys[kFoldTokens][kMaxDecodeChannels + 1];
+  __shared__ float values[kFoldTokens][64], factor[kFoldTokens];
   __shared__ __align__(16) float phi[kFoldTokens][kFoldFeatures + 4];
   static_assert(kFoldThreads % kFoldFeatures == 0);
   constexpr int kOwn = 16, kTilesTogether = 16;  // sums of some tokens first, then of those
@@ -302,12 +302,12 @@ static __global__ void __launch_bounds__(kFoldThreads) decode_fold_kernel(Decode
       values[t][i % 64] = t < tokens && at < c.E ? c.v[(key_head * c.room + s0 + t) * c.E + at] : 0;
     }
     if (threadIdx.x < kFoldTokens)
-      share[threadIdx.x] =
-          int(threadIdx.x) < tokens ? key_share(c, key_head, s0 + threadIdx.x, now) : 0;
+      factor[threadIdx.x] =
+          int(threadIdx.x) < tokens ? key_scale(c, key_head, s0 + threadIdx.x, now) : 0;
     __syncthreads();
     for (int t = int(threadIdx.x) / kFoldFeatures; t < kFoldTokens;
          t += kFoldThreads / kFoldFeatures)
-      phi[t][mine] = mine < n ? share[t] * term.share * term.of(keys[t]) : 0;
+      phi[t][mine] = mine < n ? factor[t] * term.coefficient * term.of(keys[t]) : 0;
     __syncthreads();
 #pragma unroll 4
     for (int t = 0; t < kFoldTokens; ++t) {
@@ -324,16 +324,16 @@ static __global__ void __launch_bounds__(kFoldThreads) decode_fold_kernel(Decode
     for (int i = 0; i < kOwn; ++i) total[i] += sum[i], sum[i] = 0;
     z_total += z_sum, z_sum = 0;
   }
-  const float left = c.decay ? float(exp(now)) : 1;
+  const float decay = c.decay ? float(exp(now)) : 1;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i)
     if (own + i < n && e < c.E) {
       float& S = c.S[(key_head * c.F + f0 + own + i) * c.E + e];
-      S = S * left + total[i];
+      S = S * decay + total[i];
     }
   if (blockIdx.z == 0 && int(threadIdx.x) < n) {
     float& z = c.z[key_head * c.F + f0 + threadIdx.x];
-    z = z * left + z_total;
+    z = z * decay + z_total;
   }
 }
 

@@ -9,12 +9,12 @@ struct CUstream_st;
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kMostDecodeChannels = 256;
-inline constexpr int kMostDecodeOrder = 3;
+inline constexpr int kMaxDecodeChannels = 256;
+inline constexpr int kMaxDecodeOrder = 3;
 
-int64_t decode_scratch(const Decode<float>&);  // numbers that `decode_ask` needs
+int64_t decode_scratch(const Decode<float>&);  // numbers that `decode_attend` needs
 // Each throws core/check.h's Error where the GPU refuses.
-void decode_ask(const Decode<float>&, float* scratch, CUstream_st*);
+void decode_attend(const Decode<float>&, float* scratch, CUstream_st*);
 void decode_fold(const Decode<float>&, CUstream_st*);
 
 }  // namespace horner::attn::kernels::cuda

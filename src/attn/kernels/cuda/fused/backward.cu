@@ -5,54 +5,57 @@
 #include "attn/kernels/cuda/common/row_gradients.cuh"
 #include "attn/kernels/cuda/fused/backward.cuh"
 #include "attn/kernels/cuda/fused/forward.cuh"
+#include "attn/kernels/cuda/fused/fused.h"
 #include "attn/kernels/cuda/fused/queries.cuh"
 
 namespace horner::attn::kernels::cuda {
 
+using T = HORNER_DTYPE;
+
 template <>
-int Launch<HORNER_DTYPE>::shared_memory(int channels) {
+int FusedLaunch<T>::shared_memory(int channels) {
   Fused f{};
   f.D = f.E = channels;
   int bytes = 0;
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    bytes = std::max({ForwardShape<HORNER_DTYPE, C>::kBytes, QueriesShape<HORNER_DTYPE, C>::kBytes,
-                      BackwardShape<HORNER_DTYPE, C, Exp>::kBytes});
+    bytes = std::max(
+        {ForwardShape<T, C>::kBytes, QueriesShape<T, C>::kBytes, BackwardShape<T, C, Exp>::kBytes});
   });
   return bytes;
 }
 
 template <>
-void Launch<HORNER_DTYPE>::rows(const Fused& f, bool is_exp, Stream stream) {
+void FusedLaunch<T>::row_gradients(const Fused& f, bool is_exp, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    const auto kernel = f.epilogue.norm_weight ? rows_kernel<HORNER_DTYPE, C, RowKind::learned>
+    const auto kernel = f.epilogue.norm_weight ? row_gradients_kernel<T, C, RowKind::learned>
                         : f.epilogue.norm != Epilogue::none
-                            ? rows_kernel<HORNER_DTYPE, C, RowKind::normed>
-                            : rows_kernel<HORNER_DTYPE, C, RowKind::plain>;
+                            ? row_gradients_kernel<T, C, RowKind::norm_row>
+                            : row_gradients_kernel<T, C, RowKind::plain>;
     launch(kernel, {row_blocks(f), 1, kRowThreads, 0}, stream, f, is_exp);
   });
 }
 
 template <>
-void Launch<HORNER_DTYPE>::dq_of_sums(const Fused& f, Stream stream) {
+void FusedLaunch<T>::unpack_dq(const Fused& f, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    if constexpr (sizeof(HORNER_DTYPE) == 2 && C <= 128)
-      launch(dq_kernel<HORNER_DTYPE, C>, {heads(f) * blocks(f.T, kDqTile), 1, 128, 0}, stream, f);
+    if constexpr (sizeof(T) == 2 && C <= 128)
+      launch(unpack_dq_kernel<T, C>, {heads(f) * ceil_div(f.T, kDqTile), 1, 128, 0}, stream, f);
   });
 }
 
 template <>
-void Launch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream stream) {
+void FusedLaunch<T>::backward(const Fused& f, const Weights& weights, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
     std::visit(
         [&]<class W>(const W& w) {
-          using Shape = BackwardShape<HORNER_DTYPE, C, W>;
-          const Grid grid{int64_t(f.B) * f.G * blocks(f.S, Shape::kKeys) * Shape::kParts, 1,
+          using Shape = BackwardShape<T, C, W>;
+          const Grid grid{int64_t(f.B) * f.G * ceil_div(f.S, Shape::kKeys) * Shape::kParts, 1,
                           Shape::kThreads, Shape::kBytes};
-          const int degree = known_degree<HORNER_DTYPE>(slope_degree_of(w));
-          const auto kernel = is_careful(f)
-                                  ? keys_kernel<HORNER_DTYPE, C, W, kHasFalls<HORNER_DTYPE, W>>
-                                  : keys_kernel<HORNER_DTYPE, C, W>;
-          launch(kernel, grid, stream, f, before_scale(w, f.scale, degree));
+          const int degree = known_degree<T>(slope_degree_of(w));
+          const auto kernel = has_decay_or_centre(f)
+                                  ? fused_backward_kernel<T, C, W, kHasDecayFactors<T, W>>
+                                  : fused_backward_kernel<T, C, W>;
+          launch(kernel, grid, stream, f, fold_scale(w, f.scale, degree));
         },
         weights);
   });

@@ -3,18 +3,18 @@
 // gradients of scores goes to shared memory, for dq += dx k, which is added to memory atomically.
 #pragma once
 
-#include "attn/kernels/cuda/fused/keys.cuh"
+#include "attn/kernels/cuda/common/key_gradients.cuh"
 
 namespace horner::attn::kernels::cuda {
 
 template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
-  static constexpr int kTilesAtOnce = 1;  // of eight queries, in `grade`: more would take registers
+  static constexpr int kTilesPerStep = 1;  // of eight queries: more would take registers
   static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 keys, in a warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
   static constexpr int kBlocks = !kWide && C == 64 ? 2 : 1;    // at least, on a multiprocessor
-  static constexpr int kSharing = !kWide && C == 128 ? 2 : 1;  // warps, in KeySums
+  static constexpr int kSharing = !kWide && C == 128 ? 2 : 1;  // warps, in KeyGradients
   static constexpr int kThreads = 32 * kWarps, kKeys = 16 * kAtoms * kWarps / kSharing;
   static constexpr int kQueries = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
   static constexpr int kStep = kQueries < 32 ? 16 : 32;  // queries taken at once
@@ -32,7 +32,7 @@ struct BackwardShape {
 };
 
 // Adds four neighbours in memory.
-__device__ inline void add_four(float* at, float4 x) {
+__device__ inline void atomic_add_4(float* at, float4 x) {
 #if __CUDA_ARCH__ >= 900
   atomicAdd(reinterpret_cast<float4*>(at), x);
 #else
@@ -41,7 +41,7 @@ __device__ inline void add_four(float* at, float4 x) {
 }
 // A lane has two numbers of a row of eight, and two of the next eight: even lanes get four
 // neighbours of the first, odd lanes of the next.
-__device__ inline float4 four_neighbours(const float* first, const float* next) {
+__device__ inline float4 gather_4(const float* first, const float* next) {
   const bool odd = lane() % 2;
   const float x = __shfl_xor_sync(~0u, odd ? first[0] : next[0], 1);
   const float y = __shfl_xor_sync(~0u, odd ? first[1] : next[1], 1);
@@ -50,8 +50,8 @@ __device__ inline float4 four_neighbours(const float* first, const float* next) 
 
 // To rows from t on and channels from d on; all of them are there in a whole tile.
 template <bool whole, int atoms, int n>
-__device__ __forceinline__ void add_to_dq(const Fused& f, const Head& head, int t, int d,
-                                          const float (&dq)[atoms][n][4]) {
+__device__ __forceinline__ void atomic_add_rows(const Fused& f, const Head& head, int t, int d,
+                                                const float (&dq)[atoms][n][4]) {
   const int odd = lane() % 2;
 #pragma unroll
   for (int i = 0; i < 2 * atoms; ++i) {
@@ -59,16 +59,16 @@ __device__ __forceinline__ void add_to_dq(const Fused& f, const Head& head, int 
     float* const row = f.dq_sum + head.row(f, at) * f.D + d + 8 * odd + lane() % 4 / 2 * 4;
 #pragma unroll
     for (int j = 0; j < n; j += 2) {
-      float4 x = four_neighbours(dq[i / 2][j] + i % 2 * 2, dq[i / 2][j + 1] + i % 2 * 2);
+      float4 x = gather_4(dq[i / 2][j] + i % 2 * 2, dq[i / 2][j + 1] + i % 2 * 2);
       x = make_float4(x.x * f.scale, x.y * f.scale, x.z * f.scale, x.w * f.scale);
-      if (whole || (at < f.T && d + 8 * (j + odd) < f.D)) add_four(row + 8 * j, x);
+      if (whole || (at < f.T && d + 8 * (j + odd) < f.D)) atomic_add_4(row + 8 * j, x);
     }
   }
 }
 // The same in the order of registers, where the sums lie in tiles; without the scale.
 template <int atoms, int n>
-__device__ __forceinline__ void add_to_tile(const Fused& f, const Head& head, int t, int d,
-                                            const float (&dq)[atoms][n][4]) {
+__device__ __forceinline__ void atomic_add_fragments(const Fused& f, const Head& head, int t, int d,
+                                                     const float (&dq)[atoms][n][4]) {
   const int64_t tile =
       int64_t(head.b * f.H + head.h) * ((f.T + kDqTile - 1) / kDqTile) + t / kDqTile;
   float* const to = f.dq_sum + (tile * (f.D / 8) + d / 8) * 512 + (t % kDqTile * 2 + lane()) * 4;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void add_to_tile(const Fused& f, const Head& head, in
 #pragma unroll
     for (int i = 0; i < atoms; ++i) {
       const float* const x = dq[i][j];
-      add_four(to + j * 512 + i * 128, make_float4(x[0], x[1], x[2], x[3]));
+      atomic_add_4(to + j * 512 + i * 128, make_float4(x[0], x[1], x[2], x[3]));
     }
   }
 }
@@ -91,21 +91,21 @@ __device__ __forceinline__ void add_dq(const Fused& f, const Queries& tile, Tile
   const int t = warp() % Shape::kDqRows * 16 * atoms;
   const int d = first + warp() / Shape::kDqRows * Shape::kDqColumns;
   float dq[atoms][n][4];
-  columns_by_columns<Shape::kKeys>(dq, tile.dx, t, k, d);
+  mma_atb<Shape::kKeys>(dq, tile.dx, t, k, d);
   if constexpr (sizeof(T) == 2 && C <= 128) {
-    add_to_tile(f, tile.head, tile.t0 + t, d, dq);
+    atomic_add_fragments(f, tile.head, tile.t0 + t, d, dq);
   } else {
     const bool whole = tile.t0 + Shape::kQueries <= f.T && f.D == C;
-    whole ? add_to_dq<true>(f, tile.head, tile.t0 + t, d, dq)
-          : add_to_dq<false>(f, tile.head, tile.t0 + t, d, dq);
+    whole ? atomic_add_rows<true>(f, tile.head, tile.t0 + t, d, dq)
+          : atomic_add_rows<false>(f, tile.head, tile.t0 + t, d, dq);
   }
 }
 
 // A block of keys, its tiles in shared memory, and the tiles of queries that come there.
-template <class T, int C, class W, bool falls>
+template <class T, int C, class W, bool factored>
 struct KeyBlock {
   using Shape = BackwardShape<T, C, W>;
-  using Sums = KeySums<T, C, W, Shape>;
+  using Sums = KeyGradients<T, C, W, Shape>;
   static constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries;
 
   const Fused& f;
@@ -114,12 +114,12 @@ struct KeyBlock {
   int s0, column, begin, end;       // keys from s0 on, queries [begin, end)
 
   __device__ KeyBlock(const Fused& f, unsigned char* memory) : f(f), memory(memory) {
-    const Place place(int(blockIdx.x) / Shape::kParts, f.B * f.G, (f.S + kKeys - 1) / kKeys);
+    const BlockSchedule work(int(blockIdx.x) / Shape::kParts, f.B * f.G, (f.S + kKeys - 1) / kKeys);
     const int each = f.H / f.G;
-    b = place.head / f.G, g = place.head % f.G;
-    first_head = g * each, last_head = kept(first_head + each - 1);
+    b = work.head / f.G, g = work.head % f.G;
+    first_head = g * each, last_head = opaque(first_head + each - 1);
     column = int(blockIdx.x) % Shape::kParts * Shape::kOwn;
-    s0 = place.block * kKeys;  // a causal mask: most queries first
+    s0 = work.block * kKeys;  // a causal mask: most queries first
     begin = f.seen.first_query(s0) / kQueries * kQueries;
     end = f.seen.end_query(min(s0 + kKeys, f.S));
   }
@@ -141,7 +141,7 @@ struct KeyBlock {
             gates() + stage * kQueries,
             dx,
             {dx.at + Shape::kDxBytes},
-            falls && t0 + f.S - f.T >= min(s0 + kKeys, f.S) - 1};
+            factored && t0 + f.S - f.T >= min(s0 + kKeys, f.S) - 1};
   }
   __device__ void copy_keys() const {
     copy_rows<kKeys, Shape::kThreads>(k(), row_of<T>(f.k, b, g, s0), f.k.row, f.S - s0, f.D);
@@ -153,47 +153,47 @@ struct KeyBlock {
     copy_rows<kQueries, Shape::kThreads>(to.q, row_of<T>(f.q, b, h, t0), f.q.row, real, f.D);
     copy_rows<kQueries, Shape::kThreads>(to.g, row_of<T>(f.d_o, b, h, t0), f.d_o.row, real, f.E);
     if (n >= kQueries) return;
-    copy_16_bytes(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
-                  n < real);
-    if (falls && f.decay)
-      copy_8_bytes(shared_address(to.gates + n),
-                   f.decay + to.head.key(f, min(max(t0 + n + f.S - f.T, 0), f.S - 1)));
-    if (!kHasFalls<T, W> && f.decay)
+    cp_async_16(shared_address(to.of + n), f.queries + to.head.row(f, n < real ? t0 + n : 0),
+                n < real);
+    if (factored && f.decay)
+      cp_async_8(shared_address(to.gates + n),
+                 f.decay + to.head.key(f, min(max(t0 + n + f.S - f.T, 0), f.S - 1)));
+    if (!kHasDecayFactors<T, W> && f.decay)
       gates()[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
   }
-  // With falls: makes the queries that this thread has copied ready for `grade_falls`.
-  __device__ __forceinline__ void ready(int stage, const typename Sums::Queries& tile,
-                                        float per_scale, const Sums& sums) const {
+  // With falls: makes the queries that this thread has copied ready for `decayed_gradients`.
+  __device__ __forceinline__ void prepare_queries(int stage, const typename Sums::Queries& tile,
+                                                  float per_scale, const Sums& sums) const {
     const int n = int(threadIdx.x);
     if (n >= kQueries) return;
     Query query = tile.of[n];
     query.sub *= per_scale, query.limit *= per_scale;
     if (f.decay) {
-      const float fall = sums.fallen_to(tile.gates[n], tile.head),
-                  by = tile.behind ? exp2_fast(fall) : 1;
+      const float log_decay = sums.log2_decay_to(tile.gates[n], tile.head),
+                  by = tile.after_keys ? exp2_fast(log_decay) : 1;
       query.a *= by, query.dW *= by;
-      reinterpret_cast<float2*>(gates())[stage * kQueries + n].x = tile.behind ? 0 : fall;
+      reinterpret_cast<float2*>(gates())[stage * kQueries + n].x = tile.after_keys ? 0 : log_decay;
     }
     const_cast<Query*>(tile.of)[n] = query;
   }
 
-  template <bool careful, class Weight>
+  template <bool general, class Weight>
   __device__ __forceinline__ void over_queries(const Weight& weight, Sums& sums) const {
-    const float per_scale = kOfDegree<Weight> ? 1 / f.scale : 1;
-    if (falls) sums.set_factors(Head(b, first_head, g));
+    const float per_scale = kIsFixedDegree<Weight> ? 1 / f.scale : 1;
+    if (factored) sums.set_key_factors(Head(b, first_head, g));
     if (f.gate) {
-      wait_for_copies();
+      cp_async_wait_all();
       gate_values<kKeys, Shape::kThreads>(f, Head(b, first_head, g), s0, v());
     }
     int stage = 0;
     for (int h = first_head, t0 = begin; begin < end && h <= last_head; stage ^= 1) {
-      wait_for_copies();
-      if (falls) ready(stage, queries(stage, h, t0), per_scale, sums);
+      cp_async_wait_all();
+      if (factored) prepare_queries(stage, queries(stage, h, t0), per_scale, sums);
       __syncthreads();  // these queries are there, and all are done with those before
       const auto tile = queries(stage, h, t0);
       if ((t0 += kQueries) >= end) t0 = begin, ++h;
       if (h <= last_head) copy_queries(stage ^ 1, h, t0);
-      sums.template add<careful, falls>(weight, tile, k(), v());
+      sums.template add<general, factored>(weight, tile, k(), v());
       if (Shape::kSharing > 1 || f.dq_sum) __syncthreads();  // every warp has written its dx
       if constexpr (Shape::kSharing > 1) sums.add_shared(tile);
       if (f.dq_sum) add_dq<Shape>(f, tile, k(), column);
@@ -201,33 +201,31 @@ struct KeyBlock {
   }
 };
 
-template <class T, int C, class W, bool falls = false>
-__global__ __launch_bounds__(
-    BackwardShape<T, C, W>::kThreads,
-    BackwardShape<T, C, W>::kBlocks) void keys_kernel(const __grid_constant__ Fused f,
-                                                      const __grid_constant__ W w) {
+template <class T, int C, class W, bool factored = false, class Shape = BackwardShape<T, C, W>>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_backward_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ W w) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const KeyBlock<T, C, W, falls> block(f, memory);
+  const KeyBlock<T, C, W, factored> block(f, memory);
   block.copy_keys();
   if (block.begin < block.end) block.copy_queries(0, block.first_head, block.begin);
-  typename KeyBlock<T, C, W, falls>::Sums sums(f, w, block.s0, block.column);
-  const auto careful = [&](const auto& weight) __attribute__((always_inline)) {
+  typename KeyBlock<T, C, W, factored>::Sums sums(f, w, block.s0, block.column);
+  const auto general = [&](const auto& weight) __attribute__((always_inline)) {
     block.template over_queries<true>(weight, sums);
   };
   const auto plain = [&](const auto& weight) __attribute__((always_inline)) {
     block.template over_queries<false>(weight, sums);
   };
-  if constexpr (falls) {
-    with_slopes(w, careful);
-  } else if (!kHasFalls<T, W> && is_careful(f)) {
-    with_any_degree(w, careful);
+  if constexpr (factored) {
+    with_slopes(w, general);
+  } else if (!kHasDecayFactors<T, W> && has_decay_or_centre(f)) {
+    with_any_degree(w, general);
   } else if constexpr (sizeof(T) == 4) {
     with_any_degree(w, plain);
   } else {
     with_slopes(w, plain);
   }
-  wait_for_copies();
-  if (BackwardShape<T, C, W>::kSharing > 1) __syncthreads();
+  cp_async_wait_all();
+  if (Shape::kSharing > 1) __syncthreads();
   sums.finish(Head(block.b, block.first_head, block.g), block.gates());
 }
 

@@ -23,12 +23,9 @@ struct ForwardShape {
   static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * (8 + 4);
 };
 
-template <class T, int C, class W, bool falls, bool gated>
-__global__ __launch_bounds__(
-    ForwardShape<T, C>::kThreads,
-    ForwardShape<T, C>::kBlocks) void forward_kernel(const __grid_constant__ Fused f,
-                                                     const __grid_constant__ W w) {
-  using Shape = ForwardShape<T, C>;
+template <class T, int C, class W, bool factored, bool gated, class Shape = ForwardShape<T, C>>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ W w) {
   constexpr int kTile = Shape::kTile, kQueries = Shape::kQueries, kThreads = Shape::kThreads;
   constexpr int kBytes = kTile * C * int(sizeof(T));
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -38,60 +35,60 @@ __global__ __launch_bounds__(
   float* const input_gates = reinterpret_cast<float*>(gates + 2 * kTile);
 
   const int blocks = (f.T + kQueries - 1) / kQueries;
-  const Place place(int(blockIdx.x), f.B * f.H, blocks);
-  const Head head(f, place.head);
-  const int t0 = (blocks - 1 - place.block) * kQueries;  // longest rows first
+  const BlockSchedule work(int(blockIdx.x), f.B * f.H, blocks);
+  const Head head(f, work.head);
+  const int t0 = (blocks - 1 - work.block) * kQueries;  // longest rows first
   const int begin = f.seen.lo(t0) / kTile * kTile, end = f.seen.hi(min(t0 + kQueries, f.T) - 1);
   const auto copy_keys = [&](int s0, int stage) {
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
     copy_rows<kTile, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
     copy_rows<kTile, kThreads>(v, row_of<T>(f.v, head.b, head.g, s0), f.v.row, f.S - s0, f.E);
-    if (const int n = int(threadIdx.x); falls && f.decay && n < kTile)
-      copy_8_bytes(shared_address(gates + stage * kTile + n),
-                   f.decay + head.key(f, min(s0 + n, f.S - 1)));
+    if (const int n = int(threadIdx.x); factored && f.decay && n < kTile)
+      cp_async_8(shared_address(gates + stage * kTile + n),
+                 f.decay + head.key(f, min(s0 + n, f.S - 1)));
     if (gated && f.gate) copy_gates<kTile>(f, head, s0, input_gates + stage * kTile);
   };
   copy_rows<kQueries, kThreads>(q, row_of<T>(f.q, head.b, head.h, t0), f.q.row, f.T - t0, f.D);
   if (begin < end) copy_keys(begin, 0);
 
   const int own = warp() * 16 * Shape::kAtoms;
-  const Care plain = f.clamp < INFINITY ? Care::clamp : Care::none;
-  const Sight sight = keys_seen_by(f.seen, t0 + own, t0 + own + 16 * Shape::kAtoms);
-  RunningSums<T, C, W, Shape, falls> sums(f, w, head, t0 + own + lane() / 4);
-  const double reference = falls && f.decay ? gates_at_query(f, head, t0) : 0;
-  if constexpr (falls) sums.set_falls(reference);
+  const Path plain = f.clamp < INFINITY ? Path::clamp : Path::plain;
+  const VisibleRange visible = keys_seen_by(f.seen, t0 + own, t0 + own + 16 * Shape::kAtoms);
+  RunningSums<T, C, W, Shape, factored> sums(f, w, head, t0 + own + lane() / 4);
+  const double reference = factored && f.decay ? gates_at_query(f, head, t0) : 0;
+  if constexpr (factored) sums.set_decay(reference);
   const auto over_keys = [&](const auto& weight) __attribute__((always_inline)) {
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += kTile, stage ^= 1) {
       const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
-      if (!kHasFalls<T, W> && f.decay && threadIdx.x < kTile)
+      if (!kHasDecayFactors<T, W> && f.decay && threadIdx.x < kTile)
         gates[stage * kTile + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
-      wait_for_copies();
-      if (falls && f.decay && threadIdx.x < kTile) {  // what this thread has copied
-        KeyFall& key = reinterpret_cast<KeyFall*>(gates)[stage * kTile + threadIdx.x];
-        const float fall = fallen(key.gates, reference);
-        key.fall = make_float2(fall, exp2_fast(-fall));
+      cp_async_wait_all();
+      if (factored && f.decay && threadIdx.x < kTile) {  // what this thread has copied
+        KeyDecaySlot& key = reinterpret_cast<KeyDecaySlot*>(gates)[stage * kTile + threadIdx.x];
+        const float log_decay = log2_decay(key.gates, reference);
+        key.decay = make_float2(log_decay, exp2_fast(-log_decay));
       }
       __syncthreads();  // this tile is there, and all are done with the one before
       if (s0 + kTile < end) copy_keys(s0 + kTile, stage ^ 1);
 #pragma unroll 1
       for (int at = 0; at < kTile; at += Shape::kKeys) {
         const int s = s0 + at, s1 = s + Shape::kKeys;
-        if (sight.nothing_of(s, s1)) continue;
+        if (visible.has_none(s, s1)) continue;
         float x[Shape::kAtoms][Shape::kKeys / 8][4];
         // With falls also where not all of these keys stand before the reference.
-        const bool apart =
-            falls ? (!sums.kIsExp && f.clamp < INFINITY) || (f.decay && s1 > t0 + f.S - f.T + 1)
-                  : !kHasFalls<T, W> && f.decay;
-        const bool any = apart || !sight.all_of(s, s1);
-        bool raising = !sums.kTries || sums.fresh;
+        const bool general =
+            factored ? (!sums.kIsExp && f.clamp < INFINITY) || (f.decay && s1 > t0 + f.S - f.T + 1)
+                     : !kHasDecayFactors<T, W> && f.decay;
+        const bool any = general || !visible.has_all(s, s1);
+        bool find_max = !sums.kSkipsMax || sums.fresh;
         do {
-          rows_by_rows<T>(x, q, own, k, at);
-        } while (!sums.weigh(weight, any ? Care::any : plain, x, s, gates + stage * kTile + at,
-                             std::exchange(raising, true)));
+          mma_abt<T>(x, q, own, k, at);
+        } while (!sums.to_weights(weight, any ? Path::general : plain, x, s,
+                                  gates + stage * kTile + at, std::exchange(find_max, true)));
         if (!sums.kIsExp) sums.rescale();
         if (gated && f.gate) gate_columns(input_gates + stage * kTile + at, x);
-        add_sums_by_columns<T>(sums.N, x, v, at);
+        mma_ab_rs<T>(sums.N, x, v, at);
       }
     }
   };
@@ -100,7 +97,7 @@ __global__ __launch_bounds__(
   } else {
     with_degree(w, degree_of(w), over_keys);
   }
-  if (begin >= end) wait_for_copies();
+  if (begin >= end) cp_async_wait_all();
   sums.finish();
 }
 

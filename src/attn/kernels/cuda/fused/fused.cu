@@ -1,20 +1,12 @@
 // Which kernels a problem takes.
 #include "attn/kernels/cuda/common/launch.cuh"
-#include "attn/kernels/cuda/common/problem.h"
+#include "attn/kernels/cuda/fused/fused.h"
 
 namespace horner::attn::kernels::cuda {
 
-// The launches of a dtype, as a value.
-template <class F>
-static void with_dtype(Dtype dtype, const F& f) {
-  if (dtype == Dtype::bfloat16) return f(Launch<bf16>());
-  if (dtype == Dtype::float16) return f(Launch<fp16>());
-  f(Launch<float>());
-}
-
-static Other other(const Weights& weights) {
-  const Other* w = std::get_if<Other>(&weights);
-  return w ? *w : Other{};
+static RuntimeWeight runtime(const Weights& weights) {
+  const RuntimeWeight* w = std::get_if<RuntimeWeight>(&weights);
+  return w ? *w : RuntimeWeight{};
 }
 
 int compute_capability(int device) {
@@ -29,20 +21,21 @@ int shared_memory(int device) {
   cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   return bytes;
 }
-int shared_memory_wanted(Dtype dtype, int channels) {
+int fused_shared_memory(Dtype dtype, int channels) {
   int bytes = 0;
-  with_dtype(dtype, [&](auto launch) { bytes = launch.shared_memory(channels); });
+  with_dtype(dtype, [&]<class T>(T) { bytes = FusedLaunch<T>::shared_memory(channels); });
   return bytes;
 }
 
-void find(const Fused& f, const Weights& w, bool adaptive, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.find(f, other(w), adaptive, stream); });
+void find_row_thresholds(const Fused& f, const Weights& w, bool adaptive, Stream stream) {
+  with_dtype(f.dtype,
+             [&]<class T>(T) { FusedLaunch<T>::thresholds(f, runtime(w), adaptive, stream); });
 }
-void forward(const Fused& f, const Weights& w, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, stream); });
+void fused_forward(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::forward(f, w, stream); });
 }
-void statistics(const Fused& f, const Weights& w, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.statistics(f, w, stream); });
+void fused_statistics(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::statistics(f, w, stream); });
 }
 // The sums of the columns of x [rows, n]; a block has 8 of them, a warp four rows at once.
 static __global__ __launch_bounds__(1024) void column_sums_kernel(const float* x, int64_t rows,
@@ -66,25 +59,26 @@ static __global__ __launch_bounds__(1024) void column_sums_kernel(const float* x
   sums[column] = all;
 }
 
-void rows(const Fused& f, const Weights& w, Stream stream) {
+void row_gradients(const Fused& f, const Weights& w, Stream stream) {
   const bool is_exp = std::holds_alternative<Exp>(w);
-  with_dtype(f.dtype, [&](auto launch) { launch.rows(f, is_exp, stream); });
+  with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::row_gradients(f, is_exp, stream); });
   const Epilogue& p = f.epilogue;
   if (p.d_norm)
-    launch(column_sums_kernel, {blocks(2 * f.E, 8), 1, 1024, 0}, stream, p.d_norm_parts,
+    launch(column_sums_kernel, {ceil_div(2 * f.E, 8), 1, 1024, 0}, stream, p.d_norm_parts,
            row_blocks(f), 2 * f.E, p.d_norm);
 }
-void pulls(const Fused& f, const Weights& w, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.pulls(with_g(f), other(w), stream); });
+void row_gradient_sums(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype,
+             [&]<class T>(T) { FusedLaunch<T>::row_gradient_sums(with_g(f), runtime(w), stream); });
 }
-void keys(const Fused& f, const Weights& w, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
+void fused_backward(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::backward(with_g(f), w, stream); });
 }
-void queries(const Fused& f, const Weights& w, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.queries(with_g(f), w, stream); });
+void fused_dq(const Fused& f, const Weights& w, Stream stream) {
+  with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::dq(with_g(f), w, stream); });
 }
-void dq_of_sums(const Fused& f, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.dq_of_sums(f, stream); });
+void unpack_dq(const Fused& f, Stream stream) {
+  with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::unpack_dq(f, stream); });
 }
 
 }  // namespace horner::attn::kernels::cuda

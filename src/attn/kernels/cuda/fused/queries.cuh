@@ -1,6 +1,5 @@
 // The kernels in which a block of threads has a block of queries and passes over the keys that they
-// see, beside forward: dq without atomic additions, and (fused_cuda_find.cuh) what is found of
-// rows.
+// see, beside forward: dq without atomic additions, and row_threshold.cuh.
 #pragma once
 
 #include "attn/kernels/cuda/common/tiles.cuh"
@@ -46,24 +45,24 @@ struct QueryBlock {
   }
   __device__ int query(int i) const { return t0 + warp() * 16 + i * 8 + lane() / 4; }
   __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
-  static __device__ Lanes<n> of_row(const Products& x, int i) {
-    return lanes<n>([&](int j) { return x[0][j / 2][i * 2 + j % 2]; });
+  static __device__ Vec<n> of_row(const Products& x, int i) {
+    return vec<n>([&](int j) { return x[0][j / 2][i * 2 + j % 2]; });
   }
   // The key of the thread's number j, in a tile from s0 on.
   static __device__ int key(int s0, int j) { return s0 + lane() % 4 * 2 + j / 2 * 8 + j % 2; }
 
   // The scores of row i, -inf where hidden.
-  __device__ Lanes<n> scores(const Products& x, int i, int s0) const {
+  __device__ Vec<n> scores(const Products& x, int i, int s0) const {
     const uint32_t seen = seen_keys<n>(f.seen, head.b, query(i), key(s0, 0));
     const float centre = f.centre ? f.centre[row(i)] : 0;
     const auto y = of_row(x, i);
-    return lanes<n>([&](int j) {
-      return seen >> j & 1 ? at_most(y[j] * f.scale - centre, f.clamp) : -INFINITY;
+    return vec<n>([&](int j) {
+      return seen >> j & 1 ? min_nan(y[j] * f.scale - centre, f.clamp) : -INFINITY;
     });
   }
-  __device__ Lanes<n> fades(int i, int s0) const {
+  __device__ Vec<n> decay_factors(int i, int s0) const {
     const double here = gates_at_query(f, head, query(i));
-    return lanes<n>([&](int j) { return fade(here, gates_at_key(f, head, key(s0, j))); });
+    return vec<n>([&](int j) { return decay_factor(here, gates_at_key(f, head, key(s0, j))); });
   }
 
   // each(s0, x, dp, k) for every tile of keys: x = q k, dp = g v (with its gate) unless there are
@@ -87,22 +86,22 @@ struct QueryBlock {
     if (begin < end) copy(begin, 0);
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
-      wait_for_copies();
+      cp_async_wait_all();
       if (Values && f.gate) gate_values<kKeys, kThreads>(f, head, s0, tile(2 * stage + 1));
       __syncthreads();
       if (s0 + kKeys < end) copy(s0 + kKeys, stage ^ 1);
       Products x, dp = {};
-      rows_by_rows<T>(x, q, warp() * 16, tile(2 * stage), 0);
-      if (Values) rows_by_rows<T>(dp, g, warp() * 16, tile(2 * stage + 1), 0);
+      mma_abt<T>(x, q, warp() * 16, tile(2 * stage), 0);
+      if (Values) mma_abt<T>(dp, g, warp() * 16, tile(2 * stage + 1), 0);
       each(s0, x, dp, tile(2 * stage));
     }
-    wait_for_copies();
+    cp_async_wait_all();
   }
 };
 
 // dq and the gradient of the centre, each row by one warp: the same bits every time.
 template <class T, int C, class W>
-__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ W w) {
   using Block = QueryBlock<T, C>;
   constexpr int n = Block::n;
@@ -121,30 +120,31 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void queries_kernel(
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const auto y = Block::of_row(x, i);
-      Scored<n> s;
-      s.z = lanes<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
-      s.limit = lanes<n>([&](int) { return query[i].limit; });
+      Scores<n> s;
+      s.z = vec<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
+      s.limit = vec<n>([&](int) { return query[i].limit; });
       s.dp = Block::of_row(dp, i);
-      s.a = lanes<n>([&](int) { return query[i].a; });
-      s.dW = lanes<n>([&](int) { return query[i].dW; });
+      s.a = vec<n>([&](int) { return query[i].a; });
+      s.dW = vec<n>([&](int) { return query[i].dW; });
       s.seen = seen_keys<n>(f.seen, block.head.b, block.query(i), Block::key(s0, 0));
       if (f.decay) {
-        const auto faded = block.fades(i, s0);
-        s.a = s.a * faded, s.dW = s.dW * faded;
+        const auto decay = block.decay_factors(i, s0);
+        s.a = s.a * decay, s.dW = s.dW * decay;
       }
-      Graded<n> graded_row;
+      ScoreGradients<n> gradients;
       with_degree(w, slope_degree_of(w), [&](const auto& weight) {
-        graded_row = graded<Care::any, n>(weight, f, s, [&](int) { return block.row(i); });
+        gradients =
+            score_gradients<Path::general, n>(weight, f, s, [&](int) { return block.row(i); });
       });
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         if constexpr (std::is_same_v<T, float>)
-          d_decay[i] += graded_row.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
-        x[0][j / 2][i * 2 + j % 2] = graded_row.dx[j];
-        d_centre[i] -= graded_row.dx[j];
+          d_decay[i] += gradients.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
+        x[0][j / 2][i * 2 + j % 2] = gradients.dx[j];
+        d_centre[i] -= gradients.dx[j];
       }
     }
-    add_sums_by_columns<T>(dq, x, k, 0);
+    mma_ab_rs<T>(dq, x, k, 0);
   });
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

@@ -56,16 +56,17 @@ __device__ void find_sum(const QueryBlock<T, C>& block, const float (&top)[2],
 // tau by Newton's steps from -1, up to where the weights p sum to 1. The sum is convex in tau, and
 // so is its power a, which far from 1 is the straighter: from the left no step goes too far.
 template <class T, int C>
-__device__ void find_tau(const QueryBlock<T, C>& block, const Other& w, Found (&r)[2]) {
+__device__ void find_tau(const QueryBlock<T, C>& block, const RuntimeWeight& w,
+                         RowThreshold (&r)[2]) {
   const float a = w.alpha - 1;
   bool more[2] = {true, true};
-  r[0].cut = r[1].cut = -1;
+  r[0].threshold = r[1].threshold = -1;
   for (int step = 0; step < 100; ++step) {
     float total[2] = {}, slope[2] = {};
     over_scores(block, [&](int i, const auto& x) {
 #pragma unroll
       for (int j = 0; j < block.n; ++j) {
-        const float z = fmaxf((x[j] - r[i].top) * a - r[i].cut, 0), p = root(z, a);
+        const float z = fmaxf((x[j] - r[i].top) * a - r[i].threshold, 0), p = root(z, a);
         total[i] += p;
         slope[i] += z > 0 ? p / z : 0;
       }
@@ -74,10 +75,10 @@ __device__ void find_tau(const QueryBlock<T, C>& block, const Other& w, Found (&
     for (int i = 0; i < 2; ++i) {
       const float P = quad_sum(total[i]), sum = quad_sum(slope[i]);
       if (!more[i]) continue;
-      r[i].unit = 1 / sum;
+      r[i].inv_sum = 1 / sum;
       const float up = P > 1.1f ? P - exp2f(log2f(P) * (1 - a)) : a * (P - 1);
-      more[i] = up > -6e-8f * r[i].cut * sum;
-      if (more[i]) r[i].cut += up / sum;
+      more[i] = up > -6e-8f * r[i].threshold * sum;
+      if (more[i]) r[i].threshold += up / sum;
     }
     if (!__syncthreads_or(more[0] || more[1])) break;
   }
@@ -86,7 +87,7 @@ __device__ void find_tau(const QueryBlock<T, C>& block, const Other& w, Found (&
 // Halfway between the k-th largest score and the next, -inf where there are no more than k. The
 // k-th lies between two scores, low and high: each step moves one past the middle.
 template <class T, int C>
-__device__ void find_kth(const QueryBlock<T, C>& block, int k, Found (&r)[2]) {
+__device__ void find_kth_largest(const QueryBlock<T, C>& block, int k, RowThreshold (&r)[2]) {
   float low[2] = {-INFINITY, -INFINITY}, high[2] = {r[0].top, r[1].top};
   float middle[2] = {-FLT_MAX, -FLT_MAX}, above[2], below[2];
   int count[2];
@@ -123,14 +124,14 @@ __device__ void find_kth(const QueryBlock<T, C>& block, int k, Found (&r)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float half = low[i] / 2 + below[i] / 2;
-    r[i].cut = half > below[i] ? half : low[i];  // neighbours have nothing between them
-    if (low[i] == -INFINITY || below[i] == -INFINITY) r[i].cut = -INFINITY;
+    r[i].threshold = half > below[i] ? half : low[i];  // neighbours have nothing between them
+    if (low[i] == -INFINITY || below[i] == -INFINITY) r[i].threshold = -INFINITY;
   }
 }
 
 // What multiplies the scores of a row, from the entropy of its softmax, as the reference has it.
 template <class T, int C>
-__device__ void find_sharpness(const QueryBlock<T, C>& block, Found (&r)[2]) {
+__device__ void find_sharpness(const QueryBlock<T, C>& block, RowThreshold (&r)[2]) {
   const float all[2] = {-INFINITY, -INFINITY}, top[2] = {r[0].top, r[1].top};
   float total[2];
   double entropy[2] = {};
@@ -156,11 +157,11 @@ __device__ void find_sharpness(const QueryBlock<T, C>& block, Found (&r)[2]) {
 }
 
 template <class T, int C>
-__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void find_kernel(
-    const __grid_constant__ Fused f, const __grid_constant__ Other w, bool adaptive) {
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_thresholds_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ RuntimeWeight w, bool adaptive) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const QueryBlock<T, C> block(f, memory, false);
-  Found r[2] = {};
+  RowThreshold r[2] = {};
   float top[2], least[2], sum[2] = {1, 1};
   find_range(block, top, least);
   for (int i = 0; i < 2; ++i) r[i].top = top[i] == -INFINITY ? 0 : top[i];
@@ -168,30 +169,30 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void find_kernel(
   const float all[2] = {-INFINITY, -INFINITY};
   if (adaptive) {
     find_sharpness(block, r);
-  } else if (w.kind == Other::entmax) {
+  } else if (w.kind == RuntimeWeight::entmax) {
     find_tau(block, w, r);
-  } else if (w.kind == Other::top_k) {
-    find_kth(block, w.k, r);
-    const float from[2] = {r[0].cut, r[1].cut};
+  } else if (w.kind == RuntimeWeight::top_k) {
+    find_kth_largest(block, w.k, r);
+    const float from[2] = {r[0].threshold, r[1].threshold};
     find_sum(block, top, w.renormalise ? from : all, sum);
   } else {
-    for (int i = 0; i < 2; ++i) r[i].cut = fminf(least[i], 0);
+    for (int i = 0; i < 2; ++i) r[i].threshold = fminf(least[i], 0);
     find_sum(block, top, all, sum);
   }
   for (int i = 0; i < 2; ++i) {
-    if (!(adaptive || w.kind == Other::entmax)) r[i].unit = sum[i] > 0 ? 1 / sum[i] : 1;
-    if (block.query(i) < f.T && lane() % 4 == 0) f.found[block.row(i)] = r[i];
+    if (!(adaptive || w.kind == RuntimeWeight::entmax)) r[i].inv_sum = sum[i] > 0 ? 1 / sum[i] : 1;
+    if (block.query(i) < f.T && lane() % 4 == 0) f.thresholds[block.row(i)] = r[i];
   }
 }
 
 template <class T, int C>
-__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void pulls_kernel(
-    const __grid_constant__ Fused f, const __grid_constant__ Other w) {
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sums_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ RuntimeWeight w) {
   using Block = QueryBlock<T, C>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Block block(f, memory, true);
-  float pull[2] = {}, share[2] = {}, lowest[2] = {}, highest[2] = {};
-  const Found found[2] = {f.found[block.row(0)], f.found[block.row(1)]};
+  float row_dot[2] = {}, column_dot[2] = {}, lowest[2] = {}, highest[2] = {};
+  const RowThreshold threshold[2] = {f.thresholds[block.row(0)], f.thresholds[block.row(1)]};
   const Query query[2] = {f.queries[block.row(0)], f.queries[block.row(1)]};
   block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C>) {
 #pragma unroll
@@ -200,29 +201,30 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void pulls_kernel(
 #pragma unroll
       for (int j = 0; j < Block::n; ++j) {
         if (!(y[j] > -INFINITY)) continue;
-        const Parts p = parts(w, y[j], found[i]);
+        const WeightJacobian p = weight_jacobian(w, y[j], threshold[i]);
         float dw = query[i].a * d[j] + query[i].dW;
-        if (f.decay) dw *= block.fades(i, s0)[j];
-        pull[i] += p.pull * dw;
-        share[i] += p.share * dw;
-        lowest[i] += near(y[j], found[i].cut, found[i]);
-        highest[i] += near(y[j], fmaxf(found[i].top, 0), found[i]);
+        if (f.decay) dw *= block.decay_factors(i, s0)[j];
+        row_dot[i] += p.row * dw;
+        column_dot[i] += p.column * dw;
+        lowest[i] += is_near(y[j], threshold[i].threshold, threshold[i]);
+        highest[i] += is_near(y[j], fmaxf(threshold[i].top, 0), threshold[i]);
       }
     }
   });
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float all = quad_sum(pull[i]), shares = quad_sum(share[i]);
+    const float all = quad_sum(row_dot[i]), column_total = quad_sum(column_dot[i]);
     const float low = quad_sum(lowest[i]), high = quad_sum(highest[i]);
     if (block.query(i) < f.T && lane() % 4 == 0)
-      f.pulls[block.row(i)] = {all, (all - shares) / fmaxf(1, low), -all / fmaxf(1, high), 0};
+      f.gradient_sums[block.row(i)] = {all, (all - column_total) / fmaxf(1, low),
+                                       -all / fmaxf(1, high), 0};
   }
 }
 
 // From a = |w decay| over the keys that a row sees, A = sum a: entropy log A - sum a log a / A, the
 // largest a / A, that of the first key, and the share of negative weights.
 template <class T, int C, class W>
-__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kernel(
+__global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ W w) {
   using Block = QueryBlock<T, C>;
   constexpr int n = Block::n;
@@ -235,10 +237,10 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kerne
       const auto score = block.scores(x, i, s0);
       const int64_t row = block.row(i);
       const int start = f.seen.lo(min(block.query(i), f.T - 1));
-      Lanes<n> y;
-      if constexpr (std::is_same_v<W, Other>) {
-        const Found found = f.found ? f.found[row] : Found{};
-        y = lanes<n>([&](int j) { return parts(w, score[j], found).w; });
+      Vec<n> y;
+      if constexpr (std::is_same_v<W, RuntimeWeight>) {
+        const RowThreshold threshold = f.thresholds ? f.thresholds[row] : RowThreshold{};
+        y = vec<n>([&](int j) { return weight_jacobian(w, score[j], threshold).w; });
       } else {
         const float by = f.shift[row];
         with_degree(w, degree_of(w), [&](const auto& weight) {
@@ -246,11 +248,11 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void statistics_kerne
         });
         if (!std::is_same_v<W, Exp>) y = y * exp_fast(-by);
       }
-      Lanes<n> faded = lanes<n>([](int) { return 1.0f; });
-      if (f.decay) faded = block.fades(i, s0);
+      Vec<n> decay = vec<n>([](int) { return 1.0f; });
+      if (f.decay) decay = block.decay_factors(i, s0);
 #pragma unroll
       for (int j = 0; j < n; ++j) {
-        const float v = score[j] > -INFINITY ? y[j] * faded[j] : 0, a = fabsf(v);
+        const float v = score[j] > -INFINITY ? y[j] * decay[j] : 0, a = fabsf(v);
         total[i] += a;
         moment[i] += a > 0 ? a * logf(a) : 0;
         most[i] = fmaxf(most[i], a);

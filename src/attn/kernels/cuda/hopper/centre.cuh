@@ -1,5 +1,5 @@
-// Centred scores on Hopper: from the products q.k of a query, centre_t / scale is subtracted before
-// anything else is done with them. The gradient of a centre is -sum_s dx_ts: of dx in shared
+// WithCentre scores on Hopper: from the products q.k of a query, centre_t / scale is subtracted
+// before anything else is done with them. The gradient of a centre is -sum_s dx_ts: of dx in shared
 // memory, as it is there for dq, by a product with ones.
 #pragma once
 
@@ -10,32 +10,32 @@ namespace horner::attn::kernels::cuda {
 
 // A weight of centred scores, for kernels of its own.
 template <class W>
-struct Centred {
+struct WithCentre {
   W of;
 };
 template <class W>
-inline constexpr bool kCentred = false;
+inline constexpr bool kHasCentre = false;
 template <class W>
-inline constexpr bool kCentred<Centred<W>> = true;
+inline constexpr bool kHasCentre<WithCentre<W>> = true;
 
 template <class W>
-HORNER_HD const W& undecayed(const Centred<W>& w) {
+HORNER_HD const W& base_weight(const WithCentre<W>& w) {
   return w.of;
 }
 
-HORNER_HD int degree_of(const Centred<Polynomial>& w) {
+HORNER_HD int degree_of(const WithCentre<Polynomial>& w) {
   return degree_of(w.of);
 }
-HORNER_HD int slope_degree_of(const Centred<Polynomial>& w) {
+HORNER_HD int slope_degree_of(const WithCentre<Polynomial>& w) {
   return slope_degree_of(w.of);
 }
 template <class W, class F>
-HORNER_HD void with_degree(const Centred<W>& w, int degree, const F& f) {
+HORNER_HD void with_degree(const WithCentre<W>& w, int degree, const F& f) {
   with_degree(w.of, degree, f);
 }
 
 // The two rows of a thread, forward. Takes them out of the running sums.
-template <bool centred>
+template <bool has_centre>
 struct RowCentres {
   __device__ RowCentres(const Fused&, float (&)[2]) {}
   template <int columns>
@@ -57,7 +57,7 @@ struct RowCentres<true> {
 };
 
 // Two queries of a lane, backward.
-template <bool centred>
+template <bool has_centre>
 struct QueryCentres {
   __device__ void load(const Fused&, const Head&, int, int) {}
 };
@@ -72,17 +72,17 @@ struct QueryCentres<true> {
 
 // The sums of a tile's dx over the keys of some steps of 16 from `step` on, begun.
 template <class T, int steps, int R, int C>
-__device__ __forceinline__ void begin_centres(float (&sum)[1][4], Panel<R, C> dx, int step,
+__device__ __forceinline__ void begin_centres(float (&sum)[1][4], SwizzledTile<R, C> dx, int step,
                                               uint64_t ones) {
-  begin_product<T, false, Over::rows, Over::channels>(sum, dx.by_rows(0, step), ones);
+  wgmma_ss<T, false, Major::mn, Major::k>(sum, dx.mn_major(0, step), ones);
 #pragma unroll
   for (int s = 1; s < steps; ++s)
-    begin_product<T, true, Over::rows, Over::channels>(sum, dx.by_rows(0, step + s), ones);
+    wgmma_ss<T, true, Major::mn, Major::k>(sum, dx.mn_major(0, step + s), ones);
 }
 // Those of the rows of a thread, the same in all columns, added to memory: of four lanes one adds
 // the first, one the second.
-__device__ __forceinline__ void add_centres(const Fused& f, int b, int h, int t0,
-                                            const float (&sum)[4]) {
+__device__ __forceinline__ void add_centre_gradients(const Fused& f, int b, int h, int t0,
+                                                     const float (&sum)[4]) {
   const int of_four = lane() % 4, t = t0 + warp() % 4 * 16 + lane() / 4 + 8 * of_four;
   if (of_four < 2 && t < f.T)
     atomicAdd(f.d_centre + (int64_t(b) * f.H + h) * f.T + t, -(of_four ? sum[2] : sum[0]));

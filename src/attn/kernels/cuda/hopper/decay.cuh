@@ -12,73 +12,73 @@ namespace horner::attn::kernels::cuda {
 
 // A weight with decay, for kernels of its own. No denominator of theirs is the row's sum.
 template <class W>
-struct Decaying {
+struct WithDecay {
   W of;
-  const float* factors;  // forward (hopper_factors)
+  const float* factors;  // forward (hopper_decay_factors)
 };
 template <class W>
-inline constexpr bool kDecays = false;
+inline constexpr bool kHasDecay = false;
 template <class W>
-inline constexpr bool kDecays<Decaying<W>> = true;
+inline constexpr bool kHasDecay<WithDecay<W>> = true;
 
 template <class W>
-HORNER_HD const W& undecayed(const W& w) {
+HORNER_HD const W& base_weight(const W& w) {
   return w;
 }
 template <class W>
-HORNER_HD const W& undecayed(const Decaying<W>& w) {
+HORNER_HD const W& base_weight(const WithDecay<W>& w) {
   return w.of;
 }
 template <class W>
-using Undecayed = std::remove_cvref_t<decltype(undecayed(std::declval<W>()))>;
+using BaseWeight = std::remove_cvref_t<decltype(base_weight(std::declval<W>()))>;
 template <class W>
-inline constexpr bool kIsExp = std::is_same_v<Undecayed<W>, Exp>;
+inline constexpr bool kIsExp = std::is_same_v<BaseWeight<W>, Exp>;
 
 // c[0] + c[1] x, of products before the scale.
 struct Linear {
   const Polynomial& p;
 };
 template <>
-inline constexpr bool kOfDegree<Linear> = true;
+inline constexpr bool kIsFixedDegree<Linear> = true;
 template <int n>
-HORNER_HD Lanes<n> weights_of(const Linear& w, const Lanes<n>& x) {
+HORNER_HD Vec<n> weights_of(const Linear& w, const Vec<n>& x) {
   return x * w.p.c[1] + w.p.c[0];
 }
 
-// exp, of scores that are bounded (is_bounded): without a shift.
-struct Bounded {};
+// exp, of scores that are bounded (is_clamped_exp): without a shift.
+struct ClampedExp {};
 template <class W>
-inline constexpr bool kExponential = std::is_same_v<W, Exp> || std::is_same_v<W, Bounded>;
+inline constexpr bool kExponential = std::is_same_v<W, Exp> || std::is_same_v<W, ClampedExp>;
 
 // Of the polynomials that fade, those of degree 1 and 2 have code of their own.
-HORNER_HD int degree_of(const Decaying<Polynomial>& w) {
+HORNER_HD int degree_of(const WithDecay<Polynomial>& w) {
   return w.of.degree <= 2 ? w.of.degree : 0;
 }
-HORNER_HD int slope_degree_of(const Decaying<Polynomial>& w) {
+HORNER_HD int slope_degree_of(const WithDecay<Polynomial>& w) {
   return w.of.degree == 1 || (w.of.degree == 2 && w.of.is_series) ? w.of.degree : 0;
 }
 template <class W, class F>
   requires(kExponential<W>)
-HORNER_HD void with_degree(const Decaying<W>& w, int, const F& f) {
+HORNER_HD void with_degree(const WithDecay<W>& w, int, const F& f) {
   f(w.of);
 }
 template <class F>
-HORNER_HD void with_degree(const Decaying<Polynomial>& w, int degree, const F& f) {
+HORNER_HD void with_degree(const WithDecay<Polynomial>& w, int degree, const F& f) {
   if (degree == 1) return f(Linear{w.of});
-  if (degree == 2) return f(OfDegree<2>{w.of});
-  f(OfDegree<0>{w.of});
+  if (degree == 2) return f(FixedDegree<2>{w.of});
+  f(FixedDegree<0>{w.of});
 }
 
-__device__ inline const float* factors_of(const Fused& f, const float* factors, const Head& head,
-                                          int s0) {
+__device__ inline const float* tile_factors(const Fused& f, const float* factors, const Head& head,
+                                            int s0) {
   const int64_t tile = int64_t(head.b * f.G + head.g) * factor_tiles(f) + s0 / kFactorTile;
   return factors + tile * kFactorRow;
 }
 // c_t - c_s in units of ln 2.
-__device__ inline float doublings(double query, double key) {
+__device__ inline float log2_decay_rn(double query, double key) {
   return __fmul_rn(float(query - key), kLog2e);  // once, not in every sum that it is part of
 }
-inline constexpr float kSteep = 80;  // the most that an exponent of a factor may be
+inline constexpr float kMaxLog2Factor = 80;  // the most that an exponent of a factor may be
 
 // Forward: the reference is the group's first query, and what the queries behind it have of their
 // own is multiplied into their sums, at the end or before the first tile that is steep. A key's
@@ -87,16 +87,16 @@ template <int tiles>
 struct TileFactors {
   float by[tiles];
 };
-struct NoFade {
-  static constexpr bool kThere = false;
+struct NoDecay {
+  static constexpr bool kEnabled = false;
 };
 // What is kept of a tile of keys in shared memory, and the two rows of a thread.
 template <int tiles>
-struct TileFade {
-  static constexpr bool kThere = true;
+struct TileDecay {
+  static constexpr bool kEnabled = true;
   uint32_t keys;
   TileFactors<tiles> of;
-  bool steep;
+  bool log_space;
   float row[2];
   double here;
 
@@ -117,12 +117,12 @@ struct TileFade {
                  : "=d"(key)
                  : "r"(keys + uint32_t((tile * kFactorRow + 3 * kFactorTile) * 4))
                  : "memory");
-    return doublings(here, key);
+    return log2_decay_rn(here, key);
   }
   // By the factors, or the gates alone.
   template <int columns>
   __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
-    const int first = steep ? 2 * kFactorTile : 0;
+    const int first = log_space ? 2 * kFactorTile : 0;
 #pragma unroll
     for (int j = 0; j < columns; ++j) {
       const float2 key = of_keys(j, first);
@@ -151,48 +151,49 @@ struct TileFade {
   }
 };
 // The rows of a thread, `first` and 8 further, of a group's 64 from t0 on.
-template <class T, int keys, bool decays>
-struct RowFades {
-  __device__ RowFades(const Fused&, const Head&, int, int) {}
-  __device__ int first_steep(const Fused&, const Head&, int, int, int own) const { return own; }
+template <class T, int keys, bool has_decay>
+struct RowDecay {
+  __device__ RowDecay(const Fused&, const Head&, int, int) {}
+  __device__ int log_space_from(const Fused&, const Head&, int, int, int own) const { return own; }
   __device__ int of_tile(uint32_t, bool) const { return 0; }
-  __device__ NoFade fade(uint32_t, int, bool) const { return {}; }
+  __device__ NoDecay decay(uint32_t, int, bool) const { return {}; }
 };
 template <class T, int keys>
-struct RowFades<T, keys, true> {
+struct RowDecay<T, keys, true> {
   static constexpr int kTiles = keys / kFactorTile;
   // float16 has no room for weights that the rows' own factors would make small again.
-  static constexpr float kMost = std::is_same_v<T, fp16> ? 0 : kSteep;
+  static constexpr float kMaxLog2 = std::is_same_v<T, fp16> ? 0 : kMaxLog2Factor;
   using Factors = TileFactors<kTiles>;
-  using Fade = TileFade<kTiles>;
+  using Decay = TileDecay<kTiles>;
   float row[2];  // in units of ln 2
   double here;   // c_t0
 
-  __device__ RowFades(const Fused& f, const Head& head, int t0, int first) : row{} {
+  __device__ RowDecay(const Fused& f, const Head& head, int t0, int first) : row{} {
     here = f.S > 0 ? gates_at_query(f, head, t0) : 0;
     for (int i = 0; i < 2 && f.S > 0; ++i)
-      row[i] = doublings(gates_at_query(f, head, first + 8 * i), here);
+      row[i] = log2_decay_rn(gates_at_query(f, head, first + 8 * i), here);
   }
   // Of the `own` tiles of keys from `begin` on, the first whose factors would be too large; `own`
   // where there is none. They grow, and are above 1 only behind the group's first query.
-  __device__ int first_steep(const Fused& f, const Head& head, int t0, int begin, int own) const {
+  __device__ int log_space_from(const Fused& f, const Head& head, int t0, int begin,
+                                int own) const {
     const int at = t0 + f.S - f.T;
     for (int s = max(at, begin) / kFactorTile * kFactorTile; own > 0 && s < at + 64;
          s += kFactorTile)
-      if (doublings(here, gates_at_key(f, head, s + kFactorTile - 1)) > kMost)
+      if (log2_decay_rn(here, gates_at_key(f, head, s + kFactorTile - 1)) > kMaxLog2)
         return min((s - begin) / keys, own);
     return own;
   }
   // Of a tile whose factors lie there.
-  __device__ Factors of_tile(uint32_t factors, bool steep) const {
+  __device__ Factors of_tile(uint32_t factors, bool log_space) const {
     Factors y;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
-      y.by[i] = steep ? 1 : exp2_fast(fminf(Fade::from(here, factors, i), kMost));
+      y.by[i] = log_space ? 1 : exp2_fast(fminf(Decay::from(here, factors, i), kMaxLog2));
     return y;
   }
-  __device__ Fade fade(uint32_t at, const Factors& of, bool steep) const {
-    return {at, of, steep, {row[0], row[1]}, here};
+  __device__ Decay decay(uint32_t at, const Factors& of, bool log_space) const {
+    return {at, of, log_space, {row[0], row[1]}, here};
   }
 };
 
@@ -210,32 +211,32 @@ __device__ inline double gates_at_reference(const Fused& f, const Head& head, in
 }
 // Of polynomials: whether factors would leave the range of a float.
 template <class W>
-__device__ inline bool is_steep(const Fused& f, const Head& head, int s0) {
-  if constexpr (!kDecays<W> || kIsExp<W>) return false;
+__device__ inline bool needs_log_space(const Fused& f, const Head& head, int s0) {
+  if constexpr (!kHasDecay<W> || kIsExp<W>) return false;
   const double here = gates_at_reference(f, head, s0);
-  return doublings(gates_at_key(f, head, s0), here) > kSteep ||
-         doublings(here, gates_at_key(f, head, s0 + 127)) > kSteep;
+  return log2_decay_rn(gates_at_key(f, head, s0), here) > kMaxLog2Factor ||
+         log2_decay_rn(here, gates_at_key(f, head, s0 + 127)) > kMaxLog2Factor;
 }
 // A polynomial of such keys, and what brings its scores to its unit and its slopes back to theirs.
 template <bool linear>
-struct Steep {
+struct LogSpace {
   const Polynomial& p;
   float scale, per_scale;
 };
 // The keys of a thread, `first` and 8 further, backward.
-template <bool decays>
-struct KeyFades {
-  __device__ KeyFades(const Fused&, const Head&, int, int) {}
+template <bool has_decay>
+struct KeyDecay {
+  __device__ KeyDecay(const Fused&, const Head&, int, int) {}
 };
 template <>
-struct KeyFades<true> {
+struct KeyDecay<true> {
   float of[2];     // in units of ln 2, or factors
   float slope[2];  // of Linear, the input gate in it
 
-  __device__ KeyFades(const Fused& f, const Head& head, int s0, int first) {
+  __device__ KeyDecay(const Fused& f, const Head& head, int s0, int first) {
     const double from = gates_at_reference(f, head, s0);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) of[i] = doublings(from, gates_at_key(f, head, first + 8 * i));
+    for (int i = 0; i < 2; ++i) of[i] = log2_decay_rn(from, gates_at_key(f, head, first + 8 * i));
   }
   template <class Weight>
   __device__ void set(const Weight&, const float (&)[2], float) {
@@ -243,30 +244,30 @@ struct KeyFades<true> {
   }
   __device__ void set(const Exp&, const float (&)[2], float) {}
   template <bool linear>
-  __device__ void set(const Steep<linear>&, const float (&)[2], float) {}
+  __device__ void set(const LogSpace<linear>&, const float (&)[2], float) {}
   __device__ void set(const Linear& w, const float (&gates)[2], float scale) {
     of[0] = exp2_fast(of[0]), of[1] = exp2_fast(of[1]);
     for (int i = 0; i < 2; ++i) slope[i] = of[i] * gates[i] * (w.p.c[1] / scale);
   }
 };
 // Two queries of a lane, backward: c_t - c_ref.
-template <bool decays>
-struct QueryFades {
+template <bool has_decay>
+struct QueryDecay {
   __device__ void load(const Fused&, const Head&, int, int) {}
   __device__ float row(int, double) const { return 0; }
 };
 template <>
-struct QueryFades<true> {
+struct QueryDecay<true> {
   double c[2];
 
   __device__ void load(const Fused& f, const Head& head, int i, int t) {
     c[i] = gates_at_query(f, head, t);
   }
-  __device__ float row(int i, double from) const { return doublings(c[i], from); }
+  __device__ float row(int i, double from) const { return log2_decay_rn(c[i], from); }
 };
 
 // A query's own gate sum is that of the key at its position.
-__device__ inline double pull_of(const Fused& f, const Head& head, int s) {
+__device__ inline double d_decay_of(const Fused& f, const Head& head, int s) {
   const int each = f.H / f.G, t = s - (f.S - f.T);
   double y = 0;
   for (int h = 0; t >= 0 && h < each; ++h)

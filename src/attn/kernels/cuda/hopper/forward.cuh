@@ -3,14 +3,14 @@
 // takes its scores of a tile to weights, its product with the values before runs.
 #pragma once
 
-#include "attn/kernels/cuda/fused/forward.cuh"
+#include "attn/kernels/cuda/common/row_sums.cuh"
 #include "attn/kernels/cuda/hopper/centre.cuh"
 #include "attn/kernels/cuda/hopper/decay.cuh"
 #include "attn/kernels/cuda/hopper/wgmma.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kMultiprocessors = 132;  // of the H100 and H200
+inline constexpr int kNumSMs = 132;  // of the H100 and H200
 
 template <int C>
 struct HopperForwardShape {
@@ -18,20 +18,21 @@ struct HopperForwardShape {
   // Blocks on a multiprocessor: two small ones hide each other's beginning and end; 128 channels
   // leave no registers for that.
   static constexpr int kBlocks = C == 64 ? 2 : 1;
-  static constexpr bool kCopier = kBlocks == 1;  // a group of its own, whose registers others take
+  static constexpr bool kHasProducer = kBlocks == 1;  // a warpgroup whose registers others take
   static constexpr int kAtoms = 1, kKeys = kBlocks == 2 ? 64 : 128, kStages = kBlocks == 2 ? 4 : 2;
-  static constexpr int kGroups = 2, kQueries = 64 * kGroups;
-  static constexpr int kThreads = 128 * (kGroups + kCopier);
-  static constexpr int kRegisters = 240, kFewRegisters = 24;
-  using Queries = Panel<kQueries, C>;
-  using Keys = Panel<kKeys, C>;
+  static constexpr int kWarpgroups = 2, kQueries = 64 * kWarpgroups;
+  static constexpr int kThreads = 128 * (kWarpgroups + kHasProducer);
+  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+  using Queries = SwizzledTile<kQueries, C>;
+  using Keys = SwizzledTile<kKeys, C>;
   static constexpr int kBarriers =
       Queries::kBytes + 2 * kStages * Keys::kBytes;  // where they begin
   static constexpr int kBytes = kBarriers + (1 + 4 * kStages) * 8;
   // With decay, what the keys of each stage need of it.
-  static constexpr int kFades = kBarriers + 256, kFadeBytes = kKeys / kFactorTile * kFactorRow * 4;
-  static constexpr int kBytesWithFades = kFades + kStages * kFadeBytes;
-  static_assert(kBytes <= kFades);
+  static constexpr int kDecayAt = kBarriers + 256;
+  static constexpr int kDecayBytes = kKeys / kFactorTile * kFactorRow * 4;
+  static constexpr int kBytesWithDecay = kDecayAt + kStages * kDecayBytes;
+  static_assert(kBytes <= kDecayAt);
 };
 
 // Where everything lies in shared memory.
@@ -48,8 +49,8 @@ struct ForwardMemory {
     return {at + uint32_t(Shape::Queries::kBytes + 2 * stage * Shape::Keys::kBytes)};
   }
   __device__ typename Shape::Keys v(int stage) const { return {k(stage).at + Shape::Keys::kBytes}; }
-  __device__ uint32_t fades(int stage) const {
-    return at + uint32_t(Shape::kFades + stage * Shape::kFadeBytes);
+  __device__ uint32_t decay_factors(int stage) const {
+    return at + uint32_t(Shape::kDecayAt + stage * Shape::kDecayBytes);
   }
   __device__ uint32_t barrier(int i) const { return at + uint32_t(Shape::kBarriers + 8 * i); }
   __device__ uint32_t q_full() const { return barrier(0); }
@@ -58,28 +59,28 @@ struct ForwardMemory {
   __device__ uint32_t k_free(int stage) const { return barrier(3 + 4 * stage); }
   __device__ uint32_t v_free(int stage) const { return barrier(4 + 4 * stage); }
 
-  __device__ void make_barriers() const {
-    constexpr int kWarps = 4 * Shape::kGroups;
-    make_barrier(q_full(), 1);
+  __device__ void init_barriers() const {
+    constexpr int kWarps = 4 * Shape::kWarpgroups;
+    mbarrier_init(q_full(), 1);
     for (int i = 0; i < Shape::kStages; ++i) {
-      make_barrier(k_full(i), 1), make_barrier(v_full(i), 1);
-      make_barrier(k_free(i), kWarps), make_barrier(v_free(i), kWarps);
+      mbarrier_init(k_full(i), 1), mbarrier_init(v_full(i), 1);
+      mbarrier_init(k_free(i), kWarps), mbarrier_init(v_free(i), kWarps);
     }
-    barriers_are_made();
+    mbarrier_init_fence();
   }
 };
 
 // Which head and which of its blocks a block of threads has, the longest being 0. The blocks of a
 // head follow one another, so that what they share stays in the cache; those of the last heads, two
 // rounds of the multiprocessors, go by their length, so that no long one is left for the end.
-struct HopperPlace {
+struct HopperSchedule {
   int head, block;
 
-  __device__ HopperPlace(int heads, int blocks, int at_once) {
+  __device__ HopperSchedule(int heads, int blocks, int at_once) {
     const int last = min(heads, (2 * at_once + blocks - 1) / blocks);
-    const int n = int(blockIdx.x), behind = n - (heads - last) * blocks;
-    head = behind < 0 ? n / blocks : heads - last + behind % last;
-    block = behind < 0 ? n % blocks : behind / last;
+    const int n = int(blockIdx.x), rest = n - (heads - last) * blocks;
+    head = rest < 0 ? n / blocks : heads - last + rest % last;
+    block = rest < 0 ? n % blocks : rest / last;
   }
 };
 
@@ -89,54 +90,52 @@ struct ForwardMaps {
 
 // Begins the copies of tile i of the keys from `begin` on, when its place is free.
 template <int C, class W>
-__device__ inline void copy_tile(const Fused& f, const W& w, const ForwardMaps& maps,
-                                 ForwardMemory<C> memory, const Head& head, int begin, int i) {
+__device__ inline void load_key_tile(const Fused& f, const W& w, const ForwardMaps& maps,
+                                     ForwardMemory<C> memory, const Head& head, int begin, int i) {
   using Shape = HopperForwardShape<C>;
   const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
   const int free = (i / Shape::kStages & 1) ^ 1;  // the first time it is free anyway
-  wait(memory.k_free(stage), free);
-  constexpr int kFadeBytes = kDecays<W> ? Shape::kFadeBytes : 0;
-  arrive_and_expect(memory.k_full(stage), Shape::Keys::kBytes + kFadeBytes);
-  copy_panel(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
-  if constexpr (kDecays<W>)
-    copy_bytes(memory.fades(stage), factors_of(f, w.factors, head, s0), kFadeBytes,
-               memory.k_full(stage));
-  wait(memory.v_free(stage), free);
-  arrive_and_expect(memory.v_full(stage), Shape::Keys::kBytes);
-  copy_panel(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
+  mbarrier_wait(memory.k_free(stage), free);
+  constexpr int kDecayBytes = kHasDecay<W> ? Shape::kDecayBytes : 0;
+  mbarrier_arrive_expect(memory.k_full(stage), Shape::Keys::kBytes + kDecayBytes);
+  tma_load_tile(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
+  if constexpr (kHasDecay<W>)
+    tma_load_bytes(memory.decay_factors(stage), tile_factors(f, w.factors, head, s0), kDecayBytes,
+                   memory.k_full(stage));
+  mbarrier_wait(memory.v_free(stage), free);
+  mbarrier_arrive_expect(memory.v_full(stage), Shape::Keys::kBytes);
+  tma_load_tile(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
 }
 template <int C>
-__device__ inline void copy_queries(const ForwardMaps& maps, ForwardMemory<C> memory,
+__device__ inline void load_queries(const ForwardMaps& maps, ForwardMemory<C> memory,
                                     const Head& head, int t0) {
-  arrive_and_expect(memory.q_full(), HopperForwardShape<C>::Queries::kBytes);
-  copy_panel(memory.q(), maps.q, t0, head.h, head.b, memory.q_full());
+  mbarrier_arrive_expect(memory.q_full(), HopperForwardShape<C>::Queries::kBytes);
+  tma_load_tile(memory.q(), maps.q, t0, head.h, head.b, memory.q_full());
 }
 
 // x = q k^T of a group's queries and a tile of keys, begun.
 template <class T, int C, int columns>
-__device__ inline void begin_scores(float (&x)[columns][4], ForwardMemory<C> memory, int group,
-                                    int stage) {
+__device__ inline void begin_qk(float (&x)[columns][4], ForwardMemory<C> memory, int warpgroup,
+                                int stage) {
   const auto q = memory.q();
   const auto k = memory.k(stage);
-  before_products();
-  begin_product<T, false, Over::channels, Over::channels>(x, q.by_channels(64 * group, 0),
-                                                          k.by_channels(0, 0));
+  wgmma_fence();
+  wgmma_ss<T, false, Major::k, Major::k>(x, q.k_major(64 * warpgroup, 0), k.k_major(0, 0));
 #pragma unroll
   for (int i = 1; i < C / 16; ++i)
-    begin_product<T, true, Over::channels, Over::channels>(x, q.by_channels(64 * group, i),
-                                                           k.by_channels(0, i));
-  end_of_batch();
+    wgmma_ss<T, true, Major::k, Major::k>(x, q.k_major(64 * warpgroup, i), k.k_major(0, i));
+  wgmma_commit();
 }
 
 // N += w v, begun. The weights are a left factor in registers.
 template <class T, int C, int columns, int steps>
-__device__ inline void begin_values(float (&N)[columns][4], const uint32_t (&w)[steps][4],
-                                    ForwardMemory<C> memory, int stage) {
+__device__ inline void begin_pv(float (&N)[columns][4], const uint32_t (&w)[steps][4],
+                                ForwardMemory<C> memory, int stage) {
   const auto v = memory.v(stage);
-  before_products();
+  wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < steps; ++i) add_product<T, Over::rows>(N, w[i], v.by_rows(0, i));
-  end_of_batch();
+  for (int i = 0; i < steps; ++i) wgmma_rs<T, Major::mn>(N, w[i], v.mn_major(0, i));
+  wgmma_commit();
 }
 
 // Numbers of a product as left factors of the next, in 16 bits.
@@ -144,9 +143,9 @@ template <class T, int columns>
 __device__ inline void rounded(uint32_t (&y)[columns / 2][4], const float (&x)[columns][4]) {
 #pragma unroll
   for (int i = 0; i < columns / 2; ++i) {
-    y[i][0] = pair(T(), x[2 * i][0], x[2 * i][1]), y[i][1] = pair(T(), x[2 * i][2], x[2 * i][3]);
-    y[i][2] = pair(T(), x[2 * i + 1][0], x[2 * i + 1][1]);
-    y[i][3] = pair(T(), x[2 * i + 1][2], x[2 * i + 1][3]);
+    y[i][0] = pack2(T(), x[2 * i][0], x[2 * i][1]), y[i][1] = pack2(T(), x[2 * i][2], x[2 * i][3]);
+    y[i][2] = pack2(T(), x[2 * i + 1][0], x[2 * i + 1][1]);
+    y[i][3] = pack2(T(), x[2 * i + 1][2], x[2 * i + 1][3]);
   }
 }
 
@@ -166,16 +165,16 @@ __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
 }
 
 // From products to weights with their decay and gates, in place.
-template <class Sums, class Weight, class Fade>
-__device__ __forceinline__ void fading_weights(Sums& sums, const Weight& weight,
-                                               typename Sums::Products& x, int first,
-                                               const Fade& fade) {
+template <class Sums, class Weight, class Decay>
+__device__ __forceinline__ void decayed_weights(Sums& sums, const Weight& weight,
+                                                typename Sums::Products& x, int first,
+                                                const Decay& decay) {
   const Fused& f = sums.f;
   if constexpr (kExponential<Weight>) {
     const float scale = f.scale * kLog2e;
-    if (fade.steep) {
+    if (decay.log_space) {
       const float per_scale = __frcp_rn(scale);
-      fade.each(x[0], [&](float& y, float exponent) { y += exponent * per_scale; });
+      decay.each(x[0], [&](float& y, float exponent) { y += exponent * per_scale; });
     }
     float sub[2] = {};
     if constexpr (Sums::kIsExp)
@@ -186,18 +185,19 @@ __device__ __forceinline__ void fading_weights(Sums& sums, const Weight& weight,
   } else {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
-    if (fade.steep) fade.each(x[0], [](float& y, float exponent) { y *= exp2_fast(exponent); });
+      Sums::set_row(x, i, sums.template value<Path::plain>(weight, Sums::of_row(x, i), i, first));
+    if (decay.log_space)
+      decay.each(x[0], [](float& y, float exponent) { y *= exp2_fast(exponent); });
   }
-  fade.multiply(x[0]);
+  decay.multiply(x[0]);
 }
 
 // From products to weights, in place, and added to the sum. A mask or a clamp changes them where
 // they are, in tiles that need it: all tiles run the same code otherwise.
-template <class Sums, class Weight, class Fade>
-__device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
-                                           typename Sums::Products& x, int s0, bool masked,
-                                           const Fade& fade) {
+template <class Sums, class Weight, class Decay>
+__device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
+                                             typename Sums::Products& x, int s0, bool masked,
+                                             const Decay& decay) {
   constexpr int n = 2 * Sums::kTiles;
   const Fused& f = sums.f;
   const int first = s0 + lane() % 4 * 2;
@@ -211,125 +211,127 @@ __device__ __forceinline__ void weigh_tile(Sums& sums, const Weight& weight,
   if (f.clamp < INFINITY) {
     const float most = f.clamp / f.scale;
 #pragma unroll
-    for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = at_most(x[0][j / 4][j % 4], most);
+    for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = min_nan(x[0][j / 4][j % 4], most);
   }
   if constexpr (Sums::kIsExp)
-    sums.raise([&](int i) {
+    sums.raise_shift([&](int i) {
       const auto y = Sums::of_row(x, i);
-      return Sums::by_fours(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
+      return Sums::reduce4(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
     });
-  if constexpr (Fade::kThere) fading_weights(sums, weight, x, first, fade);
+  if constexpr (Decay::kEnabled) decayed_weights(sums, weight, x, first, decay);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if constexpr (!Fade::kThere)
-      Sums::set_row(x, i, sums.template value<Care::none>(weight, Sums::of_row(x, i), i, first));
+    if constexpr (!Decay::kEnabled)
+      Sums::set_row(x, i, sums.template value<Path::plain>(weight, Sums::of_row(x, i), i, first));
     if (!Sums::kIsExp && masked) hide(i, 0);
-    if constexpr (!Fade::kThere && !Sums::kScaled) sums.add(Sums::of_row(x, i), i);
+    if constexpr (!Decay::kEnabled && !Sums::kScaled) sums.add(Sums::of_row(x, i), i);
   }
-  if constexpr (Sums::kScaled) sums.by_largest(x);
+  if constexpr (Sums::kScaled) sums.rescale_by_max(x);
 }
 
-__device__ inline void arrive_by_warp(uint32_t barrier) {
+__device__ inline void mbarrier_arrive_warp(uint32_t barrier) {
   __syncwarp();
-  if (lane() == 0) arrive(barrier);
+  if (lane() == 0) mbarrier_arrive(barrier);
 }
 
 // A group's queries, from t0 on, over the tiles that it sees: `own` of the block's `tiles`.
 template <class T, int C, class W, class Weight>
-__device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const Weight& weight,
-                                               const ForwardMemory<C>& given,
-                                               const ForwardMaps& maps, const Head& head, int t0,
-                                               int begin, int own, int tiles) {
+__device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const Weight& weight,
+                                              const ForwardMemory<C>& given,
+                                              const ForwardMaps& maps, const Head& head, int t0,
+                                              int begin, int own, int tiles) {
   using Shape = HopperForwardShape<C>;
   constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
-  const int group = group_of_warp();
+  const int warpgroup = warpgroup_index();
   const int first_row = t0 + warp() % 4 * 16 + lane() / 4;
-  RunningSums<T, C, Undecayed<W>, Shape> sums(f, undecayed(w), head, first_row);
-  const RowFades<T, kKeys, kDecays<W>> rows(f, head, t0, first_row);
-  const int steep = rows.first_steep(f, head, t0, begin, own);
-  const RowCentres<kCentred<W>> centres(f, sums.centre[0]);
+  RunningSums<T, C, BaseWeight<W>, Shape> sums(f, base_weight(w), head, first_row);
+  const RowDecay<T, kKeys, kHasDecay<W>> rows(f, head, t0, first_row);
+  const int log_space_at = rows.log_space_from(f, head, t0, begin, own);
+  const RowCentres<kHasCentre<W>> centres(f, sums.centre[0]);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
   const auto phase = [](int i) { return i / kStages & 1; };
   // Keys that every query of the group sees.
   const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
   const int last_seen = f.seen.keep ? 0 : f.seen.hi(min(t0, f.T - 1));
-  const auto fade_sums = [&]() __attribute__((always_inline)) {
-    if constexpr (kDecays<W>)
+  const auto decay_sums = [&]() __attribute__((always_inline)) {
+    if constexpr (kHasDecay<W>)
 #pragma unroll
       for (int j = 0; j < C / 2; ++j) sums.N[0][j / 4][j % 4] *= exp2_fast(rows.row[j % 4 / 2]);
   };
-  const auto weigh = [&](int i, const auto& factors) __attribute__((always_inline)) {
+  const auto to_weights = [&](int i, const auto& factors) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
-    if constexpr (kDecays<W> && decltype(sums)::kScaled)
-      if (i == steep)
+    if constexpr (kHasDecay<W> && decltype(sums)::kScaled)
+      if (i == log_space_at)
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
     centres.subtract(x[0]);
-    weigh_tile(sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
-               rows.fade(given.in_round(i).fades(i % kStages), factors, i >= steep));
+    tile_weights(
+        sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
+        rows.decay(given.in_round(i).decay_factors(i % kStages), factors, i >= log_space_at));
   };
   // Before round i, without a copier: the values of tile i - 2 have been used.
-  const auto copy_next = [&](int i) {
+  const auto load_next_tile = [&](int i) {
     const int next = i + kStages - 2;
-    if (!Shape::kCopier && threadIdx.x == 128 * (Shape::kGroups - 1) && i > 0 && next < tiles)
-      copy_tile(f, w, maps, given, head, begin, next);
+    if (!Shape::kHasProducer && threadIdx.x == 128 * (Shape::kWarpgroups - 1) && i > 0 &&
+        next < tiles)
+      load_key_tile(f, w, maps, given, head, begin, next);
   };
-  wait(given.q_full(), 0);
+  mbarrier_wait(given.q_full(), 0);
   if (own > 0) {
-    wait(given.k_full(0), 0);
-    begin_scores<T>(x[0], given, group, 0);
-    const auto factors = rows.of_tile(given.fades(0), steep == 0);
-    wait_for_products<0>();
-    touch(x[0]);
-    if (!kDecays<W>) arrive_by_warp(given.k_free(0));
-    weigh(0, factors);
-    if (kDecays<W>) arrive_by_warp(given.k_free(0));
-    if (!kDecays<W> && f.gate) gate(f, head, begin, x[0]);
+    mbarrier_wait(given.k_full(0), 0);
+    begin_qk<T>(x[0], given, warpgroup, 0);
+    const auto factors = rows.of_tile(given.decay_factors(0), log_space_at == 0);
+    wgmma_wait<0>();
+    register_fence(x[0]);
+    if (!kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
+    to_weights(0, factors);
+    if (kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
+    if (!kHasDecay<W> && f.gate) gate(f, head, begin, x[0]);
     rounded<T>(weights, x[0]);
   }
 #pragma unroll 1
   for (int i = 1; i < own; ++i) {
     const ForwardMemory<C> memory = given.in_round(i);
-    const int stage = i % kStages, before = (i - 1) % kStages;
-    copy_next(i);
-    wait(memory.k_full(stage), phase(i));
-    begin_scores<T>(x[0], memory, group, stage);
-    wait(memory.v_full(before), phase(i - 1));
-    begin_values<T>(sums.N[0], weights, memory, before);
-    const auto factors = rows.of_tile(memory.fades(stage), i >= steep);
-    wait_for_products<1>();
-    touch(x[0]);
-    if (!kDecays<W>) arrive_by_warp(memory.k_free(stage));
-    weigh(i, factors);
-    if (kDecays<W>) arrive_by_warp(memory.k_free(stage));  // with it the fades are read
+    const int stage = i % kStages, previous = (i - 1) % kStages;
+    load_next_tile(i);
+    mbarrier_wait(memory.k_full(stage), phase(i));
+    begin_qk<T>(x[0], memory, warpgroup, stage);
+    mbarrier_wait(memory.v_full(previous), phase(i - 1));
+    begin_pv<T>(sums.N[0], weights, memory, previous);
+    const auto factors = rows.of_tile(memory.decay_factors(stage), i >= log_space_at);
+    wgmma_wait<1>();
+    register_fence(x[0]);
+    if (!kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));
+    to_weights(i, factors);
+    if (kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));  // with it the fades are read
     // A branch, across which the compiler moves no wait for products: it would put the one below
     // before the weights.
-    if (!kDecays<W> && f.gate) gate(f, head, begin + i * kKeys, x[0]);
-    wait_for_products<0>();
-    touch(sums.N[0]), touch(weights);
-    arrive_by_warp(memory.v_free(before));
+    if (!kHasDecay<W> && f.gate) gate(f, head, begin + i * kKeys, x[0]);
+    wgmma_wait<0>();
+    register_fence(sums.N[0]), register_fence(weights);
+    mbarrier_arrive_warp(memory.v_free(previous));
     sums.rescale();
-    if (kDecays<W> && !decltype(sums)::kScaled && i == steep) fade_sums();
+    if (kHasDecay<W> && !decltype(sums)::kScaled && i == log_space_at) decay_sums();
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
     const int last = (own - 1) % kStages;
-    wait(given.v_full(last), phase(own - 1));
-    begin_values<T>(sums.N[0], weights, given, last);
-    wait_for_products<0>();
-    touch(sums.N[0]), touch(weights);
-    arrive_by_warp(given.v_free(last));
+    mbarrier_wait(given.v_full(last), phase(own - 1));
+    begin_pv<T>(sums.N[0], weights, given, last);
+    wgmma_wait<0>();
+    register_fence(sums.N[0]), register_fence(weights);
+    mbarrier_arrive_warp(given.v_free(last));
   }
   for (int i = own; i < tiles; ++i) {  // those that other groups see
-    copy_next(i);
-    wait(given.k_full(i % kStages), phase(i));
-    arrive_by_warp(given.k_free(i % kStages));
-    wait(given.v_full(i % kStages), phase(i));
-    arrive_by_warp(given.v_free(i % kStages));
+    load_next_tile(i);
+    mbarrier_wait(given.k_full(i % kStages), phase(i));
+    mbarrier_arrive_warp(given.k_free(i % kStages));
+    mbarrier_wait(given.v_full(i % kStages), phase(i));
+    mbarrier_arrive_warp(given.v_free(i % kStages));
   }
-  if (kDecays<W> && steep >= own) fade_sums();
-  if constexpr (kDecays<W> && !decltype(sums)::kScaled)  // nothing but whether there are weights
+  if (kHasDecay<W> && log_space_at >= own) decay_sums();
+  if constexpr (kHasDecay<W> && !decltype(sums)::kScaled)  // nothing but whether there are weights
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       sums.sum[0][i] = sees_any(f.seen, head.b, min(first_row + 8 * i, f.T - 1));
@@ -344,48 +346,44 @@ __device__ __forceinline__ void sum_over_tiles(const Fused& f, const W& w, const
   store(f.o);
 }
 
-template <class T, int C, class W>
-__global__ __launch_bounds__(
-    HopperForwardShape<C>::kThreads,
-    HopperForwardShape<C>::kBlocks) void hopper_forward_kernel(const __grid_constant__ Fused f,
-                                                               const __grid_constant__ W w,
-                                                               const __grid_constant__ ForwardMaps
-                                                                   maps) {
-  using Shape = HopperForwardShape<C>;
+template <class T, int C, class W, class Shape = HopperForwardShape<C>>
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void hopper_forward_kernel(
+    const __grid_constant__ Fused f, const __grid_constant__ W w,
+    const __grid_constant__ ForwardMaps maps) {
   extern __shared__ __align__(1024) unsigned char bytes[];
   const ForwardMemory<C> memory{shared_address(bytes)};
   const int blocks = (f.T + Shape::kQueries - 1) / Shape::kQueries;
-  const HopperPlace place(f.B * f.H, blocks, kMultiprocessors * Shape::kBlocks);
-  const Head head(f, place.head);
-  const int t0 = (blocks - 1 - place.block) * Shape::kQueries;
+  const HopperSchedule work(f.B * f.H, blocks, kNumSMs * Shape::kBlocks);
+  const Head head(f, work.head);
+  const int t0 = (blocks - 1 - work.block) * Shape::kQueries;
   const int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
   const auto tiles_of = [&](int queries) {
     const int end = f.seen.hi(min(t0 + queries, f.T) - 1);
     return end > begin ? (end - begin + Shape::kKeys - 1) / Shape::kKeys : 0;
   };
-  if (threadIdx.x == 0) memory.make_barriers();
+  if (threadIdx.x == 0) memory.init_barriers();
   __syncthreads();
-  const int group = group_of_warp(), tiles = tiles_of(Shape::kQueries);
-  const int own = t0 + 64 * group < f.T ? tiles_of(64 * (group + 1)) : 0;
+  const int warpgroup = warpgroup_index(), tiles = tiles_of(Shape::kQueries);
+  const int own = t0 + 64 * warpgroup < f.T ? tiles_of(64 * (warpgroup + 1)) : 0;
   const auto sum = [&]() __attribute__((always_inline)) {
     with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
-      sum_over_tiles<T>(f, w, weight, memory, maps, head, t0 + 64 * group, begin, own, tiles);
+      sum_key_tiles<T>(f, w, weight, memory, maps, head, t0 + 64 * warpgroup, begin, own, tiles);
     });
   };
-  if constexpr (!Shape::kCopier) {
+  if constexpr (!Shape::kHasProducer) {
     if (threadIdx.x == 0) {
-      copy_queries(maps, memory, head, t0);
+      load_queries(maps, memory, head, t0);
       for (int i = 0; i < min(tiles, Shape::kStages - 1); ++i)
-        copy_tile(f, w, maps, memory, head, begin, i);
+        load_key_tile(f, w, maps, memory, head, begin, i);
     }
     sum();
-  } else if (group == Shape::kGroups) {
-    give_registers<Shape::kFewRegisters>();
+  } else if (warpgroup == Shape::kWarpgroups) {
+    decrease_registers<Shape::kProducerRegisters>();
     if (threadIdx.x % 128 != 0) return;
-    copy_queries(maps, memory, head, t0);
-    for (int i = 0; i < tiles; ++i) copy_tile(f, w, maps, memory, head, begin, i);
+    load_queries(maps, memory, head, t0);
+    for (int i = 0; i < tiles; ++i) load_key_tile(f, w, maps, memory, head, begin, i);
   } else {
-    take_registers<Shape::kRegisters>();
+    increase_registers<Shape::kConsumerRegisters>();
     sum();
   }
 }

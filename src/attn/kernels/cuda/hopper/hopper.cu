@@ -5,7 +5,7 @@
 namespace horner::attn::kernels::cuda {
 
 template <class F>
-static void with_dtype(Dtype dtype, const F& f) {
+static void with_launch(Dtype dtype, const F& f) {
   if (dtype == Dtype::bfloat16) return f(HopperLaunch<bf16>());
   f(HopperLaunch<fp16>());
 }
@@ -16,9 +16,8 @@ std::string hopper_why_not(int device) {
 }
 
 // A block has a tile of keys.
-static __global__ __launch_bounds__(kFactorTile) void factors_kernel(const double* decay,
-                                                                     const float* gate, int S,
-                                                                     int tiles, float* factors) {
+static __global__ __launch_bounds__(kFactorTile) void hopper_decay_factors_kernel(
+    const double* decay, const float* gate, int S, int tiles, float* factors) {
   const int64_t at = int64_t(blockIdx.x) / tiles * S;
   const int n = int(threadIdx.x), first = int(blockIdx.x) % tiles * kFactorTile, s = first + n;
   const double from = decay[at + min(first + kFactorTile, S) - 1];
@@ -29,15 +28,15 @@ static __global__ __launch_bounds__(kFactorTile) void factors_kernel(const doubl
   if (n == 0) *reinterpret_cast<double*>(to + 3 * kFactorTile) = from;
 }
 
-void hopper_factors(const Fused& f, float* factors, Stream stream) {
+void hopper_decay_factors(const Fused& f, float* factors, Stream stream) {
   const Grid grid{int64_t(f.B) * f.G * factor_tiles(f), 1, kFactorTile, 0};
-  launch(factors_kernel, grid, stream, f.decay, f.gate, f.S, factor_tiles(f), factors);
+  launch(hopper_decay_factors_kernel, grid, stream, f.decay, f.gate, f.S, factor_tiles(f), factors);
 }
 void hopper_forward(const Fused& f, const Weights& w, const float* factors, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.forward(f, w, factors, stream); });
+  with_launch(f.dtype, [&](auto launch) { launch.forward(f, w, factors, stream); });
 }
-void hopper_keys(const Fused& f, const Weights& w, Stream stream) {
-  with_dtype(f.dtype, [&](auto launch) { launch.keys(with_g(f), w, stream); });
+void hopper_backward(const Fused& f, const Weights& w, Stream stream) {
+  with_launch(f.dtype, [&](auto launch) { launch.backward(with_g(f), w, stream); });
 }
 
 }  // namespace horner::attn::kernels::cuda

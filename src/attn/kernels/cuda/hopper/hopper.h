@@ -8,7 +8,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kMostHopperChannels = 128;
+inline constexpr int kMaxHopperChannels = 128;
 
 std::string hopper_why_not(int device);  // "" when these kernels run there
 
@@ -27,12 +27,19 @@ HORNER_HD int factor_tiles(const Fused& f) {
 // In the range of bfloat16 weights with a clamp need no shift, unless they are divided by their
 // sum.
 inline constexpr float kBound = 10;
-inline bool is_bounded(const Fused& f, const Weights& w) {
+inline bool is_clamped_exp(const Fused& f, const Weights& w) {
   return std::holds_alternative<Exp>(w) && f.dtype == Dtype::bfloat16 && f.clamp <= kBound &&
          !f.epilogue.by_sum;
 }
-void hopper_factors(const Fused&, float* factors, Stream);
+void hopper_decay_factors(const Fused&, float* factors, Stream);
 void hopper_forward(const Fused&, const Weights&, const float* factors, Stream);
-void hopper_keys(const Fused&, const Weights&, Stream);
+void hopper_backward(const Fused&, const Weights&, Stream);
+
+// The same of one dtype.
+template <class T>
+struct HopperLaunch {
+  static void forward(const Fused&, const Weights&, const float* factors, Stream);
+  static void backward(const Fused&, const Weights&, Stream);
+};
 
 }  // namespace horner::attn::kernels::cuda

@@ -9,7 +9,7 @@ namespace horner::attn::kernels::cuda {
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 static Encode encode() {  // the driver's, without linking to it
-  static const Encode found = [] {
+  static const Encode function = [] {
     void* at = nullptr;
     cudaDriverEntryPointQueryResult result;
     const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &at, 12000,
@@ -18,12 +18,12 @@ static Encode encode() {  // the driver's, without linking to it
           "the driver has no maps for the copy engine (cuTensorMapEncodeTiled); wanted: CUDA 12.0");
     return reinterpret_cast<Encode>(at);
   }();
-  return found;
+  return function;
 }
 
 // Boxes of `rows` rows and 64 channels, zeros outside.
-static CUtensorMap map_of(const View& x, int channels, int64_t total_rows, int heads, int batch,
-                          int rows) {
+static CUtensorMap tensor_map(const View& x, int channels, int64_t total_rows, int heads, int batch,
+                              int rows) {
   if (total_rows * heads * batch == 0) return {};  // no tile of it is ever copied
   const auto dtype = std::is_same_v<HORNER_DTYPE, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -53,19 +53,19 @@ static void with_channels(const Fused& p, const W& w, const F& f) {
 template <class F>
 static void with_kernel(const Fused& p, const Weights& weights, const float* factors, const F& f) {
   const auto with = [&]<class W>(const W& w) {
-    if (p.decay) return with_channels(p, Decaying<W>{w, factors}, f);
-    p.centre ? with_channels(p, Centred<W>{w}, f) : with_channels(p, w, f);
+    if (p.decay) return with_channels(p, WithDecay<W>{w, factors}, f);
+    p.centre ? with_channels(p, WithCentre<W>{w}, f) : with_channels(p, w, f);
   };
   if (const Exp* w = std::get_if<Exp>(&weights)) return with(*w);
   with(std::get<Polynomial>(weights));
 }
 
 // Coefficients for products before the scale, where the kernel wants them so.
-static Decaying<Polynomial> before_scale(const Decaying<Polynomial>& w, float scale, int degree) {
-  return {before_scale(w.of, scale, degree), w.factors};
+static WithDecay<Polynomial> fold_scale(const WithDecay<Polynomial>& w, float scale, int degree) {
+  return {fold_scale(w.of, scale, degree), w.factors};
 }
-static Centred<Polynomial> before_scale(const Centred<Polynomial>& w, float scale, int degree) {
-  return {before_scale(w.of, scale, degree)};
+static WithCentre<Polynomial> fold_scale(const WithCentre<Polynomial>& w, float scale, int degree) {
+  return {fold_scale(w.of, scale, degree)};
 }
 
 template <>
@@ -74,33 +74,33 @@ void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights,
   if (f.B * f.T == 0) return;
   const auto start = [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
     using Shape = HopperForwardShape<C>;
-    const ForwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
-                           map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
-                           map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
-    const int bytes = kDecays<W> ? Shape::kBytesWithFades : Shape::kBytes;
-    const Grid grid{heads(f) * blocks(f.T, Shape::kQueries), 1, Shape::kThreads, bytes};
+    const ForwardMaps maps{tensor_map(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
+                           tensor_map(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
+                           tensor_map(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
+    const int bytes = kHasDecay<W> ? Shape::kBytesWithDecay : Shape::kBytes;
+    const Grid grid{heads(f) * ceil_div(f.T, Shape::kQueries), 1, Shape::kThreads, bytes};
     launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-           before_scale(w, f.scale, degree_of(w)), maps);
+           fold_scale(w, f.scale, degree_of(w)), maps);
   };
   if constexpr (std::is_same_v<HORNER_DTYPE, bf16>)
-    if (factors && is_bounded(f, weights))
-      return with_channels(f, Decaying<Bounded>{{}, factors}, start);
+    if (factors && is_clamped_exp(f, weights))
+      return with_channels(f, WithDecay<ClampedExp>{{}, factors}, start);
   with_kernel(f, weights, factors, start);
 }
 
 template <>
-void HopperLaunch<HORNER_DTYPE>::keys(const Fused& f, const Weights& weights, Stream stream) {
+void HopperLaunch<HORNER_DTYPE>::backward(const Fused& f, const Weights& weights, Stream stream) {
   if (f.B * f.S == 0) return;
   with_kernel(f, weights, nullptr, [&]<class W, int C>(const W& w, std::integral_constant<int, C>) {
     using Shape = HopperBackwardShape<C>;
-    const BackwardMaps maps{map_of(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
-                            map_of(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
-                            map_of(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
-                            map_of(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
-    const Grid grid{f.B * f.G * blocks(f.S, Shape::kKeys), 1, Shape::kThreads,
-                    kCentred<W> ? BackwardMemory<C>::kBytesCentred : BackwardMemory<C>::kBytes};
-    launch(hopper_keys_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
-           before_scale(w, f.scale, slope_degree_of(w)), maps);
+    const BackwardMaps maps{tensor_map(f.q, f.D, f.T, f.H, f.B, Shape::kQueries),
+                            tensor_map(f.k, f.D, f.S, f.G, f.B, Shape::kKeys),
+                            tensor_map(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
+                            tensor_map(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
+    const Grid grid{f.B * f.G * ceil_div(f.S, Shape::kKeys), 1, Shape::kThreads,
+                    kHasCentre<W> ? BackwardMemory<C>::kBytesCentred : BackwardMemory<C>::kBytes};
+    launch(hopper_backward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+           fold_scale(w, f.scale, slope_degree_of(w)), maps);
   });
 }
 

@@ -8,19 +8,19 @@
 namespace horner::attn::kernels::cuda {
 
 template <class F>
-__device__ __forceinline__ void with_slopes(const Decaying<Exp>& w, const F& f) {
+__device__ __forceinline__ void with_slopes(const WithDecay<Exp>& w, const F& f) {
   f(w.of);
 }
 template <class F>
-__device__ __forceinline__ void with_slopes(const Decaying<Polynomial>& w, const F& f) {
+__device__ __forceinline__ void with_slopes(const WithDecay<Polynomial>& w, const F& f) {
   if (w.of.degree == 1) return f(Linear{w.of});
-  if (w.of.degree == 2 && w.of.is_series) return f(OfDegree<2>{w.of});
-  if (w.of.degree <= 2) return f(UpToDegree<2>{w.of});
-  f(OfDegree<0>{w.of});
+  if (w.of.degree == 2 && w.of.is_series) return f(FixedDegree<2>{w.of});
+  if (w.of.degree <= 2) return f(MaxDegree<2>{w.of});
+  f(FixedDegree<0>{w.of});
 }
 
 template <class W, class F>
-__device__ __forceinline__ void with_slopes(const Centred<W>& w, const F& f) {
+__device__ __forceinline__ void with_slopes(const WithCentre<W>& w, const F& f) {
   with_slopes(w.of, f);
 }
 
@@ -36,32 +36,33 @@ __device__ __forceinline__ void subtract_centres(const QueryColumns& of, float (
 
 // The keys that query n of a tile and the next see, from and to, of the block.
 template <class W>
-__device__ __forceinline__ short4 seen_by_two(const QueryColumns& of, const uchar2* near, int n) {
-  if constexpr (kCentred<W>) {
-    const uchar4 seen = *reinterpret_cast<const uchar4*>(near + n);
+__device__ __forceinline__ short4 seen_by_two(const QueryColumns& of, const uchar2* seen8, int n) {
+  if constexpr (kHasCentre<W>) {
+    const uchar4 seen = *reinterpret_cast<const uchar4*>(seen8 + n);
     return {seen.x, seen.y, seen.z, seen.w};
   } else {
     return *reinterpret_cast<const short4*>(of.seen + n);
   }
 }
 
-struct Marks {
+struct MaskBits {
   bool some;            // of the scores of this warp are hidden or clamped
   uint32_t seen, live;  // a bit for each; live: a gradient comes through
 };
 
 template <class W>
-__device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, const uchar2* near,
-                                      uint32_t care, int b, int key, float (&x)[8][4]) {
-  Marks m{false, ~0u, ~0u};
-  if (care & QueryColumns::kMasked) {
+__device__ __forceinline__ MaskBits mask(const Fused& f, const QueryColumns& of,
+                                         const uchar2* seen8, uint32_t flags, int b, int key,
+                                         float (&x)[8][4]) {
+  MaskBits m{false, ~0u, ~0u};
+  if (flags & QueryColumns::kMasked) {
     m.some = true, m.seen = 0;
     const int row = warp() * 16 + lane() / 4;  // of the block
     const bool kept[2] = {!f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key, f.S - 1)],
                           !f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key + 8, f.S - 1)]};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const short4 seen = seen_by_two<W>(of, near, 8 * j + lane() % 4 * 2);
+      const short4 seen = seen_by_two<W>(of, seen8, 8 * j + lane() % 4 * 2);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int s = row + i / 2 * 8, lo = i % 2 ? seen.z : seen.x, hi = i % 2 ? seen.w : seen.y;
@@ -71,7 +72,7 @@ __device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, co
     }
     m.live = m.seen;
   }
-  if (care & QueryColumns::kClamped) {
+  if (flags & QueryColumns::kClamped) {
     const float most = f.clamp / f.scale;
     bool above = true;
     if constexpr (kIsExp<W>) {
@@ -86,7 +87,7 @@ __device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, co
       for (int j = 0; j < 32; ++j) {
         float& y = x[j / 4][j % 4];
         if (y >= most) m.live &= ~(1u << j);
-        y = at_most(y, most);
+        y = min_nan(y, most);
       }
     }
   }
@@ -98,16 +99,16 @@ __device__ __forceinline__ Marks mask(const Fused& f, const QueryColumns& of, co
 __device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    const uint32_t pair = seen >> 2 * j & 3;
-    weights[j / 4][j % 4] &= (pair & 1 ? 0xffff : 0) | (pair & 2 ? 0xffff0000 : 0);
+    const uint32_t two = seen >> 2 * j & 3;
+    weights[j / 4][j % 4] &= (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
   }
 }
 // From products to weights times a, rounded, and slopes (of Exp: weights times a), in place of x.
-template <class T, int, bool decays>
-__device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryColumns& of,
-                                      uint32_t care, const Marks& marks,
-                                      const KeyFades<decays>& fades, float (&x)[8][4],
-                                      uint32_t (&weights)[4][4]) {
+template <class T, int, bool has_decay>
+__device__ __forceinline__ void to_weights(const Fused& f, const Exp&, const QueryColumns& of,
+                                           uint32_t flags, const MaskBits& bits,
+                                           const KeyDecay<has_decay>& decay, float (&x)[8][4],
+                                           uint32_t (&weights)[4][4]) {
   const float scale = f.scale * kLog2e;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -115,11 +116,11 @@ __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryCol
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float y = x[j][i] * scale - (i % 2 ? sub.y : sub.x);
-      if constexpr (decays) y += fades.of[i / 2];
+      if constexpr (has_decay) y += decay.of[i / 2];
       x[j][i] = exp2_fast(y);
     }
   }
-  if (care & QueryColumns::kNegative) {
+  if (flags & QueryColumns::kNegative) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -129,70 +130,71 @@ __device__ __forceinline__ void weigh(const Fused& f, const Exp&, const QueryCol
       }
   }
   rounded<T>(weights, x);
-  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+  if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 // Weights and slopes of a polynomial, of the n / 4 columns from j on.
 template <int n, class Weight>
-__device__ __forceinline__ Slope<Lanes<n>> slopes_at(const Fused& f, const Weight& w,
-                                                     const float (&x)[8][4], int j) {
-  return slopes_of(w, lanes<n>([&](int i) {
-                     return kOfDegree<Weight> ? x[j + i / 4][i % 4] : x[j + i / 4][i % 4] * f.scale;
+__device__ __forceinline__ Slope<Vec<n>> slopes_at(const Fused& f, const Weight& w,
+                                                   const float (&x)[8][4], int j) {
+  return slopes_of(w, vec<n>([&](int i) {
+                     return kIsFixedDegree<Weight> ? x[j + i / 4][i % 4]
+                                                   : x[j + i / 4][i % 4] * f.scale;
                    }));
 }
 // The same of a polynomial that fades, times a and the decay.
 template <class T, int batch, class Weight>
   requires(!std::is_same_v<Weight, Exp>)
-__device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const QueryColumns& of,
-                                      uint32_t care, const Marks& marks,
-                                      const KeyFades<true>& fades, float (&x)[8][4],
-                                      uint32_t (&weights)[4][4]) {
+__device__ __forceinline__ void to_weights(const Fused& f, const Weight& w, const QueryColumns& of,
+                                           uint32_t flags, const MaskBits& bits,
+                                           const KeyDecay<true>& decay, float (&x)[8][4],
+                                           uint32_t (&weights)[4][4]) {
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
-    const Slope<Lanes<n>> y = slopes_at<n>(f, w, x, j);
+    const Slope<Vec<n>> y = slopes_at<n>(f, w, x, j);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
-      const auto by = lanes<4>([&](int c) { return (c % 2 ? a.y : a.x) * fades.of[c / 2]; });
+      const auto by = vec<4>([&](int c) { return (c % 2 ? a.y : a.x) * decay.of[c / 2]; });
       uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
-      to[0] = pair(T(), y.w[4 * i] * by[0], y.w[4 * i + 1] * by[1]);
-      to[1] = pair(T(), y.w[4 * i + 2] * by[2], y.w[4 * i + 3] * by[3]);
+      to[0] = pack2(T(), y.w[4 * i] * by[0], y.w[4 * i + 1] * by[1]);
+      to[1] = pack2(T(), y.w[4 * i + 2] * by[2], y.w[4 * i + 3] * by[3]);
 #pragma unroll
       for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * by[c];
     }
   }
-  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+  if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 template <class T, int>
-__device__ __forceinline__ void weigh(const Fused&, const Linear& w, const QueryColumns& of,
-                                      uint32_t care, const Marks& marks,
-                                      const KeyFades<true>& fades, float (&x)[8][4],
-                                      uint32_t (&weights)[4][4]) {
+__device__ __forceinline__ void to_weights(const Fused&, const Linear& w, const QueryColumns& of,
+                                           uint32_t flags, const MaskBits& bits,
+                                           const KeyDecay<true>& decay, float (&x)[8][4],
+                                           uint32_t (&weights)[4][4]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
-    const auto y = lanes<4>([&](int c) {
-      return (x[j][c] * w.p.c[1] + w.p.c[0]) * ((c % 2 ? a.y : a.x) * fades.of[c / 2]);
+    const auto y = vec<4>([&](int c) {
+      return (x[j][c] * w.p.c[1] + w.p.c[0]) * ((c % 2 ? a.y : a.x) * decay.of[c / 2]);
     });
     uint32_t* const to = weights[j / 2] + j % 2 * 2;
-    to[0] = pair(T(), y[0], y[1]), to[1] = pair(T(), y[2], y[3]);
+    to[0] = pack2(T(), y[0], y[1]), to[1] = pack2(T(), y[2], y[3]);
 #pragma unroll
-    for (int c = 0; c < 4; ++c) x[j][c] = (c % 2 ? a.y : a.x) * fades.slope[c / 2];
+    for (int c = 0; c < 4; ++c) x[j][c] = (c % 2 ? a.y : a.x) * decay.slope[c / 2];
   }
-  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+  if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 template <class T, int batch, bool linear>
-__device__ __forceinline__ void weigh(const Fused&, const Steep<linear>& w, const QueryColumns& of,
-                                      uint32_t care, const Marks& marks,
-                                      const KeyFades<true>& fades, float (&x)[8][4],
-                                      uint32_t (&weights)[4][4]) {
+__device__ __forceinline__ void to_weights(const Fused&, const LogSpace<linear>& w,
+                                           const QueryColumns& of, uint32_t flags,
+                                           const MaskBits& bits, const KeyDecay<true>& decay,
+                                           float (&x)[8][4], uint32_t (&weights)[4][4]) {
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
-    const auto z = lanes<n>([&](int i) { return x[j + i / 4][i % 4] * w.scale; });
-    Slope<Lanes<n>> y;
+    const auto z = vec<n>([&](int i) { return x[j + i / 4][i % 4] * w.scale; });
+    Slope<Vec<n>> y;
     if constexpr (linear) {
-      y = {z * w.p.c[1] + w.p.c[0], lanes<n>([&](int) { return w.p.c[1]; })};
+      y = {z * w.p.c[1] + w.p.c[0], vec<n>([&](int) { return w.p.c[1]; })};
     } else {
       y = weight(w.p, z);
     }
@@ -200,15 +202,15 @@ __device__ __forceinline__ void weigh(const Fused&, const Steep<linear>& w, cons
     for (int i = 0; i < batch; ++i) {
       const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
       const auto a =
-          lanes<4>([&](int c) { return exp2_fast(fades.of[c / 2] - (c % 2 ? sub.y : sub.x)); });
+          vec<4>([&](int c) { return exp2_fast(decay.of[c / 2] - (c % 2 ? sub.y : sub.x)); });
       uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
-      to[0] = pair(T(), y.w[4 * i] * a[0], y.w[4 * i + 1] * a[1]);
-      to[1] = pair(T(), y.w[4 * i + 2] * a[2], y.w[4 * i + 3] * a[3]);
+      to[0] = pack2(T(), y.w[4 * i] * a[0], y.w[4 * i + 1] * a[1]);
+      to[1] = pack2(T(), y.w[4 * i + 2] * a[2], y.w[4 * i + 3] * a[3]);
 #pragma unroll
       for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * w.per_scale * a[c];
     }
   }
-  if (care & QueryColumns::kNegative) {
+  if (flags & QueryColumns::kNegative) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const uint32_t signs = of.negative[j / 4] >> (8 * j % 32 + lane() % 4 * 2);
@@ -219,37 +221,38 @@ __device__ __forceinline__ void weigh(const Fused&, const Steep<linear>& w, cons
         if (signs >> i % 2 & 1) x[j][i] = -x[j][i];
     }
   }
-  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+  if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 template <class T, int batch, class Weight>
   requires(!std::is_same_v<Weight, Exp>)
-__device__ __forceinline__ void weigh(const Fused& f, const Weight& w, const QueryColumns& of,
-                                      uint32_t care, const Marks& marks, const KeyFades<false>&,
-                                      float (&x)[8][4], uint32_t (&weights)[4][4]) {
+__device__ __forceinline__ void to_weights(const Fused& f, const Weight& w, const QueryColumns& of,
+                                           uint32_t flags, const MaskBits& bits,
+                                           const KeyDecay<false>&, float (&x)[8][4],
+                                           uint32_t (&weights)[4][4]) {
   constexpr int n = 4 * batch;
 #pragma unroll
   for (int j = 0; j < 8; j += batch) {
-    const Slope<Lanes<n>> y = slopes_at<n>(f, w, x, j);
+    const Slope<Vec<n>> y = slopes_at<n>(f, w, x, j);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const float2 a = *reinterpret_cast<const float2*>(of.first + 8 * (j + i) + lane() % 4 * 2);
       uint32_t* const to = weights[(j + i) / 2] + (j + i) % 2 * 2;
-      to[0] = pair(T(), y.w[4 * i] * a.x, y.w[4 * i + 1] * a.y);
-      to[1] = pair(T(), y.w[4 * i + 2] * a.x, y.w[4 * i + 3] * a.y);
+      to[0] = pack2(T(), y.w[4 * i] * a.x, y.w[4 * i + 1] * a.y);
+      to[1] = pack2(T(), y.w[4 * i + 2] * a.x, y.w[4 * i + 3] * a.y);
     }
 #pragma unroll
     for (int i = 0; i < n; ++i) x[j + i / 4][i % 4] = y.dw[i];
   }
-  if (care & QueryColumns::kMasked) hide(marks.seen, weights);
+  if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 // From slopes and the products of gradients and values to the gradients of scores, rounded.
 template <class T, class W>
-__device__ __forceinline__ void grade(const QueryColumns& of, const Marks& marks,
-                                      const float (&x)[8][4], float (&dp)[8][4],
-                                      uint32_t (&slopes)[4][4]) {
+__device__ __forceinline__ void hopper_score_gradients(const QueryColumns& of, const MaskBits& bits,
+                                                       const float (&x)[8][4], float (&dp)[8][4],
+                                                       uint32_t (&slopes)[4][4]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    if constexpr (kDecays<W>) {
+    if constexpr (kHasDecay<W>) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) dp[j][i] *= x[j][i];
       continue;
@@ -261,10 +264,10 @@ __device__ __forceinline__ void grade(const QueryColumns& of, const Marks& marks
     for (int i = 0; i < 4; ++i)
       dp[j][i] = x[j][i] * ((i % 2 ? a.y : a.x) * dp[j][i] + (i % 2 ? d.y : d.x));
   }
-  if (marks.some) {
+  if (bits.some) {
 #pragma unroll
     for (int j = 0; j < 32; ++j)
-      if (!(marks.live >> j & 1)) dp[j / 4][j % 4] = 0;
+      if (!(bits.live >> j & 1)) dp[j / 4][j % 4] = 0;
   }
   rounded<T>(slopes, dp);
 }
@@ -298,5 +301,5 @@ struct KeyGates<true> {
 };
 // Kernels without decay are slower with them: most of their rows have no gates.
 template <class W>
-using GatesOf = KeyGates<kDecays<W>>;
+using GatesOf = KeyGates<kHasDecay<W>>;
 }  // namespace horner::attn::kernels::cuda

@@ -16,8 +16,8 @@ namespace horner::attn::kernels::cuda {
 // R rows of C numbers of 16 bits: in columns of 64 (128 bytes), their chunks of 16 bytes permuted
 // by the row. Begins at a multiple of 1024 bytes.
 template <int R, int C>
-struct Panel {
-  static constexpr int kColumn = R * 128, kBytes = R * C * 2;
+struct SwizzledTile {
+  static constexpr int kColumnBytes = R * 128, kBytes = R * C * 2;
   static constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
   uint32_t at;
 
@@ -25,31 +25,31 @@ struct Panel {
   // eight, all in units of 16 bytes, and how it is permuted. From one factor to the next is one
   // addition.
   __device__ uint64_t descriptor(int bytes) const {
-    const uint32_t low = (at >> 4) + (uint32_t(kColumn >> 4) << 16) + uint32_t(bytes >> 4);
+    const uint32_t low = (at >> 4) + (uint32_t(kColumnBytes >> 4) << 16) + uint32_t(bytes >> 4);
     return kHigh | low;
   }
   // Its rows from `row` on, with channels 16 k, ..., 16 k + 15, over which the product sums.
-  __device__ uint64_t by_channels(int row, int k) const {
-    return descriptor(row * 128 + k / 4 * kColumn + k % 4 * 32);
+  __device__ uint64_t k_major(int row, int k) const {
+    return descriptor(row * 128 + k / 4 * kColumnBytes + k % 4 * 32);
   }
   // Its channels from `channel` on, with rows 16 k, ..., 16 k + 15, over which the product sums.
-  __device__ uint64_t by_rows(int channel, int k) const {
-    return descriptor(k * 2048 + channel / 64 * kColumn + channel % 64 * 2);
+  __device__ uint64_t mn_major(int channel, int k) const {
+    return descriptor(k * 2048 + channel / 64 * kColumnBytes + channel % 64 * 2);
   }
   // Of 64 channels, with a second column elsewhere: 16 rows, the same for every k.
-  __device__ uint64_t by_rows_and(uint32_t column, int k) const {
+  __device__ uint64_t mn_major_and(uint32_t column, int k) const {
     const uint32_t from = at + uint32_t(k * 2048), low = (from >> 4) + ((column - from) >> 4 << 16);
     return kHigh | low;
   }
 };
 
 // Of a factor [16, 8] that is 1 everywhere: both halves of its sixteen are the same 128 bytes.
-__device__ inline uint64_t ones_at(uint32_t at) {
+__device__ inline uint64_t ones_desc(uint32_t at) {
   return at >> 4;
 }
 
 // Whether a factor in shared memory is summed over its channels, or over its rows.
-enum class Over { channels, rows };
+enum class Major { k, mn };
 
 // The sums as operands: added to ("+f") or set ("=f").
 #define HORNER_SUMS_4(m, c, j) m(c[j][0]), m(c[j][1]), m(c[j][2]), m(c[j][3])
@@ -66,87 +66,87 @@ enum class Over { channels, rows };
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52" \
   ",%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 // The left factor in shared memory, or in registers. The last names: factors, whether to add.
-#define HORNER_SHARED(n, type, names, a, b, add, left, right, ...)                              \
+#define HORNER_WGMMA_SS(n, type, names, a, b, add, a_major, b_major, ...)                       \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add                                          \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" names \
-               "}, " a ", " b ", p, 1, 1, " left ", " right ";\n}\n"                            \
+               "}, " a ", " b ", p, 1, 1, " a_major ", " b_major ";\n}\n"                       \
                : __VA_ARGS__                                                                    \
                : "l"(x), "l"(y), "r"(int(Add)), "n"(int(X)), "n"(int(Y)))
-#define HORNER_REGISTERS(n, type, names, a, b, right, ...)                                       \
-  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n    \
-               "k16.f32." type "." type " {" names "}, {" a "}, " b ", p, 1, 1, " right ";\n}\n" \
-               : __VA_ARGS__                                                                     \
+#define HORNER_WGMMA_RS(n, type, names, a, b, b_major, ...)                                        \
+  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #n      \
+               "k16.f32." type "." type " {" names "}, {" a "}, " b ", p, 1, 1, " b_major ";\n}\n" \
+               : __VA_ARGS__                                                                       \
                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "n"(int(Y)))
-#define HORNER_SET(type)                                                                         \
+#define HORNER_WGMMA_RS_SET(type)                                                                \
   asm volatile(                                                                                  \
       "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
       "." type " {" HORNER_NAMES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}\n"              \
       : HORNER_SUMS_32("=f", c)                                                                  \
       : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "n"(int(Y)))
-#define HORNER_SHARED_N(type, m)                                                                   \
+#define HORNER_WGMMA_SS_N(type, m)                                                                 \
   if constexpr (n == 8)                                                                            \
-    HORNER_SHARED(8, type, "%0,%1,%2,%3", "%4", "%5", "%6", "%7", "%8", HORNER_SUMS_4(m, c, 0));   \
+    HORNER_WGMMA_SS(8, type, "%0,%1,%2,%3", "%4", "%5", "%6", "%7", "%8", HORNER_SUMS_4(m, c, 0)); \
   else if constexpr (n == 32)                                                                      \
-    HORNER_SHARED(32, type, HORNER_NAMES_16, "%16", "%17", "%18", "%19", "%20",                    \
-                  HORNER_SUMS_16(m, c, 0));                                                        \
+    HORNER_WGMMA_SS(32, type, HORNER_NAMES_16, "%16", "%17", "%18", "%19", "%20",                  \
+                    HORNER_SUMS_16(m, c, 0));                                                      \
   else if constexpr (n == 64)                                                                      \
-    HORNER_SHARED(64, type, HORNER_NAMES_32, "%32", "%33", "%34", "%35", "%36",                    \
-                  HORNER_SUMS_32(m, c));                                                           \
+    HORNER_WGMMA_SS(64, type, HORNER_NAMES_32, "%32", "%33", "%34", "%35", "%36",                  \
+                    HORNER_SUMS_32(m, c));                                                         \
   else if constexpr (n == 72)                                                                      \
-    HORNER_SHARED(72, type, HORNER_NAMES_32 ",%32,%33,%34,%35", "%36", "%37", "%38", "%39", "%40", \
-                  HORNER_SUMS_32(m, c), HORNER_SUMS_4(m, c, 8));                                   \
+    HORNER_WGMMA_SS(72, type, HORNER_NAMES_32 ",%32,%33,%34,%35", "%36", "%37", "%38", "%39",      \
+                    "%40", HORNER_SUMS_32(m, c), HORNER_SUMS_4(m, c, 8));                          \
   else                                                                                             \
-    HORNER_SHARED(128, type, HORNER_NAMES_64, "%64", "%65", "%66", "%67", "%68",                   \
-                  HORNER_SUMS_64(m, c))
-#define HORNER_REGISTERS_N(type)                                                  \
-  if constexpr (n == 64)                                                          \
-    HORNER_REGISTERS(64, type, HORNER_NAMES_32, "%32,%33,%34,%35", "%36", "%37",  \
-                     HORNER_SUMS_32("+f", c));                                    \
-  else                                                                            \
-    HORNER_REGISTERS(128, type, HORNER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", \
-                     HORNER_SUMS_64("+f", c))
+    HORNER_WGMMA_SS(128, type, HORNER_NAMES_64, "%64", "%65", "%66", "%67", "%68",                 \
+                    HORNER_SUMS_64(m, c))
+#define HORNER_WGMMA_RS_N(type)                                                  \
+  if constexpr (n == 64)                                                         \
+    HORNER_WGMMA_RS(64, type, HORNER_NAMES_32, "%32,%33,%34,%35", "%36", "%37",  \
+                    HORNER_SUMS_32("+f", c));                                    \
+  else                                                                           \
+    HORNER_WGMMA_RS(128, type, HORNER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", \
+                    HORNER_SUMS_64("+f", c))
 
-// C [64, n] (+)= X [64, 16] Y [16, n], begun: it runs beside what follows, until `wait`.
-template <class T, bool Add, Over X, Over Y, int columns>
-__device__ __forceinline__ void begin_product(float (&c)[columns][4], uint64_t x, uint64_t y) {
+// C [64, n] (+)= X [64, 16] Y [16, n], begun: it runs beside what follows, until `mbarrier_wait`.
+template <class T, bool Add, Major X, Major Y, int columns>
+__device__ __forceinline__ void wgmma_ss(float (&c)[columns][4], uint64_t x, uint64_t y) {
   constexpr int n = 8 * columns;
   static_assert(n == 8 || n == 32 || n == 64 || n == 72 || n == 128);
   if constexpr (std::is_same_v<T, bf16> && Add) {
-    HORNER_SHARED_N("bf16", "+f");
+    HORNER_WGMMA_SS_N("bf16", "+f");
   } else if constexpr (std::is_same_v<T, bf16>) {
-    HORNER_SHARED_N("bf16", "=f");
+    HORNER_WGMMA_SS_N("bf16", "=f");
   } else if constexpr (Add) {
-    HORNER_SHARED_N("f16", "+f");
+    HORNER_WGMMA_SS_N("f16", "+f");
   } else {
-    HORNER_SHARED_N("f16", "=f");
+    HORNER_WGMMA_SS_N("f16", "=f");
   }
 }
 // The same with X in registers, always added.
-template <class T, Over Y, int columns>
-__device__ __forceinline__ void add_product(float (&c)[columns][4], const uint32_t (&x)[4],
-                                            uint64_t y) {
+template <class T, Major Y, int columns>
+__device__ __forceinline__ void wgmma_rs(float (&c)[columns][4], const uint32_t (&x)[4],
+                                         uint64_t y) {
   constexpr int n = 8 * columns;
   static_assert(n == 64 || n == 128);
   if constexpr (std::is_same_v<T, bf16>) {
-    HORNER_REGISTERS_N("bf16");
+    HORNER_WGMMA_RS_N("bf16");
   } else {
-    HORNER_REGISTERS_N("f16");
+    HORNER_WGMMA_RS_N("f16");
   }
 }
 // C [64, 64] = X [64, 16] Y [16, 64], begun, with X in registers.
-template <class T, Over Y>
-__device__ __forceinline__ void set_product(float (&c)[8][4], const uint32_t (&x)[4], uint64_t y) {
+template <class T, Major Y>
+__device__ __forceinline__ void wgmma_rs_set(float (&c)[8][4], const uint32_t (&x)[4], uint64_t y) {
   if constexpr (std::is_same_v<T, bf16>) {
-    HORNER_SET("bf16");
+    HORNER_WGMMA_RS_SET("bf16");
   } else {
-    HORNER_SET("f16");
+    HORNER_WGMMA_RS_SET("f16");
   }
 }
-#undef HORNER_SET
-#undef HORNER_REGISTERS_N
-#undef HORNER_SHARED_N
-#undef HORNER_REGISTERS
-#undef HORNER_SHARED
+#undef HORNER_WGMMA_RS_SET
+#undef HORNER_WGMMA_RS_N
+#undef HORNER_WGMMA_SS_N
+#undef HORNER_WGMMA_RS
+#undef HORNER_WGMMA_SS
 #undef HORNER_NAMES_64
 #undef HORNER_NAMES_32
 #undef HORNER_NAMES_16
@@ -156,45 +156,45 @@ __device__ __forceinline__ void set_product(float (&c)[8][4], const uint32_t (&x
 #undef HORNER_SUMS_4
 
 // Before products: registers that they read or add to are as the code says.
-__device__ inline void before_products() {
+__device__ inline void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
 }
-__device__ inline void end_of_batch() {
+__device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
 }
-// Until all but the last `left` batches of products are done.
-template <int left>
-__device__ inline void wait_for_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(left) : "memory");
+// Until all but the last `pending` batches of products are done.
+template <int pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(pending) : "memory");
 }
 // Keeps the compiler from using numbers before a product has written them.
 template <int n>
-__device__ inline void touch(float (&c)[n][4]) {
+__device__ inline void register_fence(float (&c)[n][4]) {
 #pragma unroll
   for (int i = 0; i < 4 * n; ++i) asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
 }
 template <int n>
-__device__ inline void touch(uint32_t (&c)[n][4]) {
+__device__ inline void register_fence(uint32_t (&c)[n][4]) {
 #pragma unroll
   for (int i = 0; i < 4 * n; ++i) asm volatile("" : "+r"(c[i / 4][i % 4])::"memory");
 }
 
 // Barriers in shared memory, 8 bytes each, that count arrivals and copied bytes. A phase ends when
-// all have come; `wait` for phase 0, 1, 0, ...
-__device__ inline void make_barrier(uint32_t at, int arrivals) {
+// all have come; `mbarrier_wait` for phase 0, 1, 0, ...
+__device__ inline void mbarrier_init(uint32_t at, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(at), "r"(arrivals) : "memory");
 }
-__device__ inline void barriers_are_made() {
+__device__ inline void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
-__device__ inline void arrive(uint32_t at) {
+__device__ inline void mbarrier_arrive(uint32_t at) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(at) : "memory");
 }
-__device__ inline void arrive_and_expect(uint32_t at, int bytes) {
+__device__ inline void mbarrier_arrive_expect(uint32_t at, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(at), "r"(bytes)
                : "memory");
 }
-__device__ inline void wait(uint32_t at, int phase) {
+__device__ inline void mbarrier_wait(uint32_t at, int phase) {
   asm volatile(
       "{\n.reg .pred p;\nagain:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
@@ -204,13 +204,13 @@ __device__ inline void wait(uint32_t at, int phase) {
 }
 // A barrier of some warps, by number; 0 is that of __syncthreads.
 template <int threads>
-__device__ inline void meet(int number) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(number), "n"(threads) : "memory");
+__device__ inline void named_barrier_sync(int id) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "n"(threads) : "memory");
 }
 
 // Begins a copy of a box of [batch, head, row, channel] to a panel's column.
-__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int channel, int row,
-                                int head, int batch, uint32_t barrier) {
+__device__ inline void tma_load_box(uint32_t to, const CUtensorMap& from, int channel, int row,
+                                    int head, int batch, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
       "%3, %4, %5}], [%6];\n" ::"r"(to),
@@ -218,7 +218,7 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int channe
       : "memory");
 }
 // Begins a copy of so many bytes, a multiple of 16 from a multiple of 16 on.
-__device__ inline void copy_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+__device__ inline void tma_load_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
           "r"(to),
@@ -226,15 +226,15 @@ __device__ inline void copy_bytes(uint32_t to, const void* from, int bytes, uint
       : "memory");
 }
 template <int R, int C>
-__device__ inline void copy_panel(Panel<R, C> to, const CUtensorMap& from, int row, int head,
-                                  int batch, uint32_t barrier) {
+__device__ inline void tma_load_tile(SwizzledTile<R, C> to, const CUtensorMap& from, int row,
+                                     int head, int batch, uint32_t barrier) {
 #pragma unroll
   for (int c = 0; c < C; c += 64)
-    copy_box(to.at + uint32_t(c / 64 * to.kColumn), from, c, row, head, batch, barrier);
+    tma_load_box(to.at + uint32_t(c / 64 * to.kColumnBytes), from, c, row, head, batch, barrier);
 }
 
 // What was stored to shared memory is seen by products that begin after the next barrier.
-__device__ inline void stored_for_products() {
+__device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 __device__ inline void store_float4(uint32_t at, const float (&x)[4]) {
@@ -242,21 +242,21 @@ __device__ inline void store_float4(uint32_t at, const float (&x)[4]) {
                "f"(x[2]), "f"(x[3])
                : "memory");
 }
-// Begins to add numbers in shared memory to memory. `added_to_memory` waits until all but the last
-// `left` such copies have been read.
-__device__ inline void add_to_memory(float* to, uint32_t from, int bytes) {
+// Begins to add numbers in shared memory to memory. `tma_reduce_wait` waits until all but the last
+// `pending` such copies have been read.
+__device__ inline void tma_reduce_add(float* to, uint32_t from, int bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
       "cp.async.bulk.commit_group;\n" ::"l"(to),
       "r"(from), "r"(bytes)
       : "memory");
 }
-template <int left>
-__device__ inline void added_to_memory() {
-  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(left) : "memory");
+template <int pending>
+__device__ inline void tma_reduce_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(pending) : "memory");
 }
 // Four 8 x 8 matrices of a warp, as a left factor has them, to the rows whose addresses lanes give.
-__device__ inline void store_matrices(uint32_t at, const uint32_t (&x)[4]) {
+__device__ inline void stmatrix(uint32_t at, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(at),
                "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
@@ -265,17 +265,17 @@ __device__ inline void store_matrices(uint32_t at, const uint32_t (&x)[4]) {
 // Sixteen rows of a warp from registers to memory, through its own rows of a panel, from `row` on:
 // so that each is written in one piece.
 template <class T, int R, int C>
-__device__ inline void store_rows(Panel<R, C> panel, int row, const float (&x)[C / 8][4], void* to,
-                                  int64_t first, int channels, int real) {
+__device__ inline void store_rows(SwizzledTile<R, C> tile, int row, const float (&x)[C / 8][4],
+                                  void* to, int64_t first, int channels, int real) {
   const auto chunk = [&](int r, int c) {
-    return panel.at + uint32_t(c / 8 * panel.kColumn + r * 128 + ((c % 8 ^ (r & 7)) << 4));
+    return tile.at + uint32_t(c / 8 * tile.kColumnBytes + r * 128 + ((c % 8 ^ (r & 7)) << 4));
   };
 #pragma unroll
   for (int j = 0; j < C / 16; ++j) {
-    const uint32_t y[4] = {pair(T(), x[2 * j][0], x[2 * j][1]), pair(T(), x[2 * j][2], x[2 * j][3]),
-                           pair(T(), x[2 * j + 1][0], x[2 * j + 1][1]),
-                           pair(T(), x[2 * j + 1][2], x[2 * j + 1][3])};
-    store_matrices(chunk(row + lane() % 16, 2 * j + lane() / 16), y);
+    const uint32_t y[4] = {
+        pack2(T(), x[2 * j][0], x[2 * j][1]), pack2(T(), x[2 * j][2], x[2 * j][3]),
+        pack2(T(), x[2 * j + 1][0], x[2 * j + 1][1]), pack2(T(), x[2 * j + 1][2], x[2 * j + 1][3])};
+    stmatrix(chunk(row + lane() % 16, 2 * j + lane() / 16), y);
   }
   __syncwarp();
 #pragma unroll
@@ -293,17 +293,17 @@ __device__ inline void store_rows(Panel<R, C> panel, int row, const float (&x)[C
 }
 
 // The group of a thread, in a form that the compiler knows to be that of its whole warp.
-__device__ inline int group_of_warp() {
+__device__ inline int warpgroup_index() {
   return __shfl_sync(~0u, int(threadIdx.x) / 128, 0);
 }
 
 // How many registers a thread of this group has from here on.
 template <int n>
-__device__ inline void take_registers() {
+__device__ inline void increase_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(n));
 }
 template <int n>
-__device__ inline void give_registers() {
+__device__ inline void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(n));
 }
 

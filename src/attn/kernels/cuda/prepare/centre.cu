@@ -13,27 +13,27 @@ __device__ inline double* sums_of(const Centre& f, int rows, int head, int chann
 }
 
 template <template <class> class Rows, class T>
-__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void chunk_sums_kernel(
+__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_chunk_sums_kernel(
     const __grid_constant__ Centre f) {
   const int n = Rows<T>::rows(f);
-  const CentrePlace at(f, chunks(n), groups(f));
+  const CentreIndex at(f, chunks(n), groups(f));
   if (at.index >= f.B * f.G) return;
   const Rows<T> x(f, at.index, at.channel);
   const int from = at.chunk * kChunk;
-  Run<Rows<T>> run(x, from, n);
-  Sums<T> rows[kAtOnce] = {}, sum = {};
+  RowBatch<Rows<T>> run(x, from, n);
+  Sums<T> rows[kBatch] = {}, sum = {};
 #pragma unroll
-  for (int r = 0; r < kChunk; r += kAtOnce) run.add(r, rows);
+  for (int r = 0; r < kChunk; r += kBatch) run.add(r, rows);
 #pragma unroll
-  for (int i = 0; i < kAtOnce; ++i) sum = sum + rows[i];
+  for (int i = 0; i < kBatch; ++i) sum = sum + rows[i];
   double* const to = sums_of(f, n, at.index, at.channel) + (int64_t(at.chunk) + 1) * f.D;
   if (at.real) *reinterpret_cast<double2*>(to) = make_double2(sum.x, sum.y);
 }
 
 // From sums of chunks to those of all chunks before: a lane for each channel, a warp for each
 // segment of the chunks.
-__global__ __launch_bounds__(32 * kSegments) void scan_kernel(const __grid_constant__ Centre f,
-                                                              int rows) {
+__global__ __launch_bounds__(kSegmentThreads) void centre_scan_kernel(
+    const __grid_constant__ Centre f, int rows) {
   __shared__ double parts[kSegments][32];
   const int n = chunks(rows), each = (n + kSegments - 1) / kSegments;
   const int c = int(blockIdx.y) * 32 + lane(), first = 1 + warp() * each;
@@ -61,17 +61,17 @@ __global__ __launch_bounds__(32 * kSegments) void scan_kernel(const __grid_const
   });
 }
 
-// Lane i gets the sum over the lanes of x[i % kAtOnce].
-__device__ inline float sum_of_lanes(float (&x)[kAtOnce]) {
+// Lane i gets the sum over the lanes of x[i % kBatch].
+__device__ inline float sum_of_lanes(float (&x)[kBatch]) {
 #pragma unroll
-  for (int step = kAtOnce / 2; step > 0; step /= 2) {
+  for (int step = kBatch / 2; step > 0; step /= 2) {
     const bool upper = lane() & step;
 #pragma unroll
     for (int i = 0; i < step; ++i)
       x[i] = (upper ? x[i + step] : x[i]) + __shfl_xor_sync(kAll, upper ? x[i] : x[i + step], step);
   }
 #pragma unroll
-  for (int step = kAtOnce; step < 32; step *= 2) x[0] += __shfl_xor_sync(kAll, x[0], step);
+  for (int step = kBatch; step < 32; step *= 2) x[0] += __shfl_xor_sync(kAll, x[0], step);
   return x[0];
 }
 
@@ -83,25 +83,25 @@ struct Products {
   HeadRows<T> q;
   float on;  // 1, or 0 for a lane without channels
   float dot = 0;
-  float2 rows[kAtOnce];
+  float2 rows[kBatch];
 
   __device__ void load(int t) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) rows[i] = two(q[min(t + i, f.T - 1)]);
+    for (int i = 0; i < kBatch; ++i) rows[i] = load2(q[min(t + i, f.T - 1)]);
   }
-  __device__ void take(int t, const Sums<T> (&sums)[kAtOnce]) {
-    float x[kAtOnce];
+  __device__ void take(int t, const Sums<T> (&sums)[kBatch]) {
+    float x[kBatch];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
+    for (int i = 0; i < kBatch; ++i)
       x[i] = on * (rows[i].x * float(sums[i].x) + rows[i].y * float(sums[i].y));
     const float y = sum_of_lanes(x);  // every eighth lane's is the same
-    if (lane() / kAtOnce == (t - from) / kAtOnce) dot += y;
+    if (lane() / kBatch == (t - from) / kBatch) dot += y;
   }
 };
 template <class T>
-__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_kernel(
+__global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_forward_kernel(
     const __grid_constant__ Centre f) {
-  CentrePlace at(f, chunks(f.T), 1);
+  CentreIndex at(f, chunks(f.T), 1);
   if (at.index >= f.B * f.H) return;
   const int b = at.index / f.H, h = at.index % f.H, head = b * f.G + h / (f.H / f.G);
   const int from = at.chunk * kChunk, t = min(from + lane(), f.T - 1);
@@ -126,15 +126,15 @@ struct Additions {
   int from, n, D;
   bool real;
   float factor;
-  float2 rows[kAtOnce];
+  float2 rows[kBatch];
 
   __device__ void load(int first) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) rows[i] = two(given + int64_t(min(first + i, n - 1)) * D);
+    for (int i = 0; i < kBatch; ++i) rows[i] = load2(given + int64_t(min(first + i, n - 1)) * D);
   }
-  __device__ void take(int first, const Sums<T> (&sums)[kAtOnce]) {
+  __device__ void take(int first, const Sums<T> (&sums)[kBatch]) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kBatch; ++i) {
       const float by = __shfl_sync(kAll, factor, first - from + i);
       const float x = rows[i].x + by * float(sums[i].x);
       const float y = rows[i].y + by * float(sums[i].y);
@@ -145,7 +145,7 @@ struct Additions {
 template <class T, class From>
 __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_dq_kernel(
     const __grid_constant__ Centre f) {
-  const CentrePlace at(f, chunks(f.T), groups(f));
+  const CentreIndex at(f, chunks(f.T), groups(f));
   if (at.index >= f.B * f.H) return;
   const int b = at.index / f.H, head = b * f.G + at.index % f.H / (f.H / f.G);
   const int from = at.chunk * kChunk, t = min(from + lane(), f.T - 1);
@@ -160,7 +160,7 @@ __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_dq_ke
 template <class T>
 __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_dk_kernel(
     const __grid_constant__ Centre f) {
-  const CentrePlace at(f, chunks(f.S), groups(f));
+  const CentreIndex at(f, chunks(f.S), groups(f));
   if (at.index >= f.B * f.G) return;
   const int from = at.chunk * kChunk, s = min(from + lane(), f.S - 1);
   const int64_t first = int64_t(at.index) * f.S * f.D + at.channel;
@@ -173,19 +173,19 @@ __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_dk_ke
 
 // A warp for each of so many chunks.
 static void start(void (*kernel)(Centre), int64_t chunks, const Centre& f, Stream stream) {
-  launch(kernel, {blocks(chunks, kCentreWarps), 1, kCentreThreads, 0}, stream, f);
+  launch(kernel, {ceil_div(chunks, kCentreWarps), 1, kCentreThreads, 0}, stream, f);
 }
 template <template <class> class Rows, class T>
 static void sum_chunks(const Centre& f, Stream stream) {
   const int rows = Rows<T>::rows(f), heads = f.B * f.G;
-  start(chunk_sums_kernel<Rows, T>, int64_t(heads) * chunks(rows) * groups(f), f, stream);
-  launch(scan_kernel, {heads, blocks(f.D, 32), 32 * kSegments, 0}, stream, f, rows);
+  start(centre_chunk_sums_kernel<Rows, T>, int64_t(heads) * chunks(rows) * groups(f), f, stream);
+  launch(centre_scan_kernel, {heads, ceil_div(f.D, 32), kSegmentThreads, 0}, stream, f, rows);
 }
 
 template <class T>
 static void forward(const Centre& f, Stream stream) {
   sum_chunks<Keys, T>(f, stream);
-  start(centre_kernel<T>, int64_t(f.B) * f.H * chunks(f.T), f, stream);
+  start(centre_forward_kernel<T>, int64_t(f.B) * f.H * chunks(f.T), f, stream);
 }
 template <class T>
 static void backward(const Centre& f, Stream stream) {
@@ -203,9 +203,7 @@ int64_t centre_scratch(const Centre& f) {
 template <class F>
 static void run(const Centre& f, const F& with) {
   if (f.B == 0 || f.T == 0 || f.S == 0) return;
-  if (f.dtype == Dtype::bfloat16) return with(bf16());
-  if (f.dtype == Dtype::float16) return with(fp16());
-  with(float());
+  with_dtype(f.dtype, with);
 }
 void centre_forward(const Centre& f, Stream stream) {
   run(f, [&]<class T>(T) { forward<T>(f, stream); });

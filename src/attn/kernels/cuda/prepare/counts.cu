@@ -67,7 +67,7 @@ struct DecayTokens {
   }
 };
 template <bool backward>
-__global__ __launch_bounds__(kScanThreads) void decay_parts_kernel(
+__global__ __launch_bounds__(kScanThreads) void decay_part_sums_kernel(
     const __grid_constant__ DecaySums p) {
   const DecayTokens<backward> tokens(p);
   running_sums(
@@ -77,7 +77,8 @@ __global__ __launch_bounds__(kScanThreads) void decay_parts_kernel(
       });
 }
 template <bool backward>
-__global__ __launch_bounds__(kScanThreads) void decay_kernel(const __grid_constant__ DecaySums p) {
+__global__ __launch_bounds__(kScanThreads) void decay_prefix_sums_kernel(
+    const __grid_constant__ DecaySums p) {
   const DecayTokens<backward> tokens(p);
   double carry = 0;
   for (int part = 0; part < int(blockIdx.y); ++part)
@@ -94,19 +95,19 @@ __global__ __launch_bounds__(kScanThreads) void decay_kernel(const __grid_consta
 template <bool backward>
 static void start_decay(const DecaySums& p, Stream stream) {
   const Grid grid{int64_t(p.B) * p.G, p.parts(), kScanThreads, 0};
-  if (p.parts() > 1) launch(decay_parts_kernel<backward>, grid, stream, p);
-  launch(decay_kernel<backward>, grid, stream, p);
+  if (p.parts() > 1) launch(decay_part_sums_kernel<backward>, grid, stream, p);
+  launch(decay_prefix_sums_kernel<backward>, grid, stream, p);
 }
 
 // A head of keys and what has been summed of it.
 struct GateHead {
   const GateSums& p;
   int64_t b, head;  // b G + g
-  double *sums, *counts, *pulls;
+  double *sums, *counts, *d_sums;
 
   __device__ explicit GateHead(const GateSums& p) : p(p), b(blockIdx.x / p.G), head(blockIdx.x) {
     sums = p.scratch + head * gate_scratch(p);
-    counts = sums + (counts_keys(p) ? p.seen.S + 1 : 0), pulls = counts + p.seen.S + 1;
+    counts = sums + (counts_keys(p) ? p.seen.S + 1 : 0), d_sums = counts + p.seen.S + 1;
     sums_before(p.seen.S, sums, [&](int s) { return kept(s) ? share(s) : 0; });
     if (counts_keys(p)) sums_before(p.seen.S, counts, [&](int s) { return kept(s) ? 1 : 0; });
   }
@@ -132,7 +133,8 @@ struct GateHead {
   }
 };
 
-__global__ __launch_bounds__(kScanThreads) void gate_kernel(const __grid_constant__ GateSums p) {
+__global__ __launch_bounds__(kScanThreads) void gate_divisor_kernel(
+    const __grid_constant__ GateSums p) {
   const GateHead head(p);
   for (int t = int(threadIdx.x); t < p.seen.T; t += kScanThreads) {
     const auto [sum, count] = head.row(t);
@@ -141,19 +143,19 @@ __global__ __launch_bounds__(kScanThreads) void gate_kernel(const __grid_constan
   }
 }
 
-__global__ __launch_bounds__(kScanThreads) void gate_backward_kernel(
+__global__ __launch_bounds__(kScanThreads) void gate_divisor_backward_kernel(
     const __grid_constant__ GateSums p) {
   const GateHead head(p);
-  sums_before(p.seen.T, head.pulls, [&](int t) -> double {
+  sums_before(p.seen.T, head.d_sums, [&](int t) -> double {
     const auto [sum, count] = head.row(t);
-    double pull = 0;
-    head.each_row(t, [&](int64_t at) { pull += p.d_divisor[at]; });
-    return sum < head.bound() ? 0 : pull * count;
+    double d_sum = 0;
+    head.each_row(t, [&](int64_t at) { d_sum += p.d_divisor[at]; });
+    return sum < head.bound() ? 0 : d_sum * count;
   });
   for (int s = int(threadIdx.x); s < p.seen.S; s += kScanThreads) {
     const int end = p.seen.end_query(s + 1), first = min(p.seen.first_query(s), end);
-    const double pull = head.kept(s) ? head.pulls[end] - head.pulls[first] : 0;
-    p.d_gates.set(head.head * p.seen.S + s, pull == 0 ? 0 : float(pull * head.share(s)));
+    const double d_sum = head.kept(s) ? head.d_sums[end] - head.d_sums[first] : 0;
+    p.d_gates.set(head.head * p.seen.S + s, d_sum == 0 ? 0 : float(d_sum * head.share(s)));
   }
 }
 
@@ -165,7 +167,7 @@ __device__ inline float2 counted_row(const CountedRows& p, float learned, int t)
   return {value, value * log_n * power * (1 - power)};
 }
 
-__global__ __launch_bounds__(kScanThreads) void counted_kernel(
+__global__ __launch_bounds__(kScanThreads) void counted_rows_kernel(
     const __grid_constant__ CountedRows p) {
   const int t = int(blockIdx.y * kScanThreads + threadIdx.x);
   if (t < p.seen.T)
@@ -174,7 +176,7 @@ __global__ __launch_bounds__(kScanThreads) void counted_kernel(
 }
 
 // A block for each head.
-__global__ __launch_bounds__(kScanThreads) void counted_backward_kernel(
+__global__ __launch_bounds__(kScanThreads) void counted_rows_backward_kernel(
     const __grid_constant__ CountedRows p) {
   __shared__ double of_warps[kScanThreads / 32];
   const int h = int(blockIdx.x);
@@ -195,10 +197,10 @@ __global__ __launch_bounds__(kScanThreads) void counted_backward_kernel(
 }
 
 void gate_divisor(const GateSums& p, Stream stream) {
-  launch(gate_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+  launch(gate_divisor_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
 }
 void gate_divisor_backward(const GateSums& p, Stream stream) {
-  launch(gate_backward_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
+  launch(gate_divisor_backward_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
 }
 void decay_sums(const DecaySums& p, Stream stream) {
   start_decay<false>(p, stream);
@@ -207,11 +209,11 @@ void decay_sums_backward(const DecaySums& p, Stream stream) {
   start_decay<true>(p, stream);
 }
 void counted_rows(const CountedRows& p, Stream stream) {
-  const Grid grid{int64_t(p.B) * p.H, blocks(p.seen.T, kScanThreads), kScanThreads, 0};
-  launch(counted_kernel, grid, stream, p);
+  const Grid grid{int64_t(p.B) * p.H, ceil_div(p.seen.T, kScanThreads), kScanThreads, 0};
+  launch(counted_rows_kernel, grid, stream, p);
 }
 void counted_rows_backward(const CountedRows& p, Stream stream) {
-  launch(counted_backward_kernel, Grid{p.H, 1, kScanThreads, 0}, stream, p);
+  launch(counted_rows_backward_kernel, Grid{p.H, 1, kScanThreads, 0}, stream, p);
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -12,13 +12,13 @@ namespace horner::attn::kernels::cuda {
 struct GateSums {
   int B, H, G;
   Seen seen;
-  Numbers gates;  // [B, G, S]
+  TypedPointer gates;  // [B, G, S]
   float least;
   bool times_count;
   double* scratch;         // [B, G, gate_scratch()]
   float* divisor;          // [B, H, T]
   const float* d_divisor;  // likewise, of backward
-  Numbers d_gates;         // [B, G, S]
+  TypedPointer d_gates;    // [B, G, S]
 };
 HORNER_HD bool counts_keys(const GateSums& p) {
   return p.times_count && p.seen.keep;
@@ -32,10 +32,10 @@ HORNER_HD int64_t gate_scratch(const GateSums& p) {
 inline constexpr int kDecayPart = 4096;  // tokens
 struct DecaySums {
   int B, G, S;
-  Numbers gates;         // [B, G, S]
+  TypedPointer gates;    // [B, G, S]
   double* sums;          // likewise
   const double* d_sums;  // likewise, of backward
-  Numbers d_gates;
+  TypedPointer d_gates;
   double* scratch;  // [B, G, parts()]
 
   HORNER_HD int parts() const { return (S + kDecayPart - 1) / kDecayPart; }
@@ -46,11 +46,11 @@ struct CountedRows {
   enum Kind { log_length, count_power } kind;
   int B, H;
   Seen seen;
-  Numbers learned;       // [H]
-  float scale;           // of log_length
-  float* value;          // [B, H, T]
-  const float* d_value;  // likewise, of backward
-  Numbers d_learned;     // [H]
+  TypedPointer learned;    // [H]
+  float scale;             // of log_length
+  float* value;            // [B, H, T]
+  const float* d_value;    // likewise, of backward
+  TypedPointer d_learned;  // [H]
 };
 
 // Each throws core/check.h's Error where the GPU refuses.

@@ -6,7 +6,7 @@
 namespace horner::attn::kernels::cuda {
 
 inline constexpr int kMapThreads = 256;
-inline constexpr float kLeastLength = 1e-12f;
+inline constexpr float kMinLength = 1e-12f;
 
 // The problem, and how many lanes have a row: a power of two.
 struct MapJob {
@@ -95,18 +95,18 @@ struct Unit {
   float per_length, per_square;
 
   __device__ Unit(float squares, float repeats = 1) {
-    const bool tiny = squares * repeats < kLeastLength * kLeastLength;
-    per_length = tiny ? 1 / kLeastLength : rsqrtf(squares * repeats);
+    const bool tiny = squares * repeats < kMinLength * kMinLength;
+    per_length = tiny ? 1 / kMinLength : rsqrtf(squares * repeats);
     per_square = tiny ? 0 : per_length * per_length * repeats;
   }
 };
 
 // Where a thread stands: its head, its first row, the distance to the next one, its channels.
-struct MapPlace {
+struct MapIndex {
   int64_t b, h;
   int t, step, first, there;
 
-  __device__ MapPlace(const MapJob& job, unsigned block, int rows) {
+  __device__ MapIndex(const MapJob& job, unsigned block, int rows) {
     const int shift = __ffs(job.lanes) - 1;
     step = kMapThreads >> shift;
     const unsigned rows_of_block = unsigned(step * rows);
@@ -117,14 +117,15 @@ struct MapPlace {
     first = int(threadIdx.x & unsigned(job.lanes - 1)) * 8, there = job.p.D - first;
   }
 };
-__device__ inline float factor_of(const FeatureRows& p, const MapPlace& at, int t) {
+__device__ inline float factor_of(const FeatureRows& p, const MapIndex& at, int t) {
   return p.factor.at ? *row_at<float>(p.factor, at.b, at.h, t) : 1;
 }
 
 template <class T, Map map, bool whole, int rows>
-__global__ __launch_bounds__(kMapThreads) void map_kernel(const __grid_constant__ MapJob job) {
+__global__ __launch_bounds__(kMapThreads) void feature_map_kernel(
+    const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
-  const MapPlace at(job, blockIdx.x, rows);
+  const MapIndex at(job, blockIdx.x, rows);
   Channels<T> x[rows] = {};
   float by[rows];
   typename Channels<T>::Sum squares[rows];
@@ -151,11 +152,11 @@ __global__ __launch_bounds__(kMapThreads) void map_kernel(const __grid_constant_
 }
 
 template <class T, Map map, bool whole, int rows>
-__global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
+__global__ __launch_bounds__(kMapThreads) void feature_map_backward_kernel(
     const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
   // From the last head on: what has been written last is still in a cache.
-  const MapPlace at(job, gridDim.x - 1 - blockIdx.x, rows);
+  const MapIndex at(job, gridDim.x - 1 - blockIdx.x, rows);
   Channels<T> x[rows] = {}, d[rows] = {};
   float by[rows];
   typename Channels<T>::Sum squares[rows], dot[rows];
@@ -204,7 +205,7 @@ __global__ __launch_bounds__(kMapThreads) void map_backward_kernel(
 // The length is that of a channel over the heads: a thread has eight channels of a token and reads
 // its heads twice, the second time from a cache. There is no factor.
 template <class T, bool whole, bool backward>
-__global__ __launch_bounds__(kMapThreads) void over_heads_kernel(
+__global__ __launch_bounds__(kMapThreads) void feature_map_over_heads_kernel(
     const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
   const int64_t at = int64_t(blockIdx.x) * kMapThreads + threadIdx.x, token = at / job.lanes;
@@ -251,13 +252,6 @@ static void with_map(Map map, const F& f) {
   if (map == Map::cosine) return f(std::integral_constant<Map, Map::cosine>());
   f(std::integral_constant<Map, Map::identity>());
 }
-template <class F>
-static void with_type(Dtype dtype, const F& f) {
-  if (dtype == Dtype::bfloat16) return f(bf16());
-  if (dtype == Dtype::float16) return f(fp16());
-  f(float());
-}
-
 static bool is_whole(const View& x, const FeatureRows& p) {
   const int64_t bytes = p.dtype == Dtype::float32 ? 4 : 2;
   const auto aligned = [&](int64_t n) { return n * bytes % kAlignment == 0; };
@@ -271,27 +265,27 @@ static void start(const FeatureRows& p, Stream stream) {
   while (job.lanes * 8 < p.D) job.lanes *= 2;
   const int at_once = kMapThreads / job.lanes;
   if (p.map == Map::cosine_over_heads)
-    return launch(over_heads_kernel<T, whole, backward>,
-                  Grid{blocks(int64_t(p.B) * p.T, at_once), 1, kMapThreads, 0}, stream, job);
+    return launch(feature_map_over_heads_kernel<T, whole, backward>,
+                  Grid{ceil_div(int64_t(p.B) * p.T, at_once), 1, kMapThreads, 0}, stream, job);
   with_map(p.map, [&]<Map map>(std::integral_constant<Map, map>) {
     constexpr int rows = whole && !backward && sizeof(T) == 2 ? 4 : 1;
-    const int64_t all = int64_t(p.B) * p.H * blocks(p.T, at_once * rows);
+    const int64_t all = int64_t(p.B) * p.H * ceil_div(p.T, at_once * rows);
     check(all < INT_MAX, "more blocks of tokens than a GPU takes: ", all);
     const Grid grid{all, 1, kMapThreads, 0};
     if constexpr (backward) {
-      launch(map_backward_kernel<T, map, whole, rows>, grid, stream, job);
+      launch(feature_map_backward_kernel<T, map, whole, rows>, grid, stream, job);
     } else {
-      launch(map_kernel<T, map, whole, rows>, grid, stream, job);
+      launch(feature_map_kernel<T, map, whole, rows>, grid, stream, job);
     }
   });
 }
 template <bool backward>
 static void start(const FeatureRows& p, Stream stream) {
-  check(p.D <= kMostChannels, "features on a GPU take head dimensions up to ", kMostChannels,
+  check(p.D <= kMaxChannels, "features on a GPU take head dimensions up to ", kMaxChannels,
         ", not ", p.D);
   if (int64_t(p.B) * p.H * p.T * p.D == 0) return;
   const bool whole = is_whole(p.x, p) && is_whole(p.dx, p);
-  with_type(p.dtype, [&]<class T>(T) {
+  with_dtype(p.dtype, [&]<class T>(T) {
     (whole ? start<T, true, backward> : start<T, false, backward>)(p, stream);
   });
 }

@@ -12,7 +12,7 @@ enum class Map { identity, relu, elu1, cosine, cosine_over_heads };
 struct FeatureRows {
   Map map;
   Dtype dtype;
-  int B, H, T, D;  // D at most kMostChannels
+  int B, H, T, D;  // D at most kMaxChannels
   float repeats;   // cosine_over_heads: for how many heads each one stands
   View x;          // [B, H, T, D]
   // [B, H, T, D padded to a multiple of kPad], rows at multiples of kAlignment bytes. Backward: the

@@ -12,12 +12,13 @@
 
 namespace horner::attn::kernels::cuda {
 
-constexpr int kChunk = 32;      // rows: a lane for each, where that is all a row needs
-constexpr int kAtOnce = 8;      // rows
-constexpr int kGroup = 2 * 32;  // channels of a warp
+constexpr int kChunk = 32;             // rows: a lane for each, where that is all a row needs
+constexpr int kBatch = 8;              // rows
+constexpr int kChannelGroup = 2 * 32;  // channels of a warp
 constexpr int kCentreWarps = 4, kCentreThreads = 32 * kCentreWarps;  // of a block
-constexpr int kSegments = 16;                                        // of chunks, in `scan_kernel`
-constexpr unsigned kAll = ~0u;                                       // lanes
+constexpr int kSegments = 16,
+              kSegmentThreads = 32 * kSegments;  // of chunks, in `centre_scan_kernel`
+constexpr unsigned kAll = ~0u;                   // lanes
 
 // Blocks on a multiprocessor, at least.
 template <class T>
@@ -27,28 +28,28 @@ HORNER_HD int chunks(int rows) {
   return (rows + kChunk - 1) / kChunk;
 }
 HORNER_HD int groups(const Centre& f) {
-  return (f.D + kGroup - 1) / kGroup;
+  return (f.D + kChannelGroup - 1) / kChannelGroup;
 }
 
 // Two neighbours of a row. Loaded where it stands: the compiler would load a row that may be hidden
 // only when it knows, one after another.
-__device__ inline float2 two(const float* at) {
+__device__ inline float2 load2(const float* at) {
   float2 y;
   asm volatile("ld.global.v2.f32 {%0, %1}, [%2];\n" : "=f"(y.x), "=f"(y.y) : "l"(at));
   return y;
 }
 template <class T>
-__device__ inline uint32_t word(const T* at) {
+__device__ inline uint32_t load_b32(const T* at) {
   uint32_t y;
   asm volatile("ld.global.b32 %0, [%1];\n" : "=r"(y) : "l"(at));
   return y;
 }
-__device__ inline float2 two(const fp16* at) {
-  const uint32_t y = word(at);
+__device__ inline float2 load2(const fp16* at) {
+  const uint32_t y = load_b32(at);
   return __half22float2(reinterpret_cast<const __half2&>(y));
 }
-__device__ inline float2 two(const bf16* at) {
-  const uint32_t y = word(at);
+__device__ inline float2 load2(const bf16* at) {
+  const uint32_t y = load_b32(at);
   return make_float2(__uint_as_float(y << 16), __uint_as_float(y & 0xffff0000u));
 }
 // Sums of rows inside a chunk. Those of chunks are double.
@@ -65,17 +66,17 @@ struct Sums {
 
 // The chunk of a head that a warp has, and a lane's channels: where there are none it has those of
 // the row's beginning, and is not `real`.
-struct CentrePlace {
+struct CentreIndex {
   int index, chunk, channel;  // index: of the head, or past the last
   bool real;
 
-  __device__ CentrePlace(const Centre& f, int n, int groups) {
+  __device__ CentreIndex(const Centre& f, int n, int groups) {
     const int at = int(blockIdx.x) * kCentreWarps + warp(), of_head = n * groups;
     index = at / of_head, chunk = (at - index * of_head) / groups;
     set_group(f, (at - index * of_head) % groups);
   }
   __device__ void set_group(const Centre& f, int group) {
-    channel = group * kGroup + 2 * lane();
+    channel = group * kChannelGroup + 2 * lane();
     real = channel < f.D;
     if (!real) channel = 0;
   }
@@ -138,36 +139,36 @@ struct Queries {
 // Rows from `first` on, one for each lane, of which only those before `end` count: the factors of
 // the first head's, and a bit for each that is not 0.
 template <class Rows>
-struct Run {
+struct RowBatch {
   const Rows& x;
   int first, end;
   float own;
   unsigned bits;
 
-  __device__ Run(const Rows& x, int first, int end) : x(x), first(first), end(end) { set(0); }
+  __device__ RowBatch(const Rows& x, int first, int end) : x(x), first(first), end(end) { set(0); }
   __device__ void set(int h) {
     own = first + lane() < end ? x.factor(h, first + lane()) : 0;
     bits = __ballot_sync(kAll, own != 0);
   }
   // Adds eight of them, from r on, to those given.
   template <class T>
-  __device__ __forceinline__ void add(int r, Sums<T> (&to)[kAtOnce]) {
+  __device__ __forceinline__ void add(int r, Sums<T> (&to)[kBatch]) {
     for (int h = 0; h < x.heads(); ++h) {
       if (x.heads() > 1) set(h);
-      float2 y[kAtOnce];
+      float2 y[kBatch];
       const unsigned real = bits >> r;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) y[i] = two(x.row(h, first + r + i));
-      float by[kAtOnce];
+      for (int i = 0; i < kBatch; ++i) y[i] = load2(x.row(h, first + r + i));
+      float by[kBatch];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) by[i] = Rows::kOnes ? 1 : __shfl_sync(kAll, own, r + i);
-      constexpr unsigned kWhole = (1u << kAtOnce) - 1;
+      for (int i = 0; i < kBatch; ++i) by[i] = Rows::kOnes ? 1 : __shfl_sync(kAll, own, r + i);
+      constexpr unsigned kWhole = (1u << kBatch) - 1;
       if ((real & kWhole) == kWhole) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) to[i].add(by[i], y[i]);
+        for (int i = 0; i < kBatch; ++i) to[i].add(by[i], y[i]);
       } else {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
+        for (int i = 0; i < kBatch; ++i)
           if (real >> i & 1) to[i].add(by[i], y[i]);
       }
     }
@@ -176,53 +177,53 @@ struct Run {
 
 // P(j) = base + part, for j that never go back.
 template <class T, class Rows>
-struct Before {
+struct PrefixSum {
   const Rows& x;
   const double* sums;  // of the head's chunks, from the lane's channels on
   int at = 0;
   double2 base = {};
   Sums<T> part = {};
 
-  __device__ Sums<T> less(const Before& b) const {
+  __device__ Sums<T> minus(const PrefixSum& b) const {
     return Sums<T>{Sum<T>(base.x - b.base.x), Sum<T>(base.y - b.base.y)} + (part - b.part);
   }
-  __device__ __forceinline__ void to_chunk_of(int j) {
+  __device__ __forceinline__ void seek_chunk(int j) {
     at = j / kChunk * kChunk;
     base = *reinterpret_cast<const double2*>(sums + int64_t(j / kChunk) * x.f.D);
     part = {};
   }
   __device__ __forceinline__ void start(int j) {
-    to_chunk_of(j);
+    seek_chunk(j);
     if (at == j) return;
-    Run<Rows> run(x, at, j);
+    RowBatch<Rows> run(x, at, j);
 #pragma unroll 1
-    for (int r = 0; at + r < j; r += kAtOnce) {
-      Sums<T> rows[kAtOnce] = {};
+    for (int r = 0; at + r < j; r += kBatch) {
+      Sums<T> rows[kBatch] = {};
       run.add(r, rows);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) part = part + rows[i];
+      for (int i = 0; i < kBatch; ++i) part = part + rows[i];
     }
     at = j;
   }
-  __device__ __forceinline__ void go_to(int j) {  // by single rows
-    if (j / kChunk > at / kChunk) to_chunk_of(j);
+  __device__ __forceinline__ void seek(int j) {  // by single rows
+    if (j / kChunk > at / kChunk) seek_chunk(j);
 #pragma unroll 1
     for (; at < j; ++at)
       for (int h = 0; h < x.heads(); ++h)
-        if (const float by = x.factor(h, at); by != 0) part.add(by, two(x.row(h, at)));
+        if (const float by = x.factor(h, at); by != 0) part.add(by, load2(x.row(h, at)));
   }
 };
 
 // How a bound goes on from row to row of a chunk, of those that count: from `least` on.
-struct Pace {
+struct BoundPattern {
   int first;
-  bool stands, goes;
+  bool constant, advances;
 
-  __device__ Pace(int j, bool counts, int least) : first(__shfl_sync(kAll, j, 0)) {
-    stands = __all_sync(kAll, !counts || j == first);
-    goes = __all_sync(kAll, !counts || j == first + lane()) && !stands && first >= least;
+  __device__ BoundPattern(int j, bool counts, int least) : first(__shfl_sync(kAll, j, 0)) {
+    constant = __all_sync(kAll, !counts || j == first);
+    advances = __all_sync(kAll, !counts || j == first + lane()) && !constant && first >= least;
   }
-  __device__ bool even() const { return stands || goes; }
+  __device__ bool is_regular() const { return constant || advances; }
 };
 
 // The sums over [lo, hi) of the rows x, for the `n` rows from `from` on that the lanes have lo and
@@ -230,37 +231,37 @@ struct Pace {
 template <class T, class Rows, class Sink>
 __device__ __forceinline__ void over_intervals(const Rows& x, const double* sums, int from, int n,
                                                int lo, int hi, Sink& sink) {
-  const Pace end(hi, from + lane() < n, 1), begin(lo, from + lane() < n, 0);
+  const BoundPattern end(hi, from + lane() < n, 1), begin(lo, from + lane() < n, 0);
   const unsigned empty = __ballot_sync(kAll, hi <= lo);
-  const bool even = end.even() && begin.even();
-  Before<T, Rows> up{x, sums}, down{x, sums};
-  up.start(end.first - end.goes), down.start(begin.first);
+  const bool is_regular = end.is_regular() && begin.is_regular();
+  PrefixSum<T, Rows> up{x, sums}, down{x, sums};
+  up.start(end.first - end.advances), down.start(begin.first);
   // What is added to one sum before it is used, and taken from it behind.
-  Run<Rows> next(x, end.first - 1, end.goes ? Rows::rows(x.f) : -1);
-  Run<Rows> last(x, begin.first, begin.goes ? Rows::rows(x.f) : -1);
-  Sums<T> sum = up.less(down);
+  RowBatch<Rows> next(x, end.first - 1, end.advances ? Rows::rows(x.f) : -1);
+  RowBatch<Rows> last(x, begin.first, begin.advances ? Rows::rows(x.f) : -1);
+  Sums<T> sum = up.minus(down);
 #pragma unroll 1
-  for (int r = 0; r < kChunk && from + r < n; r += kAtOnce) {
+  for (int r = 0; r < kChunk && from + r < n; r += kBatch) {
     sink.load(from + r);
-    Sums<T> y[kAtOnce] = {}, less[kAtOnce] = {};
-    if (even) {
-      if (end.goes) next.add(r, y);
-      if (begin.goes) last.add(r, less);
+    Sums<T> y[kBatch] = {}, removed[kBatch] = {};
+    if (is_regular) {
+      if (end.advances) next.add(r, y);
+      if (begin.advances) last.add(r, removed);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) y[i] = sum + y[i], sum = y[i] - less[i];
+      for (int i = 0; i < kBatch; ++i) y[i] = sum + y[i], sum = y[i] - removed[i];
     } else {
 #pragma unroll 1
-      for (int i = 0; i < kAtOnce; ++i) {
-        up.go_to(__shfl_sync(kAll, hi, r + i)), down.go_to(__shfl_sync(kAll, lo, r + i));
-        sum = up.less(down);
+      for (int i = 0; i < kBatch; ++i) {
+        up.seek(__shfl_sync(kAll, hi, r + i)), down.seek(__shfl_sync(kAll, lo, r + i));
+        sum = up.minus(down);
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j)
+        for (int j = 0; j < kBatch; ++j)
           if (j == i) y[j] = sum;
       }
     }
     if (empty)
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
+      for (int i = 0; i < kBatch; ++i)
         if (empty >> (r + i) & 1) y[i] = {};
     sink.take(from + r, y);
   }

@@ -8,20 +8,20 @@ namespace horner::attn::kernels::cuda {
 
 // Where two warps share their keys, each takes the scores of half of the queries.
 template <class T, int C, class W, class Shape>
-struct KeyGrades {
+struct KeyScoreGradients {
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kStep / 8;
   static constexpr int kSharing = 16 * kAtoms * Shape::kWarps / Shape::kKeys;
   static constexpr int kPart = Shape::kQueries / kSharing, kChannels = Shape::kOwn / kSharing;
   static constexpr bool kIsExp = std::is_same_v<W, Exp>;
-  static constexpr bool kBeside = kHasFalls<T, W> && C <= 128;
+  static constexpr bool kOverlaps = kHasDecayFactors<T, W> && C <= 128;
   using Products = float[kAtoms][kTiles][4];
-  using Factors = typename Mma<T>::Rounded[kAtoms][kTiles];
+  using Fragments = typename Mma<T>::Rounded[kAtoms][kTiles];
 
   const Fused& f;
   const W& w;
-  int s0, own;       // the first key of the block, and that of the warp in it
-  int part, column;  // of those who share; the first of the channels whose sums are here
-  Sight sight;       // of the warp's keys
+  int s0, own;           // the first key of the block, and that of the warp in it
+  int part, column;      // of those who share; the first of the channels whose sums are here
+  VisibleRange visible;  // of the warp's keys
   double d_decay[kAtoms][2];
   float factor[2 * kAtoms];  // of the keys, where there are falls; of exp rows its logarithm
 
@@ -33,34 +33,34 @@ struct KeyGrades {
     const Query* of;      // [kQueries]
     const double* gates;  // [kQueries]
     Tile<T, Shape::kQueries> dx, w;
-    bool behind = false;  // with falls: every query stands behind every key of the block
+    bool after_keys = false;  // with falls: every query stands behind every key of the block
   };
 
-  __device__ KeyGrades(const Fused& f, const W& w, int s0, int first)
+  __device__ KeyScoreGradients(const Fused& f, const W& w, int s0, int first)
       : f(f),
         w(w),
         s0(s0),
         own(warp() / kSharing * 16 * kAtoms),
         part(warp() % kSharing),
         column(first + part * kChannels),
-        sight(queries_that_see(f.seen, s0 + own, s0 + own + 16 * kAtoms)),
+        visible(queries_that_see(f.seen, s0 + own, s0 + own + 16 * kAtoms)),
         d_decay{} {}
   __device__ int key(int i) const {  // of the thread's row i
     return s0 + own + i / 2 * 16 + i % 2 * 8 + lane() / 4;
   }
 
   // With falls, of which the block's last key is the reference.
-  __device__ float fallen_to(double gates, const Head& head) const {
-    return fallen(gates, gates_at_key(f, head, min(s0 + Shape::kKeys, f.S) - 1));
+  __device__ float log2_decay_to(double gates, const Head& head) const {
+    return log2_decay(gates, gates_at_key(f, head, min(s0 + Shape::kKeys, f.S) - 1));
   }
-  __device__ float fall_of_key(int i, const Head& head) const {
-    return fallen_to(gates_at_key(f, head, key(i)), head);
+  __device__ float key_log2_decay(int i, const Head& head) const {
+    return log2_decay_to(gates_at_key(f, head, key(i)), head);
   }
-  __device__ void set_factors(const Head& head) {
+  __device__ void set_key_factors(const Head& head) {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
-      const float fall = f.decay ? -fall_of_key(i, head) : 0;
-      factor[i] = kIsExp ? fall : exp2_fast(fall);
+      const float log_decay = f.decay ? -key_log2_decay(i, head) : 0;
+      factor[i] = kIsExp ? log_decay : exp2_fast(log_decay);
     }
   }
 
@@ -87,8 +87,8 @@ struct KeyGrades {
     return bits;
   }
   // Hides the keys that a query does not see.
-  __device__ __forceinline__ void hide(const Queries& tile, int at, Factors& aw,
-                                       Factors& dx) const {
+  __device__ __forceinline__ void hide(const Queries& tile, int at, Fragments& aw,
+                                       Fragments& dx) const {
     const uint32_t kept = f.seen.keep ? kept_keys(tile.head.b) : ~0u;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
@@ -106,91 +106,92 @@ struct KeyGrades {
     return bits;
   }
   // From products to weights times a and the gradients of scores, some columns of tiles at a time.
-  template <Care care, class Weight>
-  __device__ __forceinline__ void grade(const Weight& weight, const Queries& tile, int at,
-                                        Products& x, Products& dp, Factors& aw, Factors& dx) {
-    constexpr bool raw = kOfDegree<Weight>;  // of products before the scale
-    const float scale = f.scale * kUnit<W>, per_scale = raw && care != Care::none ? 1 / scale : 1;
-    constexpr int kTilesAtOnce = Shape::kTilesAtOnce, n = 4 * kTilesAtOnce * kAtoms;
+  template <Path path, class Weight>
+  __device__ __forceinline__ void tile_gradients(const Weight& weight, const Queries& tile, int at,
+                                                 Products& x, Products& dp, Fragments& aw,
+                                                 Fragments& dx) {
+    constexpr bool raw = kIsFixedDegree<Weight>;  // of products before the scale
+    const float scale = f.scale * kUnit<W>, per_scale = raw && path != Path::plain ? 1 / scale : 1;
+    constexpr int kTilesPerStep = Shape::kTilesPerStep, n = 4 * kTilesPerStep * kAtoms;
     // Number i of a batch: its atom, tile, row and column.
 #pragma unroll
-    for (int j = 0; j < kTiles; j += kTilesAtOnce) {
-      const auto tile_of = [](int i) { return i / 4 % kTilesAtOnce; };
+    for (int j = 0; j < kTiles; j += kTilesPerStep) {
+      const auto tile_of = [](int i) { return i / 4 % kTilesPerStep; };
       const auto column_of = [&](int i) {
         return at + (j + tile_of(i)) * 8 + lane() % 4 * 2 + i % 2;
       };
-      const auto row_of = [](int i) { return i / (4 * kTilesAtOnce) * 2 + i / 2 % 2; };
-      const auto number = [&](Products& y, int i) -> float& {
-        return y[i / (4 * kTilesAtOnce)][j + tile_of(i)][i % 4];
+      const auto row_of = [](int i) { return i / (4 * kTilesPerStep) * 2 + i / 2 % 2; };
+      const auto element = [&](Products& y, int i) -> float& {
+        return y[i / (4 * kTilesPerStep)][j + tile_of(i)][i % 4];
       };
-      Query query[2 * kTilesAtOnce];  // of the columns
+      Query query[2 * kTilesPerStep];  // of the columns
 #pragma unroll
-      for (int c = 0; c < 2 * kTilesAtOnce; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
+      for (int c = 0; c < 2 * kTilesPerStep; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
       const auto of = [&](int i) -> const Query& { return query[tile_of(i) * 2 + i % 2]; };
-      Scored<n> s;
-      s.z = lanes<n>([&](int i) { return raw ? number(x, i) : number(x, i) * scale - of(i).sub; });
-      s.limit = lanes<n>([&](int i) { return of(i).limit * per_scale; });
-      s.dp = lanes<n>([&](int i) { return number(dp, i); });
-      s.a = lanes<n>([&](int i) { return of(i).a; });
-      s.dW = lanes<n>([&](int i) { return of(i).dW; });
+      Scores<n> s;
+      s.z = vec<n>([&](int i) { return raw ? element(x, i) : element(x, i) * scale - of(i).sub; });
+      s.limit = vec<n>([&](int i) { return of(i).limit * per_scale; });
+      s.dp = vec<n>([&](int i) { return element(dp, i); });
+      s.a = vec<n>([&](int i) { return of(i).a; });
+      s.dW = vec<n>([&](int i) { return of(i).dW; });
       s.seen = ~0u;
-      if constexpr (care == Care::any) {
+      if constexpr (path == Path::general) {
         s.seen = 0;
         const uint32_t kept = f.seen.keep ? kept_keys(tile.head.b) : ~0u;
 #pragma unroll
-        for (int i = 0; i < kTilesAtOnce * kAtoms; ++i) {
-          const uint32_t two = seen_by_two(tile.t0 + column_of(i % kTilesAtOnce * 4), kept);
-          s.seen |= (two >> i / kTilesAtOnce * 4 & 15) << 4 * i;
+        for (int i = 0; i < kTilesPerStep * kAtoms; ++i) {
+          const uint32_t two = seen_by_two(tile.t0 + column_of(i % kTilesPerStep * 4), kept);
+          s.seen |= (two >> i / kTilesPerStep * 4 & 15) << 4 * i;
         }
       }
-      if (care == Care::any && f.decay) {
-        const auto faded = lanes<n>([&](int i) {
-          return fade(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
+      if (path == Path::general && f.decay) {
+        const auto decay = vec<n>([&](int i) {
+          return decay_factor(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
         });
-        s.a = s.a * faded, s.dW = s.dW * faded;
+        s.a = s.a * decay, s.dW = s.dW * decay;
       }
-      const Graded<n> y = graded<care, n>(weight, f, s, [&](int i) {
+      const ScoreGradients<n> y = score_gradients<path, n>(weight, f, s, [&](int i) {
         return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1));
       });
 #pragma unroll
-      for (int i = 0; i < n; ++i) number(x, i) = y.w[i] * s.a[i], number(dp, i) = y.dx[i];
+      for (int i = 0; i < n; ++i) element(x, i) = y.w[i] * s.a[i], element(dp, i) = y.dx[i];
 #pragma unroll
-      for (int i = 0; i < kAtoms * kTilesAtOnce; ++i) {
-        const int atom = i / kTilesAtOnce, column = j + i % kTilesAtOnce;
+      for (int i = 0; i < kAtoms * kTilesPerStep; ++i) {
+        const int atom = i / kTilesPerStep, column = j + i % kTilesPerStep;
         aw[atom][column] = Mma<T>::rounded(x[atom][column]);
         dx[atom][column] = Mma<T>::rounded(dp[atom][column]);
       }
-      if (care == Care::any && f.decay) add_decay(tile, column_of(0), s, y);
+      if (path == Path::general && f.decay) add_decay(tile, column_of(0), s, y);
       // A centre is subtracted from the scores of its query.
-      if (care == Care::any && f.d_centre && adds_rows())
+      if (path == Path::general && f.d_centre && adds_rows())
         over_queries(tile, column_of(0), y.dx,
                      [&](int64_t row, double sum) { atomicAdd(f.d_centre + row, float(-sum)); });
     }
   }
   // The same, where the products dp are yet to come: weights are taken beside them.
-  template <Care care, class Weight>
-  __device__ __forceinline__ void grade_beside(const Weight& weight, const Queries& tile, int at,
-                                               Tile<T, C> v, Products& x, Factors& aw,
-                                               Factors& dx) const {
+  template <Path path, class Weight>
+  __device__ __forceinline__ void overlapped_gradients(const Weight& weight, const Queries& tile,
+                                                       int at, Tile<T, C> v, Products& x,
+                                                       Fragments& aw, Fragments& dx) const {
     constexpr int n = 4 * kAtoms, kSteps = C / Mma<T>::kDepth / kTiles;
     const float scale = f.scale * kUnit<W>;
-    const float per_scale = kOfDegree<Weight> && care != Care::none ? 1 / scale : 1;
+    const float per_scale = kIsFixedDegree<Weight> && path != Path::plain ? 1 / scale : 1;
     const Query* const of = tile.of + at + lane() % 4 * 2;
     Products dp;
-    rows_by_rows<T>(dp, v, own, tile.g, at, [&](int step) __attribute__((always_inline)) {
+    mma_abt<T>(dp, v, own, tile.g, at, [&](int step) __attribute__((always_inline)) {
       if (step % kSteps) return;
       const int j = step / kSteps;
       const Query query[2] = {of[8 * j], of[8 * j + 1]};
       const auto limit = [&](int i) { return query[i % 2].limit * per_scale; };
-      const auto z = lanes<n>([&](int i) {
+      const auto z = vec<n>([&](int i) {
         const float y = x[i / 4][j][i % 4];
-        return kOfDegree<Weight> ? y : y * scale - query[i % 2].sub;
+        return kIsFixedDegree<Weight> ? y : y * scale - query[i % 2].sub;
       });
       auto least = z;
-      if (care != Care::none) least = lanes<n>([&](int i) { return at_most(z[i], limit(i)); });
-      Slope<Lanes<n>> slope = slopes_of(weight, least);
-      if (care != Care::none)
-        slope.dw = lanes<n>([&](int i) { return z[i] < limit(i) ? slope.dw[i] : 0; });
+      if (path != Path::plain) least = vec<n>([&](int i) { return min_nan(z[i], limit(i)); });
+      Slope<Vec<n>> slope = slopes_of(weight, least);
+      if (path != Path::plain)
+        slope.dw = vec<n>([&](int i) { return z[i] < limit(i) ? slope.dw[i] : 0; });
 #pragma unroll
       for (int i = 0; i < kAtoms; ++i) {
         float y[4];
@@ -213,12 +214,12 @@ struct KeyGrades {
     }
   }
   template <int n>
-  __device__ void add_decay(const Queries& tile, int first, const Scored<n>& s,
-                            const Graded<n>& y) {
-    const auto x = lanes<n>([&](int i) { return y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]); });
+  __device__ void add_decay(const Queries& tile, int first, const Scores<n>& s,
+                            const ScoreGradients<n>& y) {
+    const auto x = vec<n>([&](int i) { return y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]); });
     float sum[kAtoms][2] = {};
 #pragma unroll
-    for (int i = 0; i < n; ++i) sum[i / (4 * Shape::kTilesAtOnce)][i / 2 % 2] += x[i];
+    for (int i = 0; i < n; ++i) sum[i / (4 * Shape::kTilesPerStep)][i / 2 % 2] += x[i];
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += sum[i / 2][i % 2];
     if constexpr (std::is_same_v<T, float>)
@@ -228,40 +229,40 @@ struct KeyGrades {
   }
   // The same with decay or a centre, in 16 bits. `tile.of` is as KeyBlock::ready leaves it: with
   // the factors of queries that stand behind, and before the scale where the degree is known.
-  template <Care care, class Weight>
-  __device__ __forceinline__ void grade_falls(const Weight& weight, const Queries& tile, int at,
-                                              Products& x, Products& dp, Factors& aw, Factors& dx) {
+  template <Path path, class Weight>
+  __device__ __forceinline__ void decayed_gradients(const Weight& weight, const Queries& tile,
+                                                    int at, Products& x, Products& dp,
+                                                    Fragments& aw, Fragments& dx) {
     constexpr int n = 4 * kAtoms;
-    const float scale = kOfDegree<Weight> ? 1 : f.scale * kUnit<W>;
+    const float scale = kIsFixedDegree<Weight> ? 1 : f.scale * kUnit<W>;
     const auto row_of = [](int i) { return i / 4 * 2 + i / 2 % 2; };
-    const uint32_t kept = care == Care::any && f.seen.keep ? kept_keys(tile.head.b) : ~0u;
-    float fall[2 * kAtoms], of_keys[2 * kAtoms] = {}, of_queries[3];
-    if (care == Care::any && f.decay)
+    const uint32_t kept = path == Path::general && f.seen.keep ? kept_keys(tile.head.b) : ~0u;
+    float log_decay[2 * kAtoms], of_keys[2 * kAtoms] = {}, of_queries[3];
+    if (path == Path::general && f.decay)
 #pragma unroll
-      for (int i = 0; i < 2 * kAtoms; ++i) fall[i] = fall_of_key(i, tile.head);
+      for (int i = 0; i < 2 * kAtoms; ++i) log_decay[i] = key_log2_decay(i, tile.head);
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
       const int first = at + 8 * j + lane() % 4 * 2;
       const Query query[2] = {tile.of[first], tile.of[first + 1]};
-      Scored<n> s;
-      constexpr bool added = kIsExp && care != Care::any;  // the factor of the key
-      s.z = lanes<n>([&](int i) {
+      Scores<n> s;
+      constexpr bool added = kIsExp && path != Path::general;  // the factor of the key
+      s.z = vec<n>([&](int i) {
         return x[i / 4][j][i % 4] * scale - query[i % 2].sub + (added ? factor[row_of(i)] : 0);
       });
-      s.limit =
-          lanes<n>([&](int i) { return query[i % 2].limit + (added ? factor[row_of(i)] : 0); });
-      s.dp = lanes<n>([&](int i) { return dp[i / 4][j][i % 4]; });
-      s.a = lanes<n>([&](int i) { return query[i % 2].a; });
-      s.dW = lanes<n>([&](int i) { return query[i % 2].dW; });
-      s.seen = care == Care::any ? seen_by_two(tile.t0 + first, kept) : ~0u;
-      Graded<n> y = graded<care, n>(weight, f, s, [](int) { return 0; });
+      s.limit = vec<n>([&](int i) { return query[i % 2].limit + (added ? factor[row_of(i)] : 0); });
+      s.dp = vec<n>([&](int i) { return dp[i / 4][j][i % 4]; });
+      s.a = vec<n>([&](int i) { return query[i % 2].a; });
+      s.dW = vec<n>([&](int i) { return query[i % 2].dW; });
+      s.seen = path == Path::general ? seen_by_two(tile.t0 + first, kept) : ~0u;
+      ScoreGradients<n> y = score_gradients<path, n>(weight, f, s, [](int) { return 0; });
       if (f.decay) {
-        const auto faded = lanes<n>([&](int i) {
-          if constexpr (care != Care::any) return factor[row_of(i)];
+        const auto decay = vec<n>([&](int i) {
+          if constexpr (path != Path::general) return factor[row_of(i)];
           const float at_query = reinterpret_cast<const float2*>(tile.gates)[first + i % 2].x;
-          return fall_between(at_query, fall[row_of(i)]);
+          return decay_between(at_query, log_decay[row_of(i)]);
         });
-        if (!added) y = {y.w * faded, y.dx * faded};
+        if (!added) y = {y.w * decay, y.dx * decay};
 #pragma unroll
         for (int i = 0; i < n; ++i) of_keys[row_of(i)] += y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]);
       }
@@ -300,18 +301,18 @@ struct KeyGrades {
     if (t < f.T) atomicAdd(f.d_centre + tile.head.row(f, t), -sum);
   }
   // Of the blocks that take the same scores for other channels, the first adds to what is one
-  // number a query; without atomic additions `queries` does.
+  // number a query; without atomic additions `fused_dq` does.
   __device__ bool adds_rows() const { return f.dq_sum && column < Shape::kOwn; }
   // The sum over the keys of each query.
   template <int n, class Add>
-  __device__ void over_queries(const Queries& tile, int first, const Lanes<n>& x,
+  __device__ void over_queries(const Queries& tile, int first, const Vec<n>& x,
                                const Add& add) const {
 #pragma unroll
-    for (int c = 0; c < 2 * Shape::kTilesAtOnce; ++c) {
+    for (int c = 0; c < 2 * Shape::kTilesPerStep; ++c) {
       double sum = 0;
 #pragma unroll
       for (int i = 0; i < n; ++i)
-        if (i / 4 % Shape::kTilesAtOnce == c / 2 && i % 2 == c % 2) sum += x[i];
+        if (i / 4 % Shape::kTilesPerStep == c / 2 && i % 2 == c % 2) sum += x[i];
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
       const int t = tile.t0 + first + c / 2 * 8 + c % 2;
@@ -319,20 +320,20 @@ struct KeyGrades {
     }
   }
 
-  template <bool careful, bool falls, class Weight>
-  __device__ __forceinline__ void grade_with_care(const Weight& weight, const Queries& tile, int at,
-                                                  Products& x, Products& dp, Factors& aw,
-                                                  Factors& dx) {
+  template <bool general, bool factored, class Weight>
+  __device__ __forceinline__ void gradients(const Weight& weight, const Queries& tile, int at,
+                                            Products& x, Products& dp, Fragments& aw,
+                                            Fragments& dx) {
     const int t = tile.t0 + at, t1 = t + Shape::kStep;
-    if constexpr (falls) {
-      (f.decay && !tile.behind) || !sight.all_of(t, t1) || clamps(x)
-          ? grade_falls<Care::any>(weight, tile, at, x, dp, aw, dx)
-          : grade_falls<Care::none>(weight, tile, at, x, dp, aw, dx);
-    } else if constexpr (careful) {
-      grade<Care::any>(weight, tile, at, x, dp, aw, dx);
+    if constexpr (factored) {
+      (f.decay && !tile.after_keys) || !visible.has_all(t, t1) || clamps(x)
+          ? decayed_gradients<Path::general>(weight, tile, at, x, dp, aw, dx)
+          : decayed_gradients<Path::plain>(weight, tile, at, x, dp, aw, dx);
+    } else if constexpr (general) {
+      tile_gradients<Path::general>(weight, tile, at, x, dp, aw, dx);
     } else {
-      f.clamp < INFINITY ? grade<Care::clamp>(weight, tile, at, x, dp, aw, dx)
-                         : grade<Care::none>(weight, tile, at, x, dp, aw, dx);
+      f.clamp < INFINITY ? tile_gradients<Path::clamp>(weight, tile, at, x, dp, aw, dx)
+                         : tile_gradients<Path::plain>(weight, tile, at, x, dp, aw, dx);
     }
   }
 };

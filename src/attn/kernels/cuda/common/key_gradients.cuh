@@ -3,63 +3,63 @@
 //   dv += w^T dN  and  dk += dx^T q.
 #pragma once
 
-#include "attn/kernels/cuda/fused/score_gradient.cuh"
+#include "attn/kernels/cuda/common/score_gradient.cuh"
 
 namespace horner::attn::kernels::cuda {
 
 // What the keys of a warp gather. Where two warps share their keys, each takes the scores of half
 // of the queries and has the sums of half of the channels: what one has weighed it writes for both.
 template <class T, int C, class W, class Shape>
-struct KeySums : KeyGrades<T, C, W, Shape> {
-  using Grades = KeyGrades<T, C, W, Shape>;
-  using Grades::kAtoms, Grades::kTiles, Grades::kSharing, Grades::kPart, Grades::kChannels,
-      Grades::kBeside, Grades::f, Grades::w, Grades::s0, Grades::own, Grades::part, Grades::column,
-      Grades::sight, Grades::d_decay, Grades::key;
-  using typename Grades::Factors, typename Grades::Products, typename Grades::Queries;
+struct KeyGradients : KeyScoreGradients<T, C, W, Shape> {
+  using Base = KeyScoreGradients<T, C, W, Shape>;
+  using Base::kAtoms, Base::kTiles, Base::kSharing, Base::kPart, Base::kChannels, Base::kOverlaps,
+      Base::f, Base::w, Base::s0, Base::own, Base::part, Base::column, Base::visible, Base::d_decay,
+      Base::key;
+  using typename Base::Fragments, typename Base::Products, typename Base::Queries;
   float dk[kAtoms][kChannels / 8][4], dv[kAtoms][kChannels / 8][4];
 
-  __device__ KeySums(const Fused& f, const W& w, int s0, int first)
-      : Grades(f, w, s0, first), dk{}, dv{} {}
+  __device__ KeyGradients(const Fused& f, const W& w, int s0, int first)
+      : Base(f, w, s0, first), dk{}, dv{} {}
 
-  // Adds a tile of queries. `weight` is w, or says its degree; `careful` is for decay and centred
-  // scores, `falls` where those have a kernel.
-  template <bool careful, bool falls = false, class Weight>
+  // Adds a tile of queries. `weight` is w, or says its degree; `general` is for decay and centred
+  // scores, `factored` where those have a kernel.
+  template <bool general, bool factored = false, class Weight>
   __device__ __forceinline__ void add(const Weight& weight, const Queries& tile, Tile<T, C> k,
                                       Tile<T, C> v) {
     const typename Mma<T>::template Writer<Shape::kQueries> to_dx(tile.dx, own), to_w(tile.w, own);
 #pragma unroll 1
     for (int i = 0; i < kPart / Shape::kStep; ++i) {
       const int at = part * kPart + i * Shape::kStep, t = tile.t0 + at, t1 = t + Shape::kStep;
-      if (sight.nothing_of(t, t1)) {
-        const Factors zeros = {};
+      if (visible.has_none(t, t1)) {
+        const Fragments zeros = {};
         if (kSharing > 1) write(to_w, at, zeros);
         if (kSharing > 1 || f.dq_sum) write(to_dx, at, zeros);
         continue;
       }
       Products x;
-      rows_by_rows<T>(x, k, own, tile.q, at);
-      Factors aw, dx;
-      if constexpr (falls || careful || !kBeside) {
+      mma_abt<T>(x, k, own, tile.q, at);
+      Fragments aw, dx;
+      if constexpr (factored || general || !kOverlaps) {
         Products dp;
-        rows_by_rows<T>(dp, v, own, tile.g, at);
-        this->template grade_with_care<careful, falls>(weight, tile, at, x, dp, aw, dx);
+        mma_abt<T>(dp, v, own, tile.g, at);
+        this->template gradients<general, factored>(weight, tile, at, x, dp, aw, dx);
       } else {
         f.clamp < INFINITY
-            ? this->template grade_beside<Care::clamp>(weight, tile, at, v, x, aw, dx)
-            : this->template grade_beside<Care::none>(weight, tile, at, v, x, aw, dx);
+            ? this->template overlapped_gradients<Path::clamp>(weight, tile, at, v, x, aw, dx)
+            : this->template overlapped_gradients<Path::plain>(weight, tile, at, v, x, aw, dx);
       }
-      if (!falls && !careful && !sight.all_of(t, t1)) this->hide(tile, at, aw, dx);
+      if (!factored && !general && !visible.has_all(t, t1)) this->hide(tile, at, aw, dx);
       if (kSharing > 1) write(to_w, at, aw);
       if (kSharing > 1 || f.dq_sum) write(to_dx, at, dx);
-      add_sums_by_columns<T>(dv, aw, tile.g, at, column);
-      add_sums_by_columns<T>(dk, dx, tile.q, at, column);
+      mma_ab_rs<T>(dv, aw, tile.g, at, column);
+      mma_ab_rs<T>(dk, dx, tile.q, at, column);
     }
   }
   __device__ __forceinline__ void add(const Queries& tile, Tile<T, C> k, Tile<T, C> v) {
-    is_careful(f) ? add<true>(w, tile, k, v) : add<false>(w, tile, k, v);
+    has_decay_or_centre(f) ? add<true>(w, tile, k, v) : add<false>(w, tile, k, v);
   }
   template <class Writer>
-  static __device__ __forceinline__ void write(const Writer& to, int at, const Factors& x) {
+  static __device__ __forceinline__ void write(const Writer& to, int at, const Fragments& x) {
 #pragma unroll
     for (int i = 0; i < kAtoms; ++i)
 #pragma unroll
@@ -69,8 +69,8 @@ struct KeySums : KeyGrades<T, C, W, Shape> {
   __device__ __forceinline__ void add_shared(const Queries& tile) {
     static_assert(kSharing == 2);
     const int at = (1 - part) * kPart;
-    add_rows_by_columns<kPart>(dv, tile.w, own, tile.g, at, column);
-    add_rows_by_columns<kPart>(dk, tile.dx, own, tile.q, at, column);
+    mma_ab_ss<kPart>(dv, tile.w, own, tile.g, at, column);
+    mma_ab_ss<kPart>(dk, tile.dx, own, tile.q, at, column);
   }
 
   __device__ void finish_decay(const Head& head, double* shared) const {  // [kKeys]
