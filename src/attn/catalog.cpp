@@ -3,6 +3,7 @@
 #include <charconv>
 #include <sstream>
 
+#include "attn/plan.h"
 #include "attn/spec_text.h"
 #include "core/check.h"
 #include "core/names.h"
@@ -156,21 +157,6 @@ Variant find(std::string_view wanted) {
     fail("variant '", wanted, "': ", e.what());
   }
   return found;
-}
-
-struct IsOdd {
-  bool operator()(Taylor w) const { return w.order % 2 == 1; }
-  bool operator()(Power w) const { return w.degree % 2 == 1; }
-  template <class W>
-  bool operator()(W) const {
-    return false;
-  }
-};
-
-bool may_be_negative(const Spec& spec) {
-  const bool positive_scores =
-      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred;
-  return std::visit(IsOdd{}, spec.weight) && !positive_scores;
 }
 
 std::vector<std::string> notes(const Spec& spec) {

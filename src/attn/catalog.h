@@ -37,7 +37,4 @@ Variant find(std::string_view name);
 // What a reader of the variant should know: "may be ill-conditioned", and the like.
 std::vector<std::string> notes(const Spec&);
 
-// Whether the weights may be negative: an odd series or power of scores that may be negative.
-bool may_be_negative(const Spec&);
-
 }  // namespace horner::attn

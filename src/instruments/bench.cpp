@@ -15,6 +15,7 @@
 
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
+#include "attn/plan.h"
 #include "core/stopwatch.h"
 
 namespace horner::instruments {
@@ -237,12 +238,8 @@ Benchmark bench(const Spec& spec, const Execution& e, const Case& c, const Effor
 }
 
 double flop(const Spec& spec, const Case& c, bool backward) {
-  const double T = double(c.T), S = double(c.S);
-  double pairs = is<Full>(spec.mask) ? T * S : T * S - T * T / 2;
-  if (const auto* window = std::get_if<Window>(&spec.mask))
-    if (const double seen = window->size; seen < S) pairs = T * seen - seen * seen / 2;
-  const auto* project = std::get_if<Project>(&spec.features);
-  const double D = project ? project->dim : double(c.D), E = double(c.E);
+  const double pairs = seen_pairs(spec.mask, c.T, c.S);
+  const auto D = double(mapped_channels(spec, c.D)), E = double(c.E);
   // Forward: scores and sums. Backward: scores again, dw, dq and dk, dv.
   return 2 * double(c.B * c.H) * pairs * (backward ? 4 * D + 3 * E : D + E);
 }

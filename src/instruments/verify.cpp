@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "attn/catalog.h"
 #include "attn/inputs.h"
+#include "attn/plan.h"
 #include "core/check.h"
 
 namespace horner::instruments {

@@ -154,7 +154,7 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
   f.queries = memory<cuda::Query>(queries);
   f.dq = d.q.data_ptr(), f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
-  cuda::rows(f, polynomial(Taylor{1}), stream());
+  cuda::rows(f, polynomial(0, 1), stream());
 
   if (r.before.S.defined()) p.before = r.before.pointers();
   cuda::chunk_queries(p, stream());
@@ -205,7 +205,7 @@ static at::Tensor differentiable(const c10::intrusive_ptr<ChunksJob>& job, const
 }
 
 static cuda::Quadratic quadratic(const Weight& w) {
-  const Orders o = orders(w);
+  const Orders o = facts(w).orders.value();
   const auto c = [&](int n) { return o.first <= n && n <= o.last; };
   return {{c(0) ? 1.f : 0.f, c(1) ? 1.f : 0.f, c(2) ? 0.5f : 0.f}};
 }
@@ -225,7 +225,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   job->epilogue = cuda_epilogue(spec, in);
   if (in.keep.defined()) job->keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
-  const bool by_row = !is<Flat>(spec.sharpness);
+  const bool by_row = sharpness_from(spec.sharpness) == SharpnessFrom::count;
   job->relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job->w.c[2] == 0;
   job->scale = by_row ? 1 : float(scale_factor(spec, in));
   at::Tensor of_row;
@@ -236,7 +236,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const at::Tensor gate = spec.input_gate ? in.input_gate.unsqueeze(-1) : at::Tensor();
   const at::Tensor v = mapped_on_gpu(Identity{}, in.v, {}, 1, gate);
   ChunksTensors x{laid_out(q), laid_out(k), laid_out(v)};
-  x.decay = decay_on_gpu(in.decay);
+  x.decay = decay_on_gpu(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
@@ -251,7 +251,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
     return "a GPU of compute capability 8.0 or above is wanted";
   if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
-  if (orders(spec.weight).last > 2) return "orders 1 and 2 only";
+  if (facts(spec.weight).orders->last > 2) return "orders 1 and 2 only";
   if (spec.centred) return "no centred scores";
   if (in.cu_seqlens.defined()) return "no packed sequences";
   if (in.q.size(2) != in.k.size(2)) return "as many queries as keys only";

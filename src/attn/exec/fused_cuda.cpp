@@ -9,7 +9,6 @@
 
 #include <cmath>
 
-#include "attn/catalog.h"
 #include "attn/exec/centre_cuda.h"
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
@@ -270,7 +269,7 @@ static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
   job->keys = seen_keys(spec.mask, in);
   job->epilogue = cuda_epilogue(spec, in);
   const auto rows = in.q.options().dtype(at::kFloat);
-  if (needs_the_row(spec.weight))
+  if (!facts(spec.weight).of_one_score)
     job->found = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, rows);
   if (statistics) {
     const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, rows);
@@ -283,7 +282,7 @@ static c10::intrusive_ptr<CudaJob> job_for(const Spec& spec, const Inputs& in,
 // float16 keeps too few bits for queries times a scale of their own, and for the gradient of a norm
 // whose row can vanish.
 static bool needs_float32(const Spec& spec) {
-  return is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness) ||
+  return sharpness_from(spec.sharpness) == SharpnessFrom::count ||
          (may_be_negative(spec) && !is<NoNorm>(spec.norm));
 }
 
@@ -302,7 +301,8 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   CudaTensors x;
   // The kernels want a scale above 0; any other goes into q.
   const double factor = scale_factor(spec, in);
-  const bool by_row = is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness);
+  const SharpnessFrom from = sharpness_from(spec.sharpness);
+  const bool by_row = from == SharpnessFrom::count;
   job->scale = by_row || factor <= 0 ? 1 : float(factor);
   at::Tensor of_row;
   if (by_row) of_row = scale_on_gpu(spec, in, counted);
@@ -313,7 +313,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   x.q = for_kernels(*job, q), x.k = for_kernels(*job, k);
   x.v = for_kernels(*job, in.v);
   if (spec.input_gate) x.gate = plain(in.input_gate);
-  if (is<Adaptive>(spec.sharpness)) {
+  if (from == SharpnessFrom::entropy) {
     q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(*job, x.q.detach(), x.k.detach()));
     x.q = for_kernels(*job, q);
   }
@@ -326,7 +326,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   // The centre needs both behind the kernels.
   job->own_q = !spec.centred && !x.q.is_alias_of(in.q);
   job->own_k = !spec.centred && !x.k.is_alias_of(in.k);
-  x.decay = decay_on_gpu(in.decay);
+  x.decay = decay_on_gpu(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
@@ -334,8 +334,9 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
 }
 
-static std::string why_not(const Spec&, const Inputs& in) {
+static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
+  if (const std::string reason = why_not_on_cuda(spec); !reason.empty()) return reason;
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "a GPU of compute capability 8.0 or above is wanted";
   if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
@@ -358,12 +359,11 @@ static std::string why_not_hopper(const Spec& spec, const Inputs& in) {
   if (dtype == at::kHalf && needs_float32(spec)) return "in float16 this variant runs in float32";
   if (std::holds_alternative<cuda::Other>(cuda_weights(spec.weight)))
     return "exponentials and polynomials only";
-  if (in.decay.defined() && cuda_epilogue(spec, in).by_sum)
+  const bool decays = log_gates(spec.decay, in).defined();
+  if (decays && cuda_epilogue(spec, in).by_sum)
     return "no decay with a sum as denominator";
-  if (spec.centred && in.decay.defined()) return "no centred scores with decay";
-  const auto* projected = std::get_if<Project>(&spec.features);
-  const int64_t D = projected ? projected->dim : in.q.size(-1);
-  if (std::max(D, in.v.size(-1)) > cuda::kMostHopperChannels)
+  if (spec.centred && decays) return "no centred scores with decay";
+  if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMostHopperChannels)
     return "head dimensions up to 128 only";
   return "";
 }
