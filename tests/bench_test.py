@@ -80,7 +80,7 @@ def test_table():
     assert lines[5].split()[:2] == ["softmax", "fused_cpu"] and len(lines[5].split()) == 12
     assert lines[6].split()[:2] == ["sparsemax", "fused_cpu"] and len(lines[6].split()) == 12
     assert ["softmax", "fused_cpu", "–"] in [line.split() for line in wide.splitlines()]
-    assert "fused_cpu cannot run, head dimensions up to 256 only: softmax" in wide.splitlines()
+    assert "fused_cpu cannot run, supports head dimensions up to 256: softmax" in wide.splitlines()
     assert max(map(len, lines)) <= 120
 
 

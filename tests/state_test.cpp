@@ -227,7 +227,8 @@ TEST(States, AreSavedAndLoaded) {
   const fs::path file = folder.path / "state.safetensors";
   uint64_t seed = 1000;
   for (const Variant& v : variants()) {
-    if (sees_future(v.spec.mask) || (why_no_state(v.spec).empty() && feature_count(v.spec, 5) > 5000))
+    if (sees_future(v.spec.mask) ||
+        (why_no_state(v.spec).empty() && feature_count(v.spec, 5) > 5000))
       continue;
     const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
     const Inputs in = random_inputs(v.spec, c);

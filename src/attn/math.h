@@ -38,8 +38,8 @@ HORNER_HD Slope<F> weight(const Sigmoid&, F x) {
   return {y, y * (1 - y)};
 }
 
-// Taylor and Power with their coefficients: sum_n c[n] (x / unit)^n. The unit, a power of two, keeps
-// the coefficients of a long series within the range of a float.
+// Taylor and Power with their coefficients: sum_n c[n] (x / unit)^n. The unit, a power of two,
+// keeps the coefficients of a long series within the range of a float.
 template <class R>
 struct PolynomialOf {
   int degree;

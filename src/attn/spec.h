@@ -38,7 +38,7 @@ struct Fixed {
 using Scale = std::variant<RootDim, Fixed>;
 
 // sharpness: a second factor, from the number n of keys seen or from the row itself.
-struct Flat {};  // 1
+struct Flat {};       // 1
 struct LogLength {};  // s_h log n, s_h learned (SSMax)
 struct LogPower {};   // delta_h + beta_h (log n)^gamma_h, learned (ASEntmax)
 struct Adaptive {};   // from the entropy of the row's softmax, without gradient

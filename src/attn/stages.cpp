@@ -55,8 +55,7 @@ Seen seen(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(0);
   const auto [lo, hi] = intervals(mask, in);
-  at::Tensor hidden =
-      (s < lo.unsqueeze(1)).logical_or(s >= hi.unsqueeze(1)).expand({1, 1, T, S});
+  at::Tensor hidden = (s < lo.unsqueeze(1)).logical_or(s >= hi.unsqueeze(1)).expand({1, 1, T, S});
   if (in.keep.defined()) hidden = hidden.logical_or(in.keep.logical_not().view({-1, 1, 1, S}));
   if (in.cu_seqlens.defined()) {
     const at::Tensor sequence = at::searchsorted(in.cu_seqlens.to(at::kLong), s.view({S}),

@@ -36,12 +36,12 @@ static int64_t key_channels(const State& s) {
 }
 
 static constexpr const char* kOneStream =
-    "a state belongs to one stream: cu_seqlens (packed sequences) is not supported";
+    "a state belongs to one stream: packed sequences (cu_seqlens) are not supported";
 
 at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
   check_inputs(spec, in);
   const std::string reason = exec::why_no_stream(spec, in);
-  check(reason.empty(), "no state to attend from: ", reason);
+  check(reason.empty(), "cannot attend from a state: ", reason);
   check(!in.cu_seqlens.defined(), kOneStream);
   return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
 }
@@ -144,7 +144,7 @@ static void run(const State& s, const Decode<R>& c, Task which) {
   if constexpr (std::is_same_v<R, float>)
     if (s.carry.count.is_cuda())
       return which == Task::apply ? exec::ask_on_gpu(c, s.carry.count)
-                                : exec::fold_on_gpu(c, s.carry.count);
+                                  : exec::fold_on_gpu(c, s.carry.count);
   const auto task = which == Task::apply ? kernels_for<R>().ask : kernels_for<R>().fold;
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
@@ -162,7 +162,7 @@ static int64_t seen_by_newest(const State& s) {
 // N, W and shift of one query per head.
 template <class R>
 static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                const at::Tensor& centre) {
+                        const at::Tensor& centre) {
   const auto dtype = sums_dtype(s);
   const bool one_scale = factor.dim() == 0;
   const at::Tensor rows = exec::padded(one_scale ? q : q * factor, dtype);
@@ -293,7 +293,8 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
   s.held = kept, s.room = room;
 }
 
-// Whether the decode kernel runs this variant over a KV cache. Its counts and gates are of all keys.
+// Whether the decode kernel runs this variant over a KV cache. Its counts and gates are of all
+// keys.
 static bool has_kernel(const State& s) {
   const Spec& spec = s.spec;
   const bool whole =

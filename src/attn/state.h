@@ -1,5 +1,6 @@
-// The state of a stream of tokens, one interface for every variant: sums of fixed size (carry.h) and
-// a buffer of the newest tokens where the weight has a finite state, a KV cache where it has none.
+// The state of a stream of tokens, one interface for every variant: sums of fixed size (carry.h)
+// and a buffer of the newest tokens where the weight has a finite state, a KV cache where it has
+// none.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +12,8 @@
 namespace horner::attn {
 
 // [B, H, T, E] of tokens that follow `before`, in linear time; writes the sums after them to
-// `after`, unless that is null. Gradients flow through all of it. For a variant with a finite state.
+// `after`, unless that is null. Gradients flow through all of it. For a variant with a finite
+// state.
 at::Tensor attend_from(const Spec&, const Inputs&, const Carry& before, Carry* after);
 
 struct State {
@@ -21,8 +23,8 @@ struct State {
   bool finite;
   int64_t tokens = 0;  // so far
   Carry carry;         // only count and gates where the state is not finite
-  // The `held` most recent tokens, in [B, G, room, ..]: those not folded into a finite state yet, or
-  // the KV cache.
+  // The `held` most recent tokens, in [B, G, room, ..]: those not folded into a finite state yet,
+  // or the KV cache.
   int64_t room, held = 0;
   Inputs recent;
   at::Tensor decay_sums;  // [B, G, room], double: running sums of the log gates
@@ -34,8 +36,8 @@ inline constexpr int64_t kWaiting = 64;
 State make_state(const Spec&, const StateShape&, at::ScalarType = at::kFloat,
                  int64_t buffer = kWaiting, at::Device = at::kCPU);
 
-// Adds T tokens and returns their results [B, H, T, E]: many for prefill, one for decoding. The same
-// as attending to all tokens so far. Without gradients.
+// Adds T tokens and returns their results [B, H, T, E]: many for prefill, one for decoding. The
+// same as attending to all tokens so far. Without gradients.
 at::Tensor step(State&, const Inputs&);
 
 // Folds the buffered tokens into the sums.

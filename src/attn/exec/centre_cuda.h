@@ -14,8 +14,8 @@ struct CentreOf {
 
 at::Tensor centre(const CentreOf&, const at::Tensor& q, const at::Tensor& k);  // [B, H, T], float32
 
-// Adds the gradients that flow through the centre to dq and dk, which are contiguous. Where `dq_sum`
-// (float32) is defined, dq becomes that plus the addition.
+// Adds the gradients that flow through the centre to dq and dk, which are contiguous. Where
+// `dq_sum` (float32) is defined, dq becomes that plus the addition.
 void add_centre_gradients(const CentreOf&, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& d_centre, const at::Tensor& dq_sum,
                           const at::Tensor& dq, const at::Tensor& dk);

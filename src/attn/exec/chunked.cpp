@@ -1,12 +1,12 @@
-// Linear time: quadratic inside a chunk of tokens, a state between chunks. Features of the stages
-// before the weight, the centre and the epilogue are tensor code around the kernel.
+// Linear time: quadratic inside a chunk of tokens, a state between chunks. Tensor code around the
+// kernels computes the features, the centre and the epilogue.
 #include "attn/exec/chunked.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 
+#include "attn/exec/autograd.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
@@ -18,8 +18,8 @@ namespace horner::attn::exec {
 
 using kernels::Chunked;
 
-// What the kernel needs beside the tensors that have gradients.
-struct ChunkJob : torch::CustomClassHolder {
+// What the kernels need besides the differentiable tensors.
+struct ChunkJob {
   Orders orders;
   int64_t D;
   Cut cut;
@@ -40,14 +40,13 @@ static const kernels::ChunkedKernels<R>& kernels_for() {
     return *isa().states.chunked_double;
 }
 
-// The tensors with gradients; those behind v may be undefined.
+// All but q, k and v may be undefined.
 struct ChunkTensors {
   at::Tensor q, k, v, decay, centre, S, z;
 
-  static ChunkTensors from(const std::vector<at::Tensor>& x) {
-    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6]};
+  static auto fields(auto& x) {
+    return std::array{&x.q, &x.k, &x.v, &x.decay, &x.centre, &x.S, &x.z};
   }
-  std::vector<at::Tensor> list() const { return {q, k, v, decay, centre, S, z}; }
 };
 
 template <class R>
@@ -75,51 +74,53 @@ static void for_each_segment(const Chunked<R>& c, const F& task) {
 }
 
 struct ChunkResult {
-  at::Tensor N, W, S, z;  // S and z: [B, G, segments + 1, F, E], [.., F]
+  at::Tensor N, W, S, z;    // S and z: the last state, [B, G, F, E] and [B, G, F]
+  at::Tensor all_S, all_z;  // [B, G, segments + 1, F, E], [.., F]
+
+  static auto outputs(auto& r) { return std::array{&r.N, &r.W, &r.S, &r.z}; }
+  static auto saved(auto& r) { return std::array{&r.all_S, &r.all_z}; }
 };
 
 template <class R>
-static ChunkResult forward(const ChunkJob& job, const ChunkTensors& x) {
+static ChunkResult forward_in(const ChunkJob& job, const ChunkTensors& x, bool for_backward) {
   Chunked<R> c = problem<R>(job, x);
   const auto options = x.q.options();
   const bool stateless = c.T <= c.C && !c.filled && !c.wanted && !job.begins.defined();
-  if (stateless) c.F = 0;  // one chunk, and nothing to remember
+  if (stateless) c.F = 0;  // one chunk, and no state to keep
   ChunkResult r;
   r.N = at::empty({c.B, c.H, c.T, c.E}, options), r.W = at::empty({c.B, c.H, c.T}, options);
   c.slots = c.segments + 1;
-  if (job.in_place && c.filled && c.segments == 1) {
+  if (job.in_place && !for_backward && c.filled && c.segments == 1) {
     c.slots = 1;
-    r.S = x.S.unsqueeze(2), r.z = x.z.unsqueeze(2);
+    r.all_S = x.S.unsqueeze(2), r.all_z = x.z.unsqueeze(2);
   } else {
-    r.S = at::empty({c.B, c.G, c.slots, c.F, c.E}, options);
-    r.z = at::empty({c.B, c.G, c.slots, c.F}, options);
-    c.filled ? r.S.select(2, 0).copy_(x.S) : r.S.select(2, 0).zero_();
-    c.filled ? r.z.select(2, 0).copy_(x.z) : r.z.select(2, 0).zero_();
+    r.all_S = at::empty({c.B, c.G, c.slots, c.F, c.E}, options);
+    r.all_z = at::empty({c.B, c.G, c.slots, c.F}, options);
+    c.filled ? r.all_S.select(2, 0).copy_(x.S) : r.all_S.select(2, 0).zero_();
+    c.filled ? r.all_z.select(2, 0).copy_(x.z) : r.all_z.select(2, 0).zero_();
   }
-  c.N = pointer<R>(r.N), c.W = pointer<R>(r.W), c.S = pointer<R>(r.S), c.z = pointer<R>(r.z);
+  c.N = pointer<R>(r.N), c.W = pointer<R>(r.W);
+  c.S = pointer<R>(r.all_S), c.z = pointer<R>(r.all_z);
   const kernels::ChunkedKernels<R>& kernel = kernels_for<R>();
   if (c.segments > 1) {
     for_each_segment(c, kernel.sums);
     for_each_task(c.B * c.G, [&](int64_t i) { kernel.scan(c, i); });
   }
   for_each_segment(c, kernel.forward);
+  r.S = r.all_S.select(2, -1), r.z = r.all_z.select(2, -1);
+  if (for_backward) r.S = r.S.clone(), r.z = r.z.clone();
   return r;
 }
 
 template <class R>
-static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const at::Tensor& S,
-                             const at::Tensor& z, const std::vector<at::Tensor>& grads) {
+static ChunkTensors backward_in(const ChunkJob& job, const ChunkTensors& x, const ChunkResult& r,
+                                const ChunkResult& grads) {
   Chunked<R> c = problem<R>(job, x);
+  const at::Tensor &S = r.all_S, &z = r.all_z;
   c.F = S.size(3), c.slots = S.size(2);
-  const auto or_zeros = [&](const at::Tensor& g, std::vector<int64_t> shape) {
-    return g.defined() ? g.contiguous() : at::zeros(shape, x.q.options());
-  };
-  const at::Tensor dN = or_zeros(grads[0], {c.B, c.H, c.T, c.E});
-  const at::Tensor dW = or_zeros(grads[1], {c.B, c.H, c.T});
+  const at::Tensor dN = grads.N.contiguous(), dW = grads.W.contiguous();
   const at::Tensor dS = at::empty_like(S), dz = at::empty_like(z);
-  dS.select(2, c.segments).copy_(or_zeros(grads[2], {c.B, c.G, c.F, c.E}));
-  dz.select(2, c.segments).copy_(or_zeros(grads[3], {c.B, c.G, c.F}));
-  c.wanted = job.wanted && (grads[2].defined() || grads[3].defined());
+  dS.select(2, c.segments).copy_(grads.S), dz.select(2, c.segments).copy_(grads.z);
   ChunkTensors d{at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v)};
   if (x.decay.defined()) d.decay = at::zeros_like(x.decay);
   if (x.centre.defined()) d.centre = at::empty_like(x.centre);
@@ -127,7 +128,7 @@ static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const a
   c.dN = pointer<R>(dN), c.dW = pointer<R>(dW);
   c.dq = pointer<R>(d.q), c.dk = pointer<R>(d.k), c.dv = pointer<R>(d.v);
   c.d_centre = pointer<R>(d.centre), c.d_decay = pointer<double>(d.decay);
-  if (x.decay.defined() && c.wanted) {  // the last state fades with the last running sum
+  if (x.decay.defined() && c.wanted) {  // the last state decays with the last running sum
     const at::Tensor flow = (S.select(2, c.segments) * dS.select(2, c.segments)).sum({-1, -2}) +
                             (z.select(2, c.segments) * dz.select(2, c.segments)).sum(-1);
     d.decay.select(2, c.T - 1).add_(flow);
@@ -142,53 +143,14 @@ static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const a
   return d;
 }
 
-static ChunkResult forward_of(const ChunkJob& job, const ChunkTensors& x) {
-  return x.q.scalar_type() == at::kDouble ? forward<double>(job, x) : forward<float>(job, x);
+static ChunkResult forward(const ChunkJob& job, const ChunkTensors& x, bool for_backward) {
+  const bool exact = x.q.scalar_type() == at::kDouble;
+  return (exact ? forward_in<double> : forward_in<float>)(job, x, for_backward);
 }
-
-struct ChunkedAttend : torch::autograd::Function<ChunkedAttend> {
-  template <class... Optional>
-  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* ctx,
-                                         c10::intrusive_ptr<ChunkJob> job,
-                                         const Optional&... given) {
-    const ChunkTensors x = ChunkTensors::from({given.value_or(at::Tensor())...});
-    const ChunkResult r = forward_of(*job, x);
-    std::vector<at::Tensor> saved = x.list();
-    saved.push_back(r.S), saved.push_back(r.z);
-    ctx->save_for_backward(saved);
-    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
-    const int64_t last = job->cut.segments;
-    return {r.N, r.W, r.S.select(2, last).clone(), r.z.select(2, last).clone()};
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
-                                          const std::vector<at::Tensor>& grads) {
-    check_first_order("chunked");
-    const auto saved = ctx->get_saved_variables();
-    const auto job =
-        c10::static_intrusive_pointer_cast<ChunkJob>(ctx->saved_data["job"].toCapsule());
-    const ChunkTensors x = ChunkTensors::from(saved);
-    const bool exact = x.q.scalar_type() == at::kDouble;
-    std::vector<at::Tensor> out =
-        (exact ? exec::backward<double>(*job, x, saved[7], saved[8], grads)
-               : exec::backward<float>(*job, x, saved[7], saved[8], grads))
-            .list();
-    out.insert(out.begin(), at::Tensor());  // the job
-    return out;
-  }
-};
-
-static ChunkResult differentiable(const c10::intrusive_ptr<ChunkJob>& job, const ChunkTensors& x) {
-  bool gradients = false;
-  for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
-  if (!gradients || !at::GradMode::is_enabled()) {
-    ChunkResult r = forward_of(*job, x);
-    r.S = r.S.select(2, -1), r.z = r.z.select(2, -1);
-    return r;
-  }
-  auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
-  const auto out = ChunkedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.decay),
-                                        maybe(x.centre), maybe(x.S), maybe(x.z));
-  return {out[0], out[1], out[2], out[3]};
+static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const ChunkResult& r,
+                             const ChunkResult& grads) {
+  const bool exact = x.q.scalar_type() == at::kDouble;
+  return (exact ? backward_in<double> : backward_in<float>)(job, x, r, grads);
 }
 
 // Where packed sequences begin: [T], bool.
@@ -215,19 +177,19 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   const Prepared p(spec, in, before ? before->count : at::Tensor());
   const int64_t T = in.q.size(2), S = in.k.size(2), E = in.v.size(-1);
   const auto dtype = sums_dtype(spec, in.q.scalar_type());
-  auto job = c10::make_intrusive<ChunkJob>();
-  job->orders = facts(spec.weight).orders.value();
-  job->D = p.q.size(-1);
-  job->cut = cut;
-  job->begins = beginnings(in);
-  job->wanted = after != nullptr, job->in_place = in_place;
-  if (in.keep.defined()) job->keep = in.keep.contiguous();
+  ChunkJob job;
+  job.orders = facts(spec.weight).orders.value();
+  job.D = p.q.size(-1);
+  job.cut = cut;
+  job.begins = beginnings(in);
+  job.wanted = after != nullptr, job.in_place = in_place;
+  if (in.keep.defined()) job.keep = in.keep.contiguous();
 
-  const auto front = [&](const at::Tensor& x) {  // queries for the first keys, which nobody asks
+  const auto front = [&](const at::Tensor& x) {  // unused queries for the first keys
     return S == T ? x : at::constant_pad_nd(x, {0, 0, S - T, 0});
   };
   const bool one_scale = p.factor.dim() == 0;  // for all queries: the kernel multiplies
-  job->scale = one_scale ? p.factor.item<double>() : 1;
+  job.scale = one_scale ? p.factor.item<double>() : 1;
   const at::Tensor q = one_scale ? p.q : p.q.to(dtype) * p.factor;
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
@@ -237,14 +199,14 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
     keys = p.seen.sums(p.k * p.ones);  // [B, G, T, D], double
     if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2);
     const at::Tensor mean = (keys / p.count.clamp_min(1)).repeat_interleave(p.repeats, 1);
-    x.centre = front((q * mean).sum(-1, true) * job->scale).squeeze(-1).to(dtype).contiguous();
+    x.centre = front((q * mean).sum(-1, true) * job.scale).squeeze(-1).to(dtype).contiguous();
   }
   if (before && before->S.defined()) {
     x.S = padded(before->S, dtype), x.z = before->z.to(dtype).contiguous();
   }
-  const ChunkResult r = differentiable(job, x);
+  const ChunkResult r = differentiable("chunked", job, x, forward, backward);
 
-  const auto part = [](const at::Tensor& x, int64_t axis, int64_t n) {  // the last, or all of it
+  const auto part = [](const at::Tensor& x, int64_t axis, int64_t n) {  // the last n
     return n == x.size(axis) ? x : x.narrow(axis, x.size(axis) - n, n);
   };
   at::Tensor N = part(r.N, 2, T), W = part(r.W, 2, T).unsqueeze(-1);
@@ -287,7 +249,7 @@ std::string why_no_stream(const Spec& spec, const Inputs& in) {
 }
 
 std::string why_no_sums(const Spec& spec, const Inputs& in) {
-  if (in.q.scalar_type() == at::kDouble) return "float32, bfloat16 and float16 only";
+  if (in.q.scalar_type() == at::kDouble) return "supports only float32, bfloat16 and float16";
   return why_no_stream(spec, in);
 }
 

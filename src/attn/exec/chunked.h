@@ -1,4 +1,4 @@
-// Attention through a state: shared by the executions `chunked` and `recurrent` and by attn/state.
+// Attention through a state: what the executions `chunked` and `recurrent` and attn/state share.
 #pragma once
 
 #include "attn/attend.h"
@@ -6,27 +6,29 @@
 
 namespace horner::attn::exec {
 
-// How tokens are divided: chunks of C tokens, in segments of `length` tokens, the threads' tasks.
+// How the tokens are cut: chunks of C tokens, in segments of `length` tokens. A task is a segment.
 struct Cut {
   int C;
   int64_t segments, length;
 };
 
-// float32 for float32 and 16-bit inputs where that is accurate enough (plan.h), else double.
+// float32 up to the order at which its sums are as accurate as `reference`; double above it, and
+// for double.
 at::ScalarType sums_dtype(const Spec&, at::ScalarType of_inputs);
 
-// From the shape alone, so that results do not depend on the number of threads.
+// From the shape alone: the number of threads does not change the bits of the result.
 Cut cut(const Spec&, const Inputs&);
 
-// [B, H, T, E]; continues from `before` and writes the state after the last token to `after`, unless
-// these are null. Gradients flow through all of them. `in_place`: without gradients, the sums of
-// `after` may reuse the memory of `before`.
+// [B, H, T, E], continuing from the state `before` and leaving the next state in `after`, unless
+// null. Gradients flow through all of them. `in_place`: without gradients, `after` may reuse the
+// memory of `before`.
 at::Tensor attend_in_chunks(const Spec&, const Inputs&, const Cut&, const Carry* before = nullptr,
                             Carry* after = nullptr, bool in_place = false);
 
-// "" when there is a state for these inputs and it fits in memory.
+// "" when there is a state for these inputs, and it fits in memory.
 std::string why_no_stream(const Spec&, const Inputs&);
-// The same for an execution, whose sums have to be more accurate than its inputs: not for double.
+// The same for an execution, which must be as accurate as `reference` in the same dtype: no sums
+// are wider than double.
 std::string why_no_sums(const Spec&, const Inputs&);
 
 }  // namespace horner::attn::exec

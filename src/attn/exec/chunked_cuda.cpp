@@ -1,13 +1,11 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
-// epilogue is in the kernels; features (but for relu of order 1 in bfloat16), the input gate and
-// divisors other than the sum are taken before them, by kernels of their own.
+// kernels include the epilogue. Kernels of their own compute features (except relu of order 1 in
+// bfloat16), the input gate and divisors other than the sum before them.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
+#include "attn/exec/autograd.h"
 #include "attn/exec/counted_cuda.h"
-#include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
@@ -21,27 +19,14 @@ namespace horner::attn::exec {
 namespace cuda = kernels::cuda;
 using cuda::Chunks, cuda::Fused;
 
-// What the kernels need beside the tensors that have gradients.
-struct ChunksJob : torch::CustomClassHolder {
+// What the kernels need besides the differentiable tensors.
+struct ChunksJob {
   cuda::Quadratic w;
   float scale;
   at::Tensor keep;
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
   bool relu;                  // the kernels take max(x, 0) of queries and keys
-};
-
-// The tensors with gradients, in the order of ChunksAttend's arguments; those behind v may be
-// undefined.
-struct ChunksTensors {
-  at::Tensor q, k, v, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
-
-  static ChunksTensors from(const std::vector<at::Tensor>& x) {
-    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8]};
-  }
-  std::vector<at::Tensor> list() const {
-    return {q, k, v, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
-  }
 };
 
 // The memory of one kind of states.
@@ -64,26 +49,33 @@ struct StatesMemory {
   }
 };
 
-// What forward keeps for backward; u is undefined where it is o, the states where there is one
-// chunk.
+// u is undefined where it equals o, and the states where there is one chunk.
 struct ChunksResult {
   at::Tensor o, u, W, shift, r;
   StatesMemory before;
+
+  static auto outputs(auto& y) { return std::array{&y.o}; }
+  static auto saved(auto& y) {
+    auto& s = y.before;
+    return std::array{&y.o, &y.u, &y.W, &y.shift, &y.r, &s.S, &s.z, &s.constant, &s.segments};
+  }
 };
 
-// Tokens of a chunk: scores inside it grow with them, states become fewer. Of order 2 so many that
-// memory stays within 1.2 of SDPA's; for 16 channels 256 would be a seventh faster.
+// Tokens of a chunk: longer chunks have more scores and fewer states. For order 2 memory stays
+// within 1.2 of SDPA's; with 16 channels, 256 tokens would be a seventh faster.
 static int chunk_tokens(const cuda::Quadratic& w, int64_t D) {
   if (w.c[2] == 0) return 128;
   return D <= 16 ? 512 : 1024;
 }
 
-// Chunks of a segment: so many that every block of threads of a large GPU has one.
+// Chunks of a segment: few enough for every thread block of a large GPU to have a segment.
 static int segment_chunks(const Chunks& p) {
   return int(std::clamp<int64_t>(p.records() / 256, 1, 32));
 }
 
-static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
+// q, k, v in one dtype, laid out for the kernels; decay in double, output and post gates in any
+// dtype, the rest in float32.
+static Chunks problem(const ChunksJob& job, const FusedTensors& x) {
   Chunks p{};
   Fused& f = p.f;
   f = problem_of(x, job.epilogue, job.channels);
@@ -96,7 +88,7 @@ static Chunks problem(const ChunksJob& job, const ChunksTensors& x) {
   return p;
 }
 
-// The states of the keys, or of the queries, in `given` memory if there is some; nothing where
+// The states of the keys, or of the queries, in `given` memory if it is defined; undefined where
 // there is one chunk.
 static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries,
                            const StatesMemory& given = {}) {
@@ -110,7 +102,7 @@ static StatesMemory states(Chunks& p, const at::Tensor& q, bool of_queries,
   return m;
 }
 
-static ChunksResult forward(const ChunksJob& job, const ChunksTensors& x, bool for_backward) {
+static ChunksResult forward(const ChunksJob& job, const FusedTensors& x, bool for_backward) {
   Chunks p = problem(job, x);
   Fused& f = p.f;
   ChunksResult r;
@@ -127,19 +119,19 @@ static ChunksResult forward(const ChunksJob& job, const ChunksTensors& x, bool f
   return r;
 }
 
-static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, const ChunksResult& r,
-                              const at::Tensor& given) {
+static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const ChunksResult& r,
+                             const ChunksResult& grads) {
   Chunks p = problem(job, x);
   Fused& f = p.f;
-  const at::Tensor grad = laid_out(given);
+  const at::Tensor grad = laid_out(grads.o);
   at::Tensor norm_parts;
-  ChunksTensors d = epilogue_gradients(x, f, norm_parts);
+  FusedTensors d = epilogue_gradients(x, f, norm_parts);
   d.q = at::empty({f.B, f.H, f.T, f.D}, x.q.options());
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
-  // Unless this graph is to run again, one memory is enough for u and g, and for both kinds of
-  // states, which are wanted one after the other but for a walk.
-  const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+  // Unless this graph runs again, u and g share memory, and so do both kinds of states, which are
+  // needed one after the other except by a walk.
+  const bool last = !keeps_graph();
   at::Tensor g;
   if (job.epilogue.norm != cuda::Epilogue::none)
     g = last && r.u.defined() ? r.u : at::empty_like(r.o);
@@ -165,45 +157,6 @@ static ChunksTensors backward(const ChunksJob& job, const ChunksTensors& x, cons
   return d;
 }
 
-struct ChunksAttend : torch::autograd::Function<ChunksAttend> {
-  // q, k, v of one dtype, laid out for the kernels; decay in double, the rest in float32.
-  template <class... Optional>
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx,
-                            c10::intrusive_ptr<ChunksJob> job, const Optional&... given) {
-    const ChunksTensors x = ChunksTensors::from({given.value_or(at::Tensor())...});
-    const ChunksResult r = exec::forward(*job, x, true);
-    std::vector<at::Tensor> saved = x.list();
-    for (const at::Tensor& y : {r.o, r.u, r.W, r.shift, r.r, r.before.S, r.before.z,
-                                r.before.constant, r.before.segments})
-      saved.push_back(y);
-    ctx->save_for_backward(saved);
-    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
-    return r.o;
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
-                                          const std::vector<at::Tensor>& grads) {
-    check_first_order("chunked_cuda");
-    const auto s = ctx->get_saved_variables();
-    const c10::cuda::CUDAGuard guard(s[0].device());
-    const auto job =
-        c10::static_intrusive_pointer_cast<ChunksJob>(ctx->saved_data["job"].toCapsule());
-    const ChunksResult r{s[9], s[10], s[11], s[12], s[13], {s[14], s[15], s[16], s[17]}};
-    auto out = exec::backward(*job, ChunksTensors::from(s), r, grads[0]).list();
-    out.insert(out.begin(), at::Tensor());  // the job
-    return out;
-  }
-};
-
-static at::Tensor differentiable(const c10::intrusive_ptr<ChunksJob>& job, const ChunksTensors& x) {
-  bool gradients = false;
-  for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
-  if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
-  auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
-  return ChunksAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.decay),
-                             maybe(x.divisor), maybe(x.out_gate), maybe(x.post_gate),
-                             maybe(x.norm_weight), maybe(x.norm_bias));
-}
-
 static cuda::Quadratic quadratic(const Weight& w) {
   const Orders o = facts(w).orders.value();
   const auto c = [&](int n) { return o.first <= n && n <= o.last; };
@@ -211,7 +164,7 @@ static cuda::Quadratic quadratic(const Weight& w) {
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
-  if (in.q.scalar_type() == at::kHalf) {  // sums over tokens soon leave the range of float16
+  if (in.q.scalar_type() == at::kHalf) {  // sums over tokens exceed the range of float16
     Inputs wide = in;
     for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
     return run(spec, wide, nullptr).to(at::kHalf);
@@ -219,55 +172,54 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const c10::cuda::CUDAGuard guard(in.q.device());
   const auto dtype = in.q.scalar_type();
   const CountedKeys counted(spec.mask, in);
-  auto job = c10::make_intrusive<ChunksJob>();
-  job->w = quadratic(spec.weight);
-  job->channels = int(in.v.size(-1));
-  job->epilogue = cuda_epilogue(spec, in);
-  if (in.keep.defined()) job->keep = in.keep.contiguous();
+  ChunksJob job;
+  job.w = quadratic(spec.weight);
+  job.channels = int(in.v.size(-1));
+  job.epilogue = cuda_epilogue(spec, in);
+  if (in.keep.defined()) job.keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   const bool by_row = sharpness_from(spec.sharpness) == SharpnessFrom::count;
-  job->relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job->w.c[2] == 0;
-  job->scale = by_row ? 1 : float(scale_factor(spec, in));
+  job.relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job.w.c[2] == 0;
+  job.scale = by_row ? 1 : float(scale_factor(spec, in));
   at::Tensor of_row;
   if (by_row) of_row = scale_on_gpu(spec, in, counted);
-  const Features before = job->relu ? Features{Identity{}} : spec.features;
+  const Features before = job.relu ? Features{Identity{}} : spec.features;
   const at::Tensor q = mapped_on_gpu(before, in.q, in.query_projection, 1, of_row);
   const at::Tensor k = mapped_on_gpu(before, in.k, in.key_projection, repeats);
   const at::Tensor gate = spec.input_gate ? in.input_gate.unsqueeze(-1) : at::Tensor();
   const at::Tensor v = mapped_on_gpu(Identity{}, in.v, {}, 1, gate);
-  ChunksTensors x{laid_out(q), laid_out(k), laid_out(v)};
+  FusedTensors x{laid_out(q), laid_out(k), laid_out(v)};
   x.decay = decay_on_gpu(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
-  const at::Tensor o = differentiable(job, x);
+  const at::Tensor o = differentiable("chunked_cuda", job, x, forward, backward).o;
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
 }
 
 static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
   const int device = in.q.device().index();
-  if (cuda::compute_capability(device) < 80)
-    return "a GPU of compute capability 8.0 or above is wanted";
-  if (in.q.scalar_type() == at::kDouble) return "bfloat16, float16 and float32 only";
+  if (cuda::compute_capability(device) < 80) return "requires compute capability 8.0 or newer";
+  if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
-  if (facts(spec.weight).orders->last > 2) return "orders 1 and 2 only";
-  if (spec.centred) return "no centred scores";
-  if (in.cu_seqlens.defined()) return "no packed sequences";
-  if (in.q.size(2) != in.k.size(2)) return "as many queries as keys only";
+  if (facts(spec.weight).orders->last > 2) return "supports only orders 1 and 2";
+  if (spec.centred) return "does not support centred scores";
+  if (in.cu_seqlens.defined()) return "does not support packed sequences";
+  if (in.q.size(2) != in.k.size(2)) return "requires as many queries as keys";
   if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMostChunkedChannels)
-    return "head dimensions up to 64 only";
+    return "supports head dimensions up to 64";
   if (cuda::shared_memory(device) < cuda::chunk_shared_memory())
-    return "it wants " + std::to_string(cuda::chunk_shared_memory() / 1024) +
-           " KB of shared memory, this GPU has " +
-           std::to_string(cuda::shared_memory(device) / 1024);
+    return "requires " + std::to_string(cuda::chunk_shared_memory() / 1024) +
+           " KB of shared memory, but the GPU has " +
+           std::to_string(cuda::shared_memory(device) / 1024) + " KB";
   return "";
 }
 
-// As many multiplications as the kernels do: heads and values of 64 channels, whole tiles of
-// monomials; in the unit of the tiles' work, which count channels. Measured on an H200 (bfloat16, D
-// 16 to 64, 512 to 16,384 tokens), one takes 1.7 times as long as one of Hopper's tiles of scores,
-// in the kernels of order 1 half as long.
+// The kernels' multiplications: heads and values of 64 channels, whole tiles of monomials; in the
+// unit of work_in_tiles, which counts channels. Measured on an H200 (bfloat16, D 16 to 64, 512 to
+// 16,384 tokens), one takes 1.7 times as long as one of hopper_cuda's, and half as long in the
+// kernels of order 1.
 static double work(const Spec& spec, const Inputs& in) {
   Chunks p{};
   p.w = quadratic(spec.weight), p.f.D = int(mapped_channels(spec, in.q.size(-1)));
@@ -278,13 +230,6 @@ static double work(const Spec& spec, const Inputs& in) {
   return unit * double(in.q.size(0) * in.q.size(1)) * T * ((C + 128) / 2 * 128 + state);
 }
 
-const Execution chunked_cuda{
-    .name = "chunked_cuda",
-    .about = "chunks of tokens with a state between them, on an NVIDIA GPU: linear time",
-    .why_not = why_not,
-    .run = run,
-    .statistics = false,
-    .work = work,
-};
+const Execution chunked_cuda = complete(kChunkedCuda, why_not, run, work);
 
 }  // namespace horner::attn::exec

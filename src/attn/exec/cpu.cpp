@@ -61,7 +61,7 @@ at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
 }
 
 void check_first_order(std::string_view execution) {
-  check(!c10::GradMode::is_enabled(), "gradients of gradients: only 'reference' has them, not '",
+  check(!c10::GradMode::is_enabled(), "double backward is supported only by 'reference', not '",
         execution, "'");
 }
 

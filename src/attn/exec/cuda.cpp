@@ -26,17 +26,19 @@ struct CudaWeights {
   cuda::Weights operator()(SelfAdjusted) const {
     return cuda::Other{.kind = cuda::Other::self_adjusted};
   }
-  cuda::Weights operator()(OffGpu auto) const { fail("the CUDA kernels do not have this weight"); }
+  cuda::Weights operator()(OffGpu auto) const {
+    fail("the CUDA kernels do not support this weight");
+  }
 };
 cuda::Weights cuda_weights(const Weight& w) {
   return std::visit(CudaWeights{}, w);
 }
 
 std::string why_not_on_cuda(const Spec& spec) {
-  if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not have its weight";
+  if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not support its weight";
   const int ahead = reach(spec.mask).ahead;
   if (ahead != 0 && ahead != kAllKeys)
-    return "the CUDA kernels support masks that see no key ahead, or all of them";
+    return "the CUDA kernels support only masks that see no later key, or all of them";
   return "";
 }
 

@@ -1,4 +1,4 @@
-// Where the CUDA kernels are started. Only where torch has CUDA.
+// The stream on which CUDA kernels are launched. Only where torch has CUDA.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>

@@ -10,7 +10,7 @@ namespace horner::attn::exec {
 
 std::string why_not_on_gpu(const StateShape& s) {
   if (std::max(s.D, s.E) <= kernels::cuda::kMostDecodeChannels) return "";
-  return "head dimensions up to " + std::to_string(kernels::cuda::kMostDecodeChannels) + " only";
+  return "supports head dimensions up to " + std::to_string(kernels::cuda::kMostDecodeChannels);
 }
 
 void ask_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {

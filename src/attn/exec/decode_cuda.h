@@ -1,4 +1,4 @@
-// The kernels of decode_cuda.h on torch's stream; a stub where torch has no CUDA.
+// The decode kernels on torch's stream; cuda_stub.cpp stands in where torch has no CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,10 @@
 
 namespace horner::attn::exec {
 
-// "" when a stream of this shape is decoded by kernels on a GPU.
+// "" when the GPU kernels decode a stream of this shape.
 std::string why_not_on_gpu(const StateShape&);
 
-// `like` lies on the GPU.
+// `like` is a tensor on the GPU that runs them.
 void ask_on_gpu(const kernels::Decode<float>&, const at::Tensor& like);
 void fold_on_gpu(const kernels::Decode<float>&, const at::Tensor& like);
 

@@ -1,8 +1,8 @@
-// One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Features and the
-// centre are tensor code before it.
+// One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Tensor code before
+// the kernels computes the features and the centre.
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
+#include "attn/exec/autograd.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
@@ -14,8 +14,8 @@ namespace horner::attn::exec {
 
 using kernels::Fused;
 
-// What the kernel needs beside the tensors that have gradients.
-struct Job : torch::CustomClassHolder {
+// What the kernels need besides the differentiable tensors.
+struct Job {
   kernels::Pointwise weight;
   float clamp, scale;
   at::Tensor lo, hi, keep;
@@ -30,20 +30,6 @@ struct SetNorm {
   void operator()(L2 n) const { p.norm = kernels::Epilogue::l2, p.times_dim = n.times_dim; }
   void operator()(Rms n) const { p.norm = kernels::Epilogue::rms, p.eps = n.eps; }
   void operator()(Layer n) const { p.norm = kernels::Epilogue::layer, p.eps = n.eps; }
-};
-
-// The tensors with gradients, in the order of FusedAttend's arguments; those behind q, k and v may
-// be undefined.
-struct Tensors {
-  at::Tensor q, k, v, in_gate, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias;
-  static constexpr size_t kCount = 11;
-
-  static Tensors from(const std::vector<at::Tensor>& x) {
-    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10]};
-  }
-  std::vector<at::Tensor> list() const {
-    return {q, k, v, in_gate, centre, decay, divisor, out_gate, post_gate, norm_weight, norm_bias};
-  }
 };
 
 static uint32_t* words(const at::Tensor& x) {  // its memory as 32-bit words
@@ -80,7 +66,9 @@ static at::Tensor column_pairs(const at::Tensor& x) {
   return pairs;
 }
 
-static Fused problem(const Job& job, const Tensors& x) {
+// q, k, v in float32 or all in bfloat16, decay in double, the rest in float32; contiguous, channels
+// padded.
+static Fused problem(const Job& job, const FusedTensors& x) {
   Fused f{};
   f.B = x.q.size(0), f.H = x.q.size(1), f.G = x.k.size(1);
   f.T = x.q.size(2), f.S = x.k.size(2), f.D = x.q.size(3), f.E = x.v.size(3);
@@ -90,7 +78,7 @@ static Fused problem(const Job& job, const Tensors& x) {
     f.pairs.q = words(x.q), f.pairs.k = words(x.k), f.pairs.v = words(x.v);
   else
     f.q = pointer<float>(x.q), f.k = pointer<float>(x.k), f.v = pointer<float>(x.v);
-  f.in_gate = pointer<float>(x.in_gate), f.centre = pointer<float>(x.centre),
+  f.in_gate = pointer<float>(x.gate), f.centre = pointer<float>(x.centre),
   f.decay = pointer<double>(x.decay);
   f.lo = pointer<int32_t>(job.lo), f.hi = pointer<int32_t>(job.hi);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
@@ -104,14 +92,17 @@ static Fused problem(const Job& job, const Tensors& x) {
 }
 
 struct Result {
-  at::Tensor o, N, W, shift;  // N, W, shift where they are kept for backward
+  at::Tensor o, N, W, shift;
+
+  static auto outputs(auto& r) { return std::array{&r.o}; }
+  static auto saved(auto& r) { return std::array{&r.N, &r.W, &r.shift}; }
 };
 
-static const kernels::FusedKernels& kernels_for(const Tensors& x) {
+static const kernels::FusedKernels& kernels_for(const FusedTensors& x) {
   return is_paired(x.q) ? *isa().fused_bf16 : *isa().fused;
 }
 
-static Result forward(const Job& job, const Tensors& x, bool keep_sums) {
+static Result forward(const Job& job, const FusedTensors& x, bool for_backward) {
   Fused f = problem(job, x);
   f.statistics = pointer<float>(job.statistics);
   Result r;
@@ -122,7 +113,7 @@ static Result forward(const Job& job, const Tensors& x, bool keep_sums) {
     v_columns = column_pairs(x.v);
     f.pairs.k_tiles = words(k_tiles), f.pairs.v_columns = words(v_columns);
   }
-  if (keep_sums) {
+  if (for_backward) {
     r.N = at::empty_like(r.o);
     r.W = at::empty({f.B, f.H, f.T}, at::kFloat), r.shift = at::empty_like(r.W);
   }
@@ -133,17 +124,18 @@ static Result forward(const Job& job, const Tensors& x, bool keep_sums) {
   return r;
 }
 
-static Tensors backward(const Job& job, const Tensors& x, const Result& r, const at::Tensor& grad) {
+static FusedTensors backward(const Job& job, const FusedTensors& x, const Result& r,
+                             const Result& grads) {
   Fused f = problem(job, x);
   const auto zeros_like = [](const at::Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
   const int64_t tasks = f.B * f.H * kernels::blocks(f.T);
-  // By the shape alone, so that the same bits come out whatever the number of threads.
+  // From the shape alone: the number of threads does not change the bits of the result.
   f.parts = std::min(16 / std::max<int64_t>(1, f.B * f.G), kernels::blocks(f.S));
   f.parts = std::max<int64_t>(f.parts, 1);
-  const at::Tensor d_o = grad.to(at::kFloat).contiguous(), dW = at::empty_like(r.W);
-  Tensors d{at::empty_like(x.q, at::kFloat), at::empty_like(x.k, at::kFloat),
-            at::empty_like(x.v, at::kFloat), zeros_like(x.in_gate), zeros_like(x.centre)};
-  d.divisor = zeros_like(x.divisor);
+  const at::Tensor d_o = grads.o.to(at::kFloat).contiguous(), dW = at::empty_like(r.W);
+  FusedTensors d{at::empty_like(x.q, at::kFloat), at::empty_like(x.k, at::kFloat),
+                 at::empty_like(x.v, at::kFloat), zeros_like(x.centre)};
+  d.gate = zeros_like(x.gate), d.divisor = zeros_like(x.divisor);
   d.out_gate = zeros_like(x.out_gate), d.post_gate = zeros_like(x.post_gate);
   if (x.norm_weight.defined()) d.norm_weight = at::zeros({tasks, f.E}, at::kFloat);
   if (x.norm_bias.defined()) d.norm_bias = at::zeros({tasks, f.E}, at::kFloat);
@@ -165,7 +157,7 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
   f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
   f.d_o = pointer<float>(d_o), f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
   f.dq = pointer<float>(d.q), f.dk = pointer<float>(d.k), f.dv = pointer<float>(d.v);
-  f.d_in_gate = pointer<float>(d.in_gate), f.d_centre = pointer<float>(d.centre);
+  f.d_in_gate = pointer<float>(d.gate), f.d_centre = pointer<float>(d.centre);
   f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d.decay);
   kernels::Epilogue& p = f.epilogue;
   p.d_divisor = pointer<float>(d.divisor);
@@ -184,43 +176,6 @@ static Tensors backward(const Job& job, const Tensors& x, const Result& r, const
     d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
   }
   return d;
-}
-
-struct FusedAttend : torch::autograd::Function<FusedAttend> {
-  // q, k, v in float32 or all in bfloat16, decay in double, the rest in float32; contiguous,
-  // channels padded.
-  template <class... Optional>
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<Job> job,
-                            const Optional&... given) {
-    const Tensors x = Tensors::from({given.value_or(at::Tensor())...});
-    const Result r = exec::forward(*job, x, true);
-    std::vector<at::Tensor> saved = x.list();
-    for (const at::Tensor& y : {r.N, r.W, r.shift}) saved.push_back(y);
-    ctx->save_for_backward(saved);
-    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
-    return r.o;
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
-                                          const std::vector<at::Tensor>& grads) {
-    check_first_order("fused_cpu");
-    const auto saved = ctx->get_saved_variables();
-    const auto job = c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule());
-    const at::Tensor* sums = &saved[Tensors::kCount];
-    const Result r{{}, sums[0], sums[1], sums[2]};
-    std::vector<at::Tensor> out = exec::backward(*job, Tensors::from(saved), r, grads[0]).list();
-    out.insert(out.begin(), at::Tensor());  // the job
-    return out;
-  }
-};
-
-static at::Tensor differentiable(const c10::intrusive_ptr<Job>& job, const Tensors& x) {
-  bool gradients = false;
-  for (const at::Tensor& y : x.list()) gradients |= y.defined() && y.requires_grad();
-  if (!gradients || !at::GradMode::is_enabled()) return forward(*job, x, false).o;
-  auto maybe = [](const at::Tensor& y) { return y.defined() ? std::optional(y) : std::nullopt; };
-  return FusedAttend::apply(job, maybe(x.q), maybe(x.k), maybe(x.v), maybe(x.in_gate),
-                            maybe(x.centre), maybe(x.decay), maybe(x.divisor), maybe(x.out_gate),
-                            maybe(x.post_gate), maybe(x.norm_weight), maybe(x.norm_bias));
 }
 
 static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
@@ -255,14 +210,14 @@ struct Divisor {
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
   if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
   const Prepared p(spec, in);
-  auto job = c10::make_intrusive<Job>();
-  job->weight = one_score<float>(spec.weight);
-  job->clamp = spec.clamp;
-  job->scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
-  job->lo = p.seen.lo, job->hi = p.seen.hi;
-  if (in.keep.defined()) job->keep = in.keep.contiguous();
-  job->statistics = statistics_memory(in, statistics);
-  kernels::Epilogue& epilogue = job->epilogue;
+  Job job;
+  job.weight = one_score<float>(spec.weight);
+  job.clamp = spec.clamp;
+  job.scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
+  job.lo = p.seen.lo, job.hi = p.seen.hi;
+  if (in.keep.defined()) job.keep = in.keep.contiguous();
+  job.statistics = statistics_memory(in, statistics);
+  kernels::Epilogue& epilogue = job.epilogue;
   epilogue.channels = in.v.size(-1);
   const at::Tensor divisor = std::visit(Divisor{in, p, epilogue}, spec.denominator);
   std::visit(SetNorm{epilogue}, spec.norm);
@@ -270,23 +225,23 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   const at::Tensor q = p.factor.dim() == 0 ? p.q : p.q * p.factor;
   const bool paired = isa().fused_bf16 && is_paired(in.q);
   const auto dtype = paired ? at::kBFloat16 : at::kFloat;
-  Tensors x{padded(q, dtype), padded(p.k, dtype), padded(in.v, dtype)};
+  FusedTensors x{padded(q, dtype), padded(p.k, dtype), padded(in.v, dtype)};
   if (spec.centred) {  // the query times the mean key
     const at::Tensor mean = p.seen.sums(p.k * p.ones) / p.count.clamp_min(1);
     const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(p.repeats, 1);
-    x.centre = plain((q * per_head).sum(-1) * job->scale);
+    x.centre = plain((q * per_head).sum(-1) * job.scale);
   }
-  if (spec.input_gate) x.in_gate = plain(in.input_gate);
+  if (spec.input_gate) x.gate = plain(in.input_gate);
   x.decay = p.decay;
   x.divisor = divisor;
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
-  at::Tensor o = differentiable(job, x);
+  at::Tensor o = differentiable("fused_cpu", job, x, forward, backward).o;
   if (o.size(-1) > in.v.size(-1)) o = o.narrow(-1, 0, in.v.size(-1));
   return o.to(in.q.scalar_type());
 }
 
-// In bfloat16 two products take the time of one.
+// bfloat16 takes half the time of float32.
 static double work(const Spec& spec, const Inputs& in) {
   const double each = work_in_tiles(spec, in.q.size(2), in.k.size(2), in.q.size(-1), in.v.size(-1));
   const bool paired = isa().fused_bf16 && is_paired(in.q);
@@ -296,10 +251,10 @@ static double work(const Spec& spec, const Inputs& in) {
 static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
-  if (dtype != at::kFloat && dtype != at::kBFloat16) return "float32 and bfloat16 only";
+  if (dtype != at::kFloat && dtype != at::kBFloat16) return "supports only float32 and bfloat16";
   const int64_t widest = std::max(in.q.size(-1), in.v.size(-1));
   if (widest > kernels::kMostChannels && !needs_the_row(spec))
-    return "head dimensions up to 256 only";
+    return "supports head dimensions up to 256";
   return "";
 }
 

@@ -1,8 +1,8 @@
-// One token after the other through a State, as a decoder goes. Its gradients are those of the same
-// sums, in chunks.
+// One token after another through a State, as a decoder runs. Its gradients are those of `chunked`,
+// which computes the same sums.
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
+#include "attn/exec/autograd.h"
 #include "attn/exec/chunked.h"
 #include "attn/exec/exec.h"
 #include "attn/inputs.h"
@@ -12,7 +12,7 @@ namespace horner::attn::exec {
 
 static at::Tensor one_by_one(const Spec& spec, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2), B = in.q.size(0), G = in.k.size(1);
-  Inputs whole = in;  // with queries for the first keys, which nobody asks
+  Inputs whole = in;  // with unused queries for the first keys
   for (const Input& i : input_table()) {
     at::Tensor& x = whole.*i.at;
     const size_t axis = std::string_view(i.shape).find('T');
@@ -36,28 +36,18 @@ static at::Tensor one_by_one(const Spec& spec, const Inputs& in) {
   return at::cat(results, 2).narrow(2, S - T, T);
 }
 
-// A value, with the gradients of another way to compute it.
-struct WithGradients : torch::autograd::Function<WithGradients> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& value,
-                            const at::Tensor&) {
-    return value.clone();
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
-                                          const std::vector<at::Tensor>& grads) {
-    return {at::Tensor(), grads[0]};
-  }
-};
-
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const at::Tensor o = one_by_one(spec, in);
-  bool gradients = false;
-  for (const Input& i : input_table())
-    gradients |= (in.*i.at).defined() && (in.*i.at).requires_grad();
-  if (!gradients || !at::GradMode::is_enabled()) return o;
-  return WithGradients::apply(o, attend_in_chunks(spec, in, cut(spec, in)));
+  TensorVector all;
+  for (const Input& i : input_table()) all.push_back(in.*i.at);
+  if (!needs_gradients(all)) return o;
+  const TensorVector chunks{attend_in_chunks(spec, in, cut(spec, in))};
+  return record({"recurrent", chunks,
+                 [&] { return std::pair(TensorVector{o.clone()}, TensorVector{}); },
+                 [](auto, auto, at::TensorList grads) { return grads.vec(); }})[0];
 }
 
-// Each token reads and writes the whole state, at some tenth of the speed of products of matrices,
+// Each token reads and writes the whole state, at about a tenth of the speed of matrix products,
 // and takes a few dozen tensor operations.
 static double work(const Spec& spec, const Inputs& in) {
   constexpr double kSlower = 10, kOverhead = 1e6;
@@ -73,7 +63,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
 
 const Execution recurrent{
     .name = "recurrent",
-    .about = "one token after the other, through a state",
+    .about = "one token after another, through a state",
     .why_not = why_not,
     .run = run,
     .statistics = false,

@@ -1,0 +1,84 @@
+// The one adapter between an execution and torch's autograd. An execution gives it
+//   Tensors, whose fields(x) points to each differentiable input,
+//   Result, whose outputs(r) points to what the caller uses and saved(r) to what backward needs,
+//   Result forward(const Job&, const Tensors&, bool for_backward),
+//   Tensors backward(const Job&, const Tensors&, const Result& saved, const Result& grads),
+// where `grads` has the gradients of the outputs, all defined. Other tensors may be undefined.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace horner::attn::exec {
+
+using TensorVector = std::vector<at::Tensor>;
+
+// Whether gradients are enabled and one of the tensors, of which some may be undefined, needs them.
+bool needs_gradients(at::TensorList);
+
+// Whether the current backward pass keeps its graph. Otherwise it may overwrite saved tensors.
+bool keeps_graph();
+
+// An execution without its types: tensors in the order of its fields.
+struct Recorded {
+  std::string_view execution;
+  const TensorVector& inputs;
+  std::function<std::pair<TensorVector, TensorVector>()> forward;  // outputs, saved
+  std::function<TensorVector(at::TensorList inputs, at::TensorList saved, at::TensorList grads)>
+      backward;
+};
+TensorVector record(const Recorded&);  // the outputs, as a node of the graph
+
+// What the kernels with an epilogue take. All but q, k and v may be undefined.
+struct FusedTensors {
+  at::Tensor q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias;
+
+  static auto fields(auto& x) {
+    return std::array{&x.q,       &x.k,        &x.v,         &x.centre,      &x.decay,    &x.gate,
+                      &x.divisor, &x.out_gate, &x.post_gate, &x.norm_weight, &x.norm_bias};
+  }
+};
+
+template <class Fields>
+TensorVector pack(const Fields& fields) {
+  TensorVector out;
+  for (const at::Tensor* x : fields) out.push_back(*x);
+  return out;
+}
+template <class Fields>
+void unpack(at::TensorList from, const Fields& fields) {
+  for (size_t i = 0; i < fields.size(); ++i) *fields[i] = from[i];
+}
+
+// forward(job, x), of which only the outputs are defined where gradients are needed.
+template <class Job, class Tensors, class Result>
+Result differentiable(std::string_view execution, const Job& job, const Tensors& x,
+                      Result (*forward)(const Job&, const Tensors&, bool),
+                      Tensors (*backward)(const Job&, const Tensors&, const Result&,
+                                          const Result&)) {
+  const TensorVector inputs = pack(Tensors::fields(x));
+  if (!needs_gradients(inputs)) return forward(job, x, false);
+  const auto run_forward = [&] {
+    const Result r = forward(job, x, true);
+    return std::pair(pack(Result::outputs(r)), pack(Result::saved(r)));
+  };
+  const auto run_backward = [job, backward](at::TensorList inputs, at::TensorList saved,
+                                            at::TensorList grads) {
+    Tensors x;
+    Result r, d;
+    unpack(inputs, Tensors::fields(x));
+    unpack(saved, Result::saved(r)), unpack(grads, Result::outputs(d));
+    const Tensors dx = backward(job, x, r, d);
+    return pack(Tensors::fields(dx));
+  };
+  Result r;
+  unpack(record({execution, inputs, run_forward, run_backward}), Result::outputs(r));
+  return r;
+}
+
+}  // namespace horner::attn::exec

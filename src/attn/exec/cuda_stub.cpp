@@ -1,0 +1,30 @@
+// In place of the *_cuda.cpp sources where torch is built without CUDA.
+#include "attn/exec/decode_cuda.h"
+#include "attn/exec/exec.h"
+#include "core/check.h"
+
+namespace horner::attn::exec {
+
+static constexpr const char* kReason = "torch was built without CUDA";
+
+static std::string why_not(const Spec&, const Inputs&) {
+  return kReason;
+}
+static at::Tensor run(const Spec&, const Inputs&, Statistics*) {
+  fail(kReason);
+}
+const Execution hopper_cuda = complete(kHopperCuda, why_not, run);
+const Execution fused_cuda = complete(kFusedCuda, why_not, run);
+const Execution chunked_cuda = complete(kChunkedCuda, why_not, run);
+
+std::string why_not_on_gpu(const StateShape&) {
+  return kReason;
+}
+void ask_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {
+  fail(kReason);
+}
+void fold_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {
+  fail(kReason);
+}
+
+}  // namespace horner::attn::exec
