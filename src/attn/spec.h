@@ -68,9 +68,14 @@ using Weight = std::variant<Exp, Taylor, Power, Sigmoid, Entmax, TopK, SelfAdjus
 struct Orders {
   int first, last;
 };
+struct Fact {  // without a default: every weight has to decide
+  bool value;
+  constexpr Fact(bool v) : value(v) {}
+  constexpr operator bool() const { return value; }
+};
 struct WeightFacts {
-  bool of_one_score;                  // false: of the whole row
-  bool on_gpu;                        // exec/cuda.cpp maps it to a kernel's weight
+  Fact of_one_score;                  // false: of the whole row
+  Fact on_gpu;                        // exec/cuda.cpp maps it to a weight of the CUDA kernels
   bool negative = false;              // for some scores
   std::optional<Orders> orders = {};  // of a polynomial: it has a finite state
 };

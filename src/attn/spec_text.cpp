@@ -148,7 +148,7 @@ static void parse(const char* stage_name, std::string_view value, std::variant<T
   const std::string_view name = value.substr(0, open);
   std::string_view arguments;
   if (open != std::string_view::npos) {
-    check(value.ends_with(')'), stage_name, ": '", value, "' wants a closing parenthesis");
+    check(value.ends_with(')'), stage_name, ": '", value, "' lacks a closing parenthesis");
     arguments = value.substr(open + 1, value.size() - open - 2);
   }
   std::vector<std::string> names;

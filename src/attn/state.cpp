@@ -48,8 +48,7 @@ at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, 
 
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {
-  check(!sees_future(spec.mask),
-        "a stream requires a mask that sees no later tokens, such as causal or window");
+  check(!sees_future(spec.mask), "a stream requires a mask that sees no later tokens");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
                                               exec::why_not_on_gpu(shape).empty());
@@ -124,8 +123,7 @@ static Decode<R> problem(const State& s) {
   Decode<R> c{};
   c.B = s.shape.B, c.G = s.shape.G, c.D = key_channels(s);
   c.width = s.recent.k.size(3), c.E = s.recent.v.size(3);
-  c.weight = one_score<R>(s.spec.weight);
-  c.clamp = R(s.spec.clamp);
+  c.weight = one_score<R>(s.spec.weight), c.clamp = R(s.spec.clamp);
   c.k = pointer<R>(s.recent.k), c.v = pointer<R>(s.recent.v);
   c.decay = pointer<double>(s.decay_sums);
   c.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(s.recent.keep));
