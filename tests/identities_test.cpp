@@ -8,6 +8,7 @@
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
+#include "attn/plan.h"
 #include "attn/spec_text.h"
 #include "instruments/verify.h"
 
@@ -231,8 +232,27 @@ TEST(Masks, ShowWhatTheyShould) {
   }
 }
 
-TEST(EveryVariant, DoesNotSeeTheFuture) {
+// What the interpreters read from a mask is what the reference shows.
+TEST(Masks, HaveIntervalsThatTheReferenceShows) {
+  for (const char* mask : {"full", "causal", "window(1)", "window(3)", "window(99)"})
+    for (const auto& [T, S] : {std::pair{8, 8}, {3, 8}, {1, 5}, {6, 4}}) {
+      const Spec spec = find(std::string("softmax:mask=") + mask).spec;
+      const at::Tensor seen = weights(("softmax:mask=" + std::string(mask)).c_str(), T, S) > 0;
+      int64_t pairs = 0;
+      for (int64_t t = 0; t < T; ++t) {
+        const auto [lo, hi] = interval(spec.mask, t, S, T);
+        const at::Tensor s = at::arange(S);
+        EXPECT_TRUE(at::equal(seen[t], (s >= lo) & (s < hi))) << mask << " " << t;
+        pairs += std::max<int64_t>(0, hi - lo);
+      }
+      // seen_pairs counts the ends of intervals half, and rows before the first key are its limit.
+      if (T <= S) EXPECT_NEAR(seen_pairs(spec.mask, T, S), double(pairs), T / 2.0) << mask;
+    }
+}
+
+TEST(EveryVariant, SeesTheFutureOnlyIfItsMaskDoes) {
   for_every_variant([](const Spec& spec) {
+    if (sees_future(spec.mask)) return;
     const Inputs in = random_inputs(spec, small(10)), other = random_inputs(spec, small(11));
     for (const int64_t t : {0, 3, 7}) {
       Inputs changed = in;
@@ -272,7 +292,7 @@ TEST(EveryVariant, GivesZeroAndNoGradientsWhereNoKeyIsSeen) {
       o.backward(at::randn_like(o));
       EXPECT_TRUE(finite(o));
       EXPECT_EQ(o[0].abs().max().item<double>(), 0);
-      EXPECT_EQ(o[1].narrow(1, 0, 2).abs().max().item<double>(), 0);
+      if (!sees_future(spec.mask)) EXPECT_EQ(o[1].narrow(1, 0, 2).abs().max().item<double>(), 0);
       for (const Input& i : input_table()) {
         if (i.role == Role::mask || !(in.*i.at).defined()) continue;
         const at::Tensor gradient = (in.*i.at).grad();
@@ -315,7 +335,7 @@ TEST(EveryVariant, GivesForGroupedHeadsWhatRepeatedOnesGive) {
 
 TEST(EveryVariant, DoesWithoutHiddenKeysAsIfTheyWereNotThere) {
   for_every_variant([](Spec spec) {
-    if (is<TokenGate>(spec.decay)) return;  // a hidden token's gate still fades what came before
+    if (!is<NoDecay>(spec.decay)) return;  // a hidden token's gate still scales what came before
     spec.mask = Full{};
     Inputs in = random_inputs(spec, small(16));
     const at::Tensor kept = at::tensor({1, 2, 5, 7}, at::kLong);
@@ -328,6 +348,7 @@ TEST(EveryVariant, DoesWithoutHiddenKeysAsIfTheyWereNotThere) {
 
 TEST(EveryVariant, SeesNothingInRowsThatStandBeforeTheFirstKey) {
   for_every_variant([](const Spec& spec) {
+    if (sees_future(spec.mask)) return;
     Inputs in = random_inputs(spec, small(20));
     const at::Tensor o = run(spec, cut(in, 'S', 3, 6));  // 9 queries, the last 6 keys
     in.keep = at::ones({2, 9}, at::kBool);
@@ -359,15 +380,16 @@ TEST(EveryVariant, DividesItsScoresByTheTemperature) {
   });
 }
 
-TEST(EveryVariant, WithGatesThatAreOpenDoesNotFade) {
+TEST(EveryVariant, WithOpenGatesDoesNotDecay) {
   for_every_variant([](Spec spec) {
+    if (sees_future(spec.mask)) return;
     spec.decay = TokenGate{};
     Inputs in = random_inputs(spec, small(19));
     in.decay.zero_();
-    const at::Tensor faded = run(spec, in);
+    const at::Tensor with_gates = run(spec, in);
     spec.decay = NoDecay{};
     in.decay = at::Tensor();
-    EXPECT_LT(distance(faded, run(spec, in)), kExact);
+    EXPECT_LT(distance(with_gates, run(spec, in)), kExact);
   });
 }
 

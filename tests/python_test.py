@@ -201,9 +201,9 @@ def test_state(variant, mask, device):
 
 def test_errors_of_a_state():
     q, k, v, _ = inputs("softmax", torch.float)
-    with pytest.raises(RuntimeError, match="this state is of B = 2, G = 2, D = 4"):
+    with pytest.raises(RuntimeError, match="this state was made for B = 2, G = 2, D = 4"):
         horner.State("taylor2", batch=2, heads=2, dim=4).step(q, k, v)
-    with pytest.raises(RuntimeError, match="a full mask sees the tokens to come"):
+    with pytest.raises(RuntimeError, match="a stream requires a mask that sees no later tokens"):
         horner.State("taylor2", batch=2, heads=2, dim=4, mask="full")
     assert horner.describe("softmax")["no_state"] and not horner.describe("taylor2")["no_state"]
 

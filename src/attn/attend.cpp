@@ -49,7 +49,7 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
   for (const Execution* e : kExecutions) {
     if (wanted != "auto" && wanted != e->name) continue;
     const std::string reason =
-        statistics && !e->statistics ? "it keeps no statistics of rows" : e->why_not(spec, in);
+        statistics && !e->statistics ? "does not compute row statistics" : e->why_not(spec, in);
     if (!reason.empty())
       reasons += "\n  " + std::string(e->name) + ": " + reason;
     else if (!best || (best->work && e->work && e->work(spec, in) < best->work(spec, in)))

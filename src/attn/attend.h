@@ -11,9 +11,8 @@
 
 namespace horner::attn {
 
-// B batch, H heads, G key/value heads (H is a multiple), T queries, S keys, D head dimension,
-// E value dimension. A stage that needs an input says so (inputs.cpp); the others leave it
-// undefined.
+// B batch, H heads, G key/value heads (H is a multiple of G), T queries, S keys, D head dimension,
+// E value dimension. inputs.cpp lists the stages that need an input; otherwise it is undefined.
 struct Inputs {
   at::Tensor q;                 // [B, H, T, D]
   at::Tensor k;                 // [B, G, S, D]
@@ -31,14 +30,14 @@ struct Inputs {
   at::Tensor query_projection;  // [H, D, F], of Project
   at::Tensor key_projection;    // [G, D, F]
   at::Tensor keep;              // [B, S], bool: false hides a key (padding)
-  at::Tensor cu_seqlens;        // [n + 1], int: where packed sequences begin, and T at the end
+  at::Tensor cu_seqlens;        // [n + 1], int: the first token of each packed sequence, then T
 };
 
-// What each row says of its weights, from a = |w decay| over the keys that it sees, A = sum a.
+// Statistics of the weights of each row, from a = |w decay| over the keys that it sees, A = sum a.
 struct Statistics {
   at::Tensor entropy;   // -sum a/A log(a/A)
   at::Tensor largest;   // the largest a/A
-  at::Tensor first;     // a/A of the first key of its interval: the mass of an attention sink
+  at::Tensor first;     // a/A of the row's first key: the mass of an attention sink
   at::Tensor negative;  // the sum of a/A over negative weights
 };  // [B, H, T] each, float32 or wider, without gradients; 0 for a row without weights
 
@@ -46,18 +45,18 @@ struct Statistics {
 struct Execution {
   std::string_view name, about;
   std::string (*why_not)(const Spec&, const Inputs&);  // "" when it can run
-  // [B, H, T, E], differentiable; the statistics of the same pass, unless that is null.
+  // [B, H, T, E], differentiable; writes the statistics of the same pass unless null.
   at::Tensor (*run)(const Spec&, const Inputs&, Statistics*);
-  bool statistics = true;  // whether it gives them
-  // About how many multiplications a forward pass takes, or null.
+  bool statistics = true;  // whether it supports them
+  // The approximate number of multiplications of a forward pass, or null.
   double (*work)(const Spec&, const Inputs&) = nullptr;
 };
 
 std::span<const Execution* const> executions();     // best first
 const Execution& execution(std::string_view name);  // throws with the possible names
 
-// The execution to take, with statistics if they are wanted: the first that can run, or one behind
-// it that takes less work. Throws with every reason when there is none.
+// The execution for these inputs, with statistics if required: the first that can run, or a later
+// one that takes less work. Throws with every reason if none can run.
 const Execution& choose(const Spec&, const Inputs&, std::string_view execution = "auto",
                         bool statistics = false);
 

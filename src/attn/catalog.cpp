@@ -3,6 +3,7 @@
 #include <charconv>
 #include <sstream>
 
+#include "attn/plan.h"
 #include "attn/spec_text.h"
 #include "core/check.h"
 #include "core/names.h"
@@ -11,12 +12,12 @@ namespace horner::attn {
 
 static constexpr const char* kPaper1 = "arXiv 2507.23632";
 
-// To add a variant, add a row. The command line, Python, the tests, the benchmarks and the
-// reports all read these tables. A row "<name>@code" is what the authors' code does where it
-// differs from their equation.
+// To add a variant, add a row. The command line, Python, the tests, the benchmarks and the reports
+// all read these tables. A row "<name>@code" follows the authors' code where that differs from
+// their equation.
 // clang-format off
 static const Variant kCatalog[] = {
-    // Softmax, and what stands in for its denominator.
+    // Softmax, and substitutes for its denominator.
     {"softmax",             {},                                                                                        "exp, divided by its sum",                                        "Vaswani et al. 2017"},
     {"softmax_window",      {.mask = Window{128}},                                                                     "softmax of the last 128 keys",                                   "Beltagy et al. 2020"},
     {"cosine_softmax",      {.features = Cosine{}, .scale = Fixed{10}},                                                "softmax of cosine similarities, times 10",                       "arXiv 1702.05870"},
@@ -42,14 +43,14 @@ static const Variant kCatalog[] = {
     {"gated_no_in",         {.clamp = 5, .denominator = Count{}, .output_gate = true, .norm = Layer{}},                "gated, without the input gate",                                  kPaper1, "gated_softmax_no_in_gate"},
     {"gated_no_out",        {.clamp = 5, .input_gate = true, .denominator = Count{}, .norm = Layer{}},                 "gated, without the output gate",                                 kPaper1, "gated_softmax_no_out_gate"},
     {"gated_in_only",       {.clamp = 5, .input_gate = true, .denominator = Count{}},                                  "gated, with only the input gate",                                kPaper1, "gated_softmax_no_out_gate_no_norm"},
-    {"gated_decay",         {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}}, "gated, and weights that fade",        kPaper1, "gated_softmax_decay"},
+    {"gated_decay",         {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}}, "gated, with decay",        kPaper1, "gated_softmax_decay"},
     {"gated_conv",          {.clamp = 5, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}},  "gated, on q, k, v that the model convolves over 4 tokens", kPaper1, "gated_softmax_plusplus gated_softmax_plusplus_extratoks"},
     {"cumulative_gate",     {.clamp = 5, .denominator = CumulativeGate{.least = 1}},                                   "a running sum of exp gates for the denominator",                 kPaper1, "gated_softmax_cumgate"},
     {"cumulative_gate_count",      {.clamp = 5, .denominator = CumulativeGate{.times_count = true}},                   "the same, times the count",                                      kPaper1, "cumulative_gated_softmax"},
     {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "the running sum taken over an axis of length 1: a plain gate",   kPaper1},
     {"mamba_exp",           {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}, .norm = Rms{}},  "the core of a Mamba-2 block, with exp",                   kPaper1, "gated_softmax_plusplus_mamba gated_softmax_plusplus_mamba2"},
 
-    // Other weights than exp.
+    // Weights other than exp.
     {"relu_l2",             {.features = Relu{}, .weight = Power{1}, .denominator = Nothing{}, .norm = L2{}},          "relu for exp, and a norm",                                       kPaper1, "gated_ReLU_no_gate_L2norm_nodivS_noclamp"},
     {"relu_gate",           {.features = Relu{}, .clamp = 5, .weight = Power{1}, .denominator = Count{}, .output_gate = true}, "relu for exp, the count and a gate",                     kPaper1, "gated_relu_no_in_gate_no_norm"},
     {"linear",              {.weight = Power{1}, .denominator = Count{}},                                              "order 1 alone: q.k, divided by the count",                       kPaper1},
@@ -58,7 +59,7 @@ static const Variant kCatalog[] = {
     {"linear_cosine",       {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .denominator = CountPower{}},     "linear attention, cosine similarity (Cottention)",          "arXiv 2409.18747"},
     {"linear_cosine@code",  {.features = Cosine{.over_heads = true}, .scale = Fixed{1}, .weight = Power{1}, .denominator = CountPower{}}, "lengths taken over the heads of a token",     kPaper1},
     {"linear_mamba",        {.scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}, .norm = Rms{}}, "the core of a Mamba-2 block",  "arXiv 2405.21060", "linear_mamba"},
-    {"retention",           {.weight = Power{1}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention that fades",                                    "arXiv 2307.08621"},
+    {"retention",           {.weight = Power{1}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention with decay",                                    "arXiv 2307.08621"},
     {"based",               {.features = Project{16}, .weight = Taylor{2}, .denominator = Sum{.plus = 1e-12f}},        "order 2 on a 16-dimensional projection",                         "arXiv 2402.18668"},
     {"taylor79",            {.weight = Taylor{79}},                                                                    "80 terms of the series",                                         kPaper1, "softmax_taylor_80terms"},
     {"taylor79@code",       {.weight = Taylor{79}, .denominator = Nothing{}},                                          "80 terms of the series, the denominator dropped",                kPaper1},
@@ -94,7 +95,7 @@ std::span<const Family> families() {
   return kFamilies;
 }
 
-// The member of order n; the " n" of the family's line becomes the number.
+// The member for n; " n " in the family's sentence becomes the number.
 static Variant member(const Family& f, int n) {
   std::string about(f.about);
   const std::string number = std::to_string(n);
@@ -116,7 +117,7 @@ static bool has_alias(const Variant& v, std::string_view name) {
   return false;
 }
 
-// A row, an alias or a member of a family; an empty name when there is none.
+// A row, an alias or a member of a family; with an empty name if there is none.
 static Variant look_up(std::string_view name) {
   for (const Variant& v : kCatalog)
     if (name == v.name || has_alias(v, name)) return v;
@@ -158,21 +159,6 @@ Variant find(std::string_view wanted) {
   return found;
 }
 
-struct IsOdd {
-  bool operator()(Taylor w) const { return w.order % 2 == 1; }
-  bool operator()(Power w) const { return w.degree % 2 == 1; }
-  template <class W>
-  bool operator()(W) const {
-    return false;
-  }
-};
-
-bool may_be_negative(const Spec& spec) {
-  const bool positive_scores =
-      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred;
-  return std::visit(IsOdd{}, spec.weight) && !positive_scores;
-}
-
 std::vector<std::string> notes(const Spec& spec) {
   std::vector<std::string> out;
   // The centred weights of order 1 sum to the count of keys exactly.
@@ -188,7 +174,7 @@ std::vector<std::string> notes(const Spec& spec) {
   if (is<Count>(spec.denominator) && scale_free)
     out.push_back("its denominator has no effect: the norm after it does not see a row's scale");
   if (is<Exp>(spec.weight) && spec.clamp == kNoClamp && !is<Sum>(spec.denominator) && !scale_free)
-    out.push_back("may overflow: nothing bounds its weights");
+    out.push_back("may overflow: its weights have no bound");
   if (is<Adaptive>(spec.sharpness)) out.push_back("no gradient flows through the temperature");
   return out;
 }

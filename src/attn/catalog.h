@@ -1,4 +1,4 @@
-// Every attention variant with a name.
+// Every named attention variant.
 #pragma once
 
 #include <span>
@@ -15,7 +15,7 @@ struct Variant {
   Spec spec;
   std::string about;
   std::string source;
-  std::string aliases = "";  // the names in the authors' code, separated by spaces
+  std::string aliases = "";  // names in the authors' code, separated by spaces
 };
 
 // A variant for every n: "taylor<n>".
@@ -23,21 +23,18 @@ struct Family {
   std::string_view name;  // without the number
   Spec (*make)(int n);
   std::string_view about, source;
-  std::vector<int> listed;  // the members that `horner list` shows; every other n is there too
+  std::vector<int> listed;  // the members that `horner list` shows; any other n is valid too
 };
 
 std::span<const Variant> catalog();
 std::span<const Family> families();
 std::vector<Variant> variants();  // the catalog and the listed members of the families
 
-// A name, an alias or a family's member, and after a colon the stages to change in it:
-// "taylor4:norm=l2,denominator=nothing". Throws with the nearest names when there is none.
+// A name, an alias or a member of a family, optionally followed by a colon and the stages to
+// change: "taylor4:norm=l2,denominator=nothing". Throws with the nearest names if it is unknown.
 Variant find(std::string_view name);
 
-// What a reader of the variant should know: "may be ill-conditioned", and the like.
+// Warnings about a variant, such as "may be ill-conditioned: ...".
 std::vector<std::string> notes(const Spec&);
-
-// Whether the weights may be negative: an odd series or power of scores that may be negative.
-bool may_be_negative(const Spec&);
 
 }  // namespace horner::attn

@@ -110,7 +110,7 @@ static void check_packing(const Inputs& in) {
 
 void check_inputs(const Spec& spec, const Inputs& in) {
   check_spec(spec);
-  check(is<NoDecay>(spec.decay) || !is<Full>(spec.mask),
+  check(is<NoDecay>(spec.decay) || !sees_future(spec.mask),
         "decay fades with the distance to a past key: it needs a causal or window mask, not full");
   std::map<char, int64_t> sizes;
   if (const auto* p = std::get_if<Project>(&spec.features)) sizes['F'] = p->dim;

@@ -12,42 +12,62 @@ static double choose(double n, int k) {
   return std::round(c);
 }
 
-struct OrdersOf {
-  Orders operator()(Power w) const { return {w.degree, w.degree}; }
-  Orders operator()(Taylor w) const { return {0, w.order}; }
-  template <class W>
-  Orders operator()(W) const {
-    return {0, 0};
-  }
-};
-Orders orders(const Weight& w) {
-  return std::visit(OrdersOf{}, w);
-}
+struct MappedChannels {
+  int64_t D;
 
+  int64_t operator()(Identity) const { return D; }
+  int64_t operator()(Elu1) const { return D; }
+  int64_t operator()(Relu) const { return D; }
+  int64_t operator()(Cosine) const { return D; }
+  int64_t operator()(Project f) const { return f.dim; }
+};
 int64_t mapped_channels(const Spec& spec, int64_t D) {
-  const auto* projected = std::get_if<Project>(&spec.features);
-  return projected ? projected->dim : D;
+  return std::visit(MappedChannels{D}, spec.features);
 }
 
-struct FeatureCount {
-  double D;
-
-  double operator()(Power w) const { return choose(D + w.degree - 1, w.degree); }
-  double operator()(Taylor w) const { return choose(D + w.order, w.order); }
-  template <class W>
-  double operator()(W) const {
-    return INFINITY;
-  }
+struct SharpnessSource {
+  SharpnessFrom operator()(Flat) const { return SharpnessFrom::nothing; }
+  SharpnessFrom operator()(LogLength) const { return SharpnessFrom::count; }
+  SharpnessFrom operator()(LogPower) const { return SharpnessFrom::count; }
+  SharpnessFrom operator()(Adaptive) const { return SharpnessFrom::entropy; }
 };
+SharpnessFrom sharpness_from(const Sharpness& s) {
+  return std::visit(SharpnessSource{}, s);
+}
+
+bool needs_the_row(const Spec& spec) {
+  return !facts(spec.weight).of_one_score || sharpness_from(spec.sharpness) > SharpnessFrom::count;
+}
+
+bool may_be_negative(const Spec& spec) {
+  const bool positive_scores =
+      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred;
+  return facts(spec.weight).negative && !positive_scores;
+}
+
+std::string why_no_state(const Spec& spec) {
+  if (spec.clamp != kNoClamp) return "clamped scores have no finite state";
+  if (!facts(spec.weight).orders) return "its weight has no finite state";
+  if (needs_the_row(spec)) return "its temperature depends on the whole row";
+  if (sees_future(spec.mask) || !sees_all_past(spec.mask))
+    return "only a causal mask has a running state";
+  return "";
+}
 
 double feature_count(const Spec& spec, int64_t D) {
   if (!why_no_state(spec).empty()) return INFINITY;
-  return std::visit(FeatureCount{double(mapped_channels(spec, D))}, spec.weight);
+  const Orders o = facts(spec.weight).orders.value();
+  const auto n = double(mapped_channels(spec, D));
+  if (o.first == 0) return choose(n + o.last, o.last);
+  double sum = 0;
+  for (int p = o.first; p <= o.last; ++p) sum += choose(n + p - 1, p);
+  return sum;
 }
 
 bool sums_in_double(const Spec& spec) {
   constexpr int kHighestInFloat = 3;
-  return orders(spec.weight).last > kHighestInFloat;
+  const auto orders = facts(spec.weight).orders;
+  return orders && orders->last > kHighestInFloat;
 }
 
 double state_bytes(const Spec& spec, int64_t D, int64_t E) {
@@ -55,49 +75,47 @@ double state_bytes(const Spec& spec, int64_t D, int64_t E) {
 }
 
 std::string why_too_large(const Spec& spec, const StateShape& s) {
-  constexpr int64_t kPadded = 16;  // channels, as the kernels have them
+  constexpr int64_t kPadded = 16;  // the kernels' multiple of channels
   const int64_t E = (s.E + kPadded - 1) / kPadded * kPadded;
   const double bytes = state_bytes(spec, s.D, E) * double(s.B * s.G);
   if (bytes <= kMostStateBytes) return "";
   std::ostringstream out;
   out.precision(3);
   out << "its state would take " << bytes / 1e9 << " GB (" << feature_count(spec, s.D)
-      << " features for each of " << s.B * s.G << " heads); at most " << kMostStateBytes / 1e9
-      << " GB are given to one";
+      << " features for each of " << s.B * s.G << " heads); the limit is " << kMostStateBytes / 1e9
+      << " GB";
   return out.str();
 }
 
-// The same with one order less.
+// The same without its highest order. For a variant with a finite state.
 static Spec lowered(Spec spec) {
-  spec.weight = Taylor{std::max(0, orders(spec.weight).last - 1)};
+  spec.weight = Taylor{std::max(0, facts(spec.weight).orders.value().last - 1)};
   return spec;
 }
 
-// Per token: (C + 16) / 2 keys of D + E channels inside a chunk, and F * E numbers twice through
-// the state, for which a pass costs as much as kPass more tokens would.
+// Work per token: (C + 16) / 2 keys of D + E channels inside a chunk, and two passes over the F * E
+// numbers of the state, each of which costs as much as kPass more tokens.
 int chunk_length(const Spec& spec, int64_t D, int64_t E) {
   constexpr double kPass = 16;
   const double state = 4 * feature_count(spec, D) * double(E), inside = double(D + E);
   const double best = std::sqrt(state * kPass / inside);
-  // All but the highest order of a chunk's features are held at once: in the cache.
+  // All but the highest order of a chunk's features are held at once and have to fit in the cache.
   constexpr double kCached = 1 << 17;
   const double lower = feature_count(lowered(spec), D);
   return int(std::clamp(std::round(std::min(best, kCached / lower) / 16) * 16, 16.0, 256.0));
 }
 
-std::string why_no_state(const Spec& spec) {
-  if (spec.clamp != kNoClamp) return "a clamped score has no finite state";
-  if (std::isinf(std::visit(FeatureCount{1}, spec.weight))) return "its weight has no finite state";
-  if (is<Adaptive>(spec.sharpness)) return "its temperature needs the whole row";
-  if (!is<Causal>(spec.mask)) return "only a causal mask has a running state";
-  return "";
+double seen_pairs(const Mask& mask, int64_t T, int64_t S) {
+  const auto [back, ahead] = reach(mask);
+  // Pairs beyond the end of a band: the integral of max(0, x) up to z.
+  const auto triangle = [](double z) { return z > 0 ? z * z / 2 : 0; };
+  const double past = triangle(double(S - back)) - triangle(double(S - T - back));
+  return double(T) * double(S) - triangle(double(T - ahead)) - past;
 }
 
 double work_in_tiles(const Spec& spec, int64_t T, int64_t S, int64_t D, int64_t E) {
-  double keys = double(S);  // that a query sees, on average
-  if (is<Causal>(spec.mask)) keys = double(S) - double(T - 1) / 2;
-  if (const auto* w = std::get_if<Window>(&spec.mask)) keys = std::min<double>(keys, w->size);
-  return double(T) * std::max(keys, 1.0) * double(mapped_channels(spec, D) + E);
+  const double pairs = std::max(seen_pairs(spec.mask, T, S) + double(T) / 2, double(T));
+  return pairs * double(mapped_channels(spec, D) + E);
 }
 
 double work_in_chunks(const Spec& spec, int64_t S, int64_t D, int64_t E) {

@@ -7,43 +7,45 @@
 //
 // A row whose N and W are both zero (no key seen, or every weight zero) gives 0.
 // A named variant is one value of Spec (catalog.cpp). An execution (exec/) is an interpreter of
-// Spec. No torch and no CUDA here: host, device and Python code all read this file.
+// Spec. No torch and no CUDA here: host and device code both include this file.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <variant>
 
 namespace horner::attn {
 
-// f: what a query and a key become before they meet.
+// f: the map of queries and keys before their product.
 struct Identity {};
 struct Elu1 {};             // elu(x) + 1
 struct Relu {};             // max(x, 0)
 struct Cosine {             // x / |x|
-  bool over_heads = false;  // the length is taken over the heads of a token, not over its channels
+  bool over_heads = false;  // |x| is taken over the heads of a token instead of its channels
 };
 struct Project {  // P_h x, learned, one for queries and one for keys
   int dim = 16;
 };
 using Features = std::variant<Identity, Elu1, Relu, Cosine, Project>;
 
-// scale: what multiplies the product.
+// scale: the factor of the product.
 struct RootDim {};  // 1 / sqrt(the length of f(q))
 struct Fixed {
   float factor = 1;
 };
 using Scale = std::variant<RootDim, Fixed>;
 
-// sharpness: what the scale is multiplied by, from the number n of keys seen or from the row
-// itself.
-struct Flat {};
+// sharpness: a second factor, from the number n of keys seen or from the row itself.
+struct Flat {};       // 1
 struct LogLength {};  // s_h log n, s_h learned (SSMax)
 struct LogPower {};   // delta_h + beta_h (log n)^gamma_h, learned (ASEntmax)
-struct Adaptive {};   // from the entropy of the row's softmax, taken as a constant by gradients
+struct Adaptive {};   // from the entropy of the row's softmax, without gradient
 using Sharpness = std::variant<Flat, LogLength, LogPower, Adaptive>;
 
-// w: what a score becomes. The first four are of one score, with a value and a derivative; the
-// rest are of the whole row.
+// w: the weight of a score. Some depend on that score alone, with a value and a derivative
+// (math.h); others depend on the whole row.
 struct Exp {};
 struct Taylor {  // sum_{n <= order} x^n / n!
   int order = 2;
@@ -57,13 +59,43 @@ struct Entmax {  // max((alpha - 1) x - tau, 0)^(1 / (alpha - 1)), summing to 1;
 };
 struct TopK {  // softmax of the k largest scores
   int k = 32;
-  bool renormalise = true;  // false: softmax of the row, of which the k largest are kept
+  bool renormalise = true;  // false: the k largest weights of the row's softmax
 };
 struct SelfAdjusted {};  // (x - min(x, 0)) / (max(x, 0) - min(x, 0)) * softmax(x), over the row
 using Weight = std::variant<Exp, Taylor, Power, Sigmoid, Entmax, TopK, SelfAdjusted>;
 
-// mask: the keys that query t may see, always an interval. Where there are more keys than queries,
-// the last query stands at the last key.
+// The facts of a weight from which every interpreter decides what to do with it.
+struct Orders {
+  int first, last;
+};
+struct Fact {  // without a default: every weight has to decide
+  bool value;
+  constexpr Fact(bool v) : value(v) {}
+  constexpr operator bool() const { return value; }
+};
+struct WeightFacts {
+  Fact of_one_score;                  // false: of the whole row
+  Fact on_gpu;                        // exec/cuda.cpp maps it to a weight of the CUDA kernels
+  bool negative = false;              // for some scores
+  std::optional<Orders> orders = {};  // of a polynomial: it has a finite state
+};
+struct FactsOf {
+  // clang-format off
+  constexpr WeightFacts operator()(Exp) const { return {.of_one_score = true, .on_gpu = true}; }
+  constexpr WeightFacts operator()(Taylor w) const { return {.of_one_score = true, .on_gpu = true, .negative = w.order % 2 == 1, .orders = Orders{0, w.order}}; }
+  constexpr WeightFacts operator()(Power w) const { return {.of_one_score = true, .on_gpu = true, .negative = w.degree % 2 == 1, .orders = Orders{w.degree, w.degree}}; }
+  constexpr WeightFacts operator()(Sigmoid) const { return {.of_one_score = true, .on_gpu = true}; }
+  constexpr WeightFacts operator()(Entmax) const { return {.of_one_score = false, .on_gpu = true}; }
+  constexpr WeightFacts operator()(TopK) const { return {.of_one_score = false, .on_gpu = true}; }
+  constexpr WeightFacts operator()(SelfAdjusted) const { return {.of_one_score = false, .on_gpu = true}; }
+  // clang-format on
+};
+inline WeightFacts facts(const Weight& w) {
+  return std::visit(FactsOf{}, w);
+}
+
+// mask: the keys that a query may see, an interval. Query t of T stands at position
+// p = t + S - T: the last query at the last of the S keys.
 struct Full {};
 struct Causal {};
 struct Window {  // the last `size` keys, its own among them
@@ -71,13 +103,42 @@ struct Window {  // the last `size` keys, its own among them
 };
 using Mask = std::variant<Full, Causal, Window>;
 
-// decay: how a weight fades with the distance t - s.
+// The interval of position p: `back` keys up to its own and `ahead` keys after it, within [0, S).
+struct Reach {
+  int back, ahead;
+};
+inline constexpr int kAllKeys = std::numeric_limits<int>::max();
+struct ReachOf {
+  constexpr Reach operator()(Full) const { return {kAllKeys, kAllKeys}; }
+  constexpr Reach operator()(Causal) const { return {kAllKeys, 0}; }
+  constexpr Reach operator()(Window m) const { return {m.size, 0}; }
+};
+inline Reach reach(const Mask& m) {
+  return std::visit(ReachOf{}, m);
+}
+inline bool sees_future(const Mask& m) {
+  return reach(m).ahead > 0;
+}
+inline bool sees_all_past(const Mask& m) {
+  return reach(m).back == kAllKeys;
+}
+struct Interval {
+  int64_t lo, hi;  // lo <= s < hi
+};
+inline Interval interval(Reach r, int64_t p, int64_t S) {
+  return {std::max<int64_t>(0, p + 1 - r.back), std::clamp<int64_t>(p + 1 + r.ahead, 0, S)};
+}
+inline Interval interval(const Mask& m, int64_t t, int64_t S, int64_t T) {
+  return interval(reach(m), t + S - T, S);
+}
+
+// decay: a factor of each weight that shrinks with the distance t - s.
 struct NoDecay {};
 struct TokenGate {};  // the product of the gates of the tokens in (s, t]
 using Decay = std::variant<NoDecay, TokenGate>;
 
-// Z: what divides the numerator.
-struct Sum {            // max(W + plus, least); of a |Z| under 1e-6, 1e-6 with its sign
+// Z: the divisor of the numerator.
+struct Sum {            // max(W + plus, least); where |Z| < 1e-6, 1e-6 with the sign of Z
   float plus = 0;       // softmax1 has 1
   float least = 0;      // 0: no bound
   bool detach = false;  // no gradient through Z
@@ -93,7 +154,7 @@ using Denominator = std::variant<Sum, Count, CountPower, CumulativeGate, Nothing
 
 // norm: over the channels of the result.
 struct NoNorm {};
-struct L2 {  // o / |o|, whatever the scale of o; of 0, 0
+struct L2 {  // o / |o|; 0 for o = 0
   bool times_dim = false;
 };
 struct Rms {  // learned weight

@@ -4,56 +4,11 @@
 #include <utility>
 #include <vector>
 
+#include "attn/words.h"
 #include "core/check.h"
 #include "core/names.h"
 
 namespace horner::attn {
-
-template <class T>
-struct Parameter {
-  const char* name;
-  T& value;
-  double least, most;
-};
-static Parameter<bool> flag(const char* name, bool& value) {
-  return {name, value, 0, 1};
-}
-
-// Every alternative of every stage: its name and its parameters.
-// clang-format off
-template <class V> void describe(Identity&, V&& v)       { v("identity"); }
-template <class V> void describe(Elu1&, V&& v)           { v("elu1"); }
-template <class V> void describe(Relu&, V&& v)           { v("relu"); }
-template <class V> void describe(Cosine& s, V&& v)       { v("cosine", flag("over_heads", s.over_heads)); }
-template <class V> void describe(Project& s, V&& v)      { v("project", Parameter<int>{"dim", s.dim, 1, 1024}); }
-template <class V> void describe(RootDim&, V&& v)        { v("root_dim"); }
-template <class V> void describe(Fixed& s, V&& v)        { v("fixed", Parameter<float>{"factor", s.factor, -1e6, 1e6}); }
-template <class V> void describe(Flat&, V&& v)           { v("flat"); }
-template <class V> void describe(LogLength&, V&& v)      { v("log_length"); }
-template <class V> void describe(LogPower&, V&& v)       { v("log_power"); }
-template <class V> void describe(Adaptive&, V&& v)       { v("adaptive"); }
-template <class V> void describe(Exp&, V&& v)            { v("exp"); }
-template <class V> void describe(Taylor& s, V&& v)       { v("taylor", Parameter<int>{"order", s.order, 0, 170}); }
-template <class V> void describe(Power& s, V&& v)        { v("power", Parameter<int>{"degree", s.degree, 0, 170}); }
-template <class V> void describe(Sigmoid&, V&& v)        { v("sigmoid"); }
-template <class V> void describe(Entmax& s, V&& v)       { v("entmax", Parameter<float>{"alpha", s.alpha, 1.01, 2}); }
-template <class V> void describe(TopK& s, V&& v)         { v("topk", Parameter<int>{"k", s.k, 1, 1 << 30}, flag("renormalise", s.renormalise)); }
-template <class V> void describe(SelfAdjusted&, V&& v)   { v("self_adjusted"); }
-template <class V> void describe(Full&, V&& v)           { v("full"); }
-template <class V> void describe(Causal&, V&& v)         { v("causal"); }
-template <class V> void describe(Window& s, V&& v)       { v("window", Parameter<int>{"size", s.size, 1, 1 << 30}); }
-template <class V> void describe(NoDecay&, V&& v)        { v("none"); }
-template <class V> void describe(TokenGate&, V&& v)      { v("token_gate"); }
-template <class V> void describe(Sum& s, V&& v)          { v("sum", Parameter<float>{"plus", s.plus, 0, 1e6}, Parameter<float>{"least", s.least, 0, 1e6}, flag("detach", s.detach)); }
-template <class V> void describe(Count&, V&& v)          { v("count"); }
-template <class V> void describe(CountPower&, V&& v)     { v("count_power"); }
-template <class V> void describe(CumulativeGate& s, V&& v) { v("cumulative_gate", Parameter<float>{"least", s.least, 0, 1e6}, flag("times_count", s.times_count)); }
-template <class V> void describe(Nothing&, V&& v)        { v("nothing"); }
-template <class V> void describe(NoNorm&, V&& v)         { v("none"); }
-template <class V> void describe(L2& s, V&& v)           { v("l2", flag("times_dim", s.times_dim)); }
-template <class V> void describe(Rms& s, V&& v)          { v("rms", Parameter<float>{"eps", s.eps, 0, 1}); }
-template <class V> void describe(Layer& s, V&& v)        { v("layer", Parameter<float>{"eps", s.eps, 0, 1}); }
-// clang-format on
 
 // Every stage, in the order of spec.h.
 template <class V>
@@ -193,7 +148,7 @@ static void parse(const char* stage_name, std::string_view value, std::variant<T
   const std::string_view name = value.substr(0, open);
   std::string_view arguments;
   if (open != std::string_view::npos) {
-    check(value.ends_with(')'), stage_name, ": '", value, "' wants a closing parenthesis");
+    check(value.ends_with(')'), stage_name, ": '", value, "' lacks a closing parenthesis");
     arguments = value.substr(open + 1, value.size() - open - 2);
   }
   std::vector<std::string> names;

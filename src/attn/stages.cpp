@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attn/inputs.h"
+#include "attn/plan.h"
 
 namespace horner::attn {
 
@@ -43,19 +44,18 @@ at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& proj
   return std::visit(Mapped{x, projection, repeats}, f);
 }
 
-struct Hidden {
-  at::Tensor t, s;  // [T, 1], [1, S]: positions
-
-  at::Tensor operator()(Full) const { return (s < 0).logical_and(t < 0); }
-  at::Tensor operator()(Causal) const { return s > t; }
-  at::Tensor operator()(Window w) const { return (s > t).logical_or(s <= t - w.size); }
-};
+std::pair<at::Tensor, at::Tensor> intervals(const Mask& mask, const Inputs& in) {
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const auto [back, ahead] = reach(mask);
+  const at::Tensor past = at::arange(S - T + 1, S + 1, in.q.options().dtype(at::kLong));  // p + 1
+  return {(past - back).clamp_min(0), (past + ahead).clamp(0, S)};
+}
 
 Seen seen(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(0);
-  const at::Tensor t = at::arange(S - T, S, s.options()).unsqueeze(1);
-  at::Tensor hidden = std::visit(Hidden{t, s}, mask).expand({1, 1, T, S});
+  const auto [lo, hi] = intervals(mask, in);
+  at::Tensor hidden = (s < lo.unsqueeze(1)).logical_or(s >= hi.unsqueeze(1)).expand({1, 1, T, S});
   if (in.keep.defined()) hidden = hidden.logical_or(in.keep.logical_not().view({-1, 1, 1, S}));
   if (in.cu_seqlens.defined()) {
     const at::Tensor sequence = at::searchsorted(in.cu_seqlens.to(at::kLong), s.view({S}),
@@ -72,6 +72,17 @@ at::Tensor first_keys(const Mask& mask, const Inputs& in) {
   return sees.view({in.q.size(2), in.k.size(2)}).argmax(-1);  // the first of the largest
 }
 
+struct LogGates {
+  const Inputs& in;
+
+  at::Tensor operator()(NoDecay) const { return {}; }
+  at::Tensor operator()(TokenGate) const { return in.decay; }
+};
+
+at::Tensor log_gates(const Decay& decay, const Inputs& in) {
+  return std::visit(LogGates{in}, decay);
+}
+
 struct Sharpened {
   const Inputs& in;
   at::Tensor log_count;  // [..., T, 1]
@@ -85,11 +96,16 @@ struct Sharpened {
   }
 };
 
+struct ScaleFactor {
+  double D;  // channels of f(q)
+
+  double operator()(RootDim) const { return 1 / std::sqrt(D); }
+  double operator()(Fixed s) const { return s.factor; }
+};
+
 double scale_factor(const Spec& spec, const Inputs& in) {
-  const auto* fixed = std::get_if<Fixed>(&spec.scale);
-  const auto* projected = std::get_if<Project>(&spec.features);
-  const double D = projected ? projected->dim : double(in.q.size(-1));
-  return (fixed ? fixed->factor : 1 / std::sqrt(D)) / spec.temperature;
+  const auto D = double(mapped_channels(spec, in.q.size(-1)));
+  return std::visit(ScaleFactor{D}, spec.scale) / spec.temperature;
 }
 
 at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
@@ -97,7 +113,7 @@ at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
          std::visit(Sharpened{in, count.clamp_min(1).log()}, spec.sharpness);
 }
 
-// A result whose true value is e^shift times o.
+// A result that stands for e^shift times o.
 struct Scaled {
   at::Tensor o;      // [B, H, T, E]
   at::Tensor shift;  // [B, H, T, 1] or [1]
@@ -118,14 +134,14 @@ struct Divided {
     if (z.times_count) Z = Z * sums.count.clamp_min(1);
     return {sums.N / Z, sums.shift};
   }
-  // The shift cancels between N and W; plus and least are brought to their scale.
+  // The shift cancels between N and W; plus and least are scaled by e^-shift as they are.
   Scaled operator()(Sum z) const {
     at::Tensor Z = sums.W;
     if (z.plus != 0) Z = Z + z.plus * (-sums.shift).exp();
     if (z.least != 0) Z = at::maximum(Z, z.least * (-sums.shift).exp());
     if (z.detach) Z = Z.detach();
     const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
-    // times 1 / Z: a pass less in backward than dividing
+    // Multiplying by 1 / Z takes one pass less in backward than dividing.
     const at::Tensor per_Z = at::where(Z.detach().abs() < kTiny, tiny, Z).reciprocal();
     return {sums.N * per_Z, at::zeros_like(sums.shift)};
   }
@@ -133,8 +149,8 @@ struct Divided {
   static constexpr double kTiny = 1e-6;
 };
 
-// A norm sees e^shift only through its eps: that is scaled instead, and e^shift, which may
-// overflow, is never formed. L2, whose bound only keeps 0 from 0 / 0, does not see it at all.
+// e^shift changes the result of a norm only through its eps, so eps is scaled instead: e^shift may
+// overflow and is never computed. L2 has no eps; its bound only avoids 0 / 0.
 struct Normed {
   const Inputs& in;
   const Scaled& y;

@@ -21,7 +21,7 @@ static int64_t padded_size(int64_t n) {
   return (n + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
 }
 
-// Which axis of an input counts keys; -1 for none.
+// The axis of an input that counts keys; -1 for none.
 static int64_t key_axis(const Input& i) {
   const size_t at = std::string_view(i.shape).find('S');
   return at == std::string_view::npos ? -1 : int64_t(at);
@@ -35,10 +35,21 @@ static int64_t key_channels(const State& s) {
   return s.finite ? mapped_channels(s.spec, s.shape.D) : s.shape.D;
 }
 
+static constexpr const char* kOneStream =
+    "a state belongs to one stream: packed sequences (cu_seqlens) are not supported";
+
+at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
+  check_inputs(spec, in);
+  const std::string reason = exec::why_no_stream(spec, in);
+  check(reason.empty(), "cannot attend from a state: ", reason);
+  check(!in.cu_seqlens.defined(), kOneStream);
+  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
+}
+
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {
-  check(!is<Full>(spec.mask), "a full mask sees the tokens to come: a stream has none of them yet");
-  check(buffer >= 0, "a state keeps 0 tokens waiting or more, not ", buffer);
+  check(!sees_future(spec.mask), "a stream requires a mask that sees no later tokens");
+  check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
                                               exec::why_not_on_gpu(shape).empty());
   State s{spec, shape, dtype, buffer > 0 && why_no_state(spec).empty() && held_there};
@@ -54,16 +65,16 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
   s.carry.z = at::zeros({shape.B, shape.G, F}, options);
   if (spec.centred) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
-  if (is<TokenGate>(spec.decay)) {
+  if (!is<NoDecay>(spec.decay)) {
     s.carry.decay = at::zeros({shape.B, shape.G}, exact);
-    s.fades = at::zeros({shape.B, shape.G, buffer}, exact);
+    s.decay_sums = at::zeros({shape.B, shape.G, buffer}, exact);
   }
   s.recent.k = at::zeros({shape.B, shape.G, buffer, padded_size(D)}, options);
   s.recent.v = at::zeros({shape.B, shape.G, buffer, padded_size(shape.E)}, options);
   return s;
 }
 
-// Copies `x`, of fewer channels perhaps, to the tokens from `at` on.
+// Copies `x`, which may have fewer channels, to the tokens from `at` on.
 static void put(at::Tensor& to, const at::Tensor& x, int64_t axis, int64_t at) {
   at::Tensor place = to.narrow(axis, at, x.size(axis));
   if (x.dim() == 4) place = place.narrow(3, 0, x.size(3));
@@ -78,7 +89,7 @@ static void put_keep(State& s, const Inputs& in, int64_t n) {
   in.keep.defined() ? place.copy_(in.keep) : place.fill_(true);
 }
 
-// Counts and sums that every kind of state has.
+// Updates the counts and sums that every kind of state has.
 static void add_counts(State& s, const Inputs& in) {
   const int64_t n = in.k.size(2);
   if (in.keep.defined())
@@ -93,24 +104,11 @@ static void add_counts(State& s, const Inputs& in) {
   s.tokens += n;
 }
 
-static void put_fades(State& s, const at::Tensor& log_gates) {
+static void put_decay(State& s, const at::Tensor& log_gates) {
   at::Tensor sums = log_gates.to(at::kDouble).cumsum(-1);
-  if (s.held > 0) sums = sums + s.fades.narrow(2, s.held - 1, 1);
-  put(s.fades, sums, 2, s.held);
+  if (s.held > 0) sums = sums + s.decay_sums.narrow(2, s.held - 1, 1);
+  put(s.decay_sums, sums, 2, s.held);
 }
-
-template <class R>
-struct DecodeWeight {
-  using Any = decltype(Decode<R>::weight);
-  Any operator()(Exp w) const { return w; }
-  Any operator()(Sigmoid w) const { return w; }
-  Any operator()(Taylor w) const { return polynomial<R>(0, w.order); }
-  Any operator()(Power w) const { return polynomial<R>(w.degree, w.degree); }
-  template <class W>
-  Any operator()(W) const {
-    fail("no weight of one score");
-  }
-};
 
 template <class R>
 static const kernels::DecodeKernels<R>& kernels_for() {
@@ -125,28 +123,27 @@ static Decode<R> problem(const State& s) {
   Decode<R> c{};
   c.B = s.shape.B, c.G = s.shape.G, c.D = key_channels(s);
   c.width = s.recent.k.size(3), c.E = s.recent.v.size(3);
-  c.weight = std::visit(DecodeWeight<R>{}, s.spec.weight);
-  c.clamp = R(s.spec.clamp);
+  c.weight = one_score<R>(s.spec.weight), c.clamp = R(s.spec.clamp);
   c.k = pointer<R>(s.recent.k), c.v = pointer<R>(s.recent.v);
-  c.decay = pointer<double>(s.fades);
+  c.decay = pointer<double>(s.decay_sums);
   c.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(s.recent.keep));
   c.room = s.room, c.to = s.held;
   if (!s.finite) return c;
   c.S = pointer<R>(s.carry.S), c.z = pointer<R>(s.carry.z), c.F = s.carry.z.size(2);
-  const Orders o = orders(s.spec.weight);
+  const Orders o = facts(s.spec.weight).orders.value();
   c.first = o.first, c.last = o.last;
   return c;
 }
 
-enum class Task { ask, fold };  // the kernels' two
-// Shared by the threads where it is worth waking them.
+enum class Task { apply, fold };
+// In parallel where there is enough work for that.
 template <class R>
 static void run(const State& s, const Decode<R>& c, Task which) {
   if constexpr (std::is_same_v<R, float>)
     if (s.carry.count.is_cuda())
-      return which == Task::ask ? exec::ask_on_gpu(c, s.carry.count)
-                                : exec::fold_on_gpu(c, s.carry.count);
-  const auto task = which == Task::ask ? kernels_for<R>().ask : kernels_for<R>().fold;
+      return which == Task::apply ? exec::ask_on_gpu(c, s.carry.count)
+                                  : exec::fold_on_gpu(c, s.carry.count);
+  const auto task = which == Task::apply ? kernels_for<R>().ask : kernels_for<R>().fold;
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
   exec::for_each_task<R>(
@@ -154,10 +151,16 @@ static void run(const State& s, const Decode<R>& c, Task which) {
       heads * each >= kWorth ? heads : 1);
 }
 
-// N, W and shift of one query a head.
+// The keys that the newest query sees.
+static int64_t seen_by_newest(const State& s) {
+  const auto [lo, hi] = interval(reach(s.spec.mask), s.tokens - 1, s.tokens);
+  return hi - lo;
+}
+
+// N, W and shift of one query per head.
 template <class R>
-static Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                const at::Tensor& centre) {
+static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& factor,
+                        const at::Tensor& centre) {
   const auto dtype = sums_dtype(s);
   const bool one_scale = factor.dim() == 0;
   const at::Tensor rows = exec::padded(one_scale ? q : q * factor, dtype);
@@ -169,26 +172,26 @@ static Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
   const at::Tensor W = at::empty({B, H, 1, 1}, rows.options()), shift = at::empty_like(W);
   const at::Tensor gate = s.recent.input_gate;
   c.q = pointer<R>(rows), c.centre = pointer<R>(centre), c.gate = pointer<R>(gate);
-  if (const auto* w = std::get_if<Window>(&s.spec.mask))
-    c.from = std::max<int64_t>(0, s.held - w->size);
+  c.from = std::max<int64_t>(0, s.held - seen_by_newest(s));
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
-  run(s, c, Task::ask);
+  run(s, c, Task::apply);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
 }
-static Sums ask(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                const at::Tensor& centre) {
-  return sums_dtype(s) == at::kDouble ? ask<double>(s, q, factor, centre)
-                                      : ask<float>(s, q, factor, centre);
+static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& factor,
+                        const at::Tensor& centre) {
+  return sums_dtype(s) == at::kDouble ? apply_state<double>(s, q, factor, centre)
+                                      : apply_state<float>(s, q, factor, centre);
 }
 
-// The result of one token, whose key lies among the recent ones already.
+// The result of the newest token, whose key is already among the recent ones.
 static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) {
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   at::Tensor count = s.carry.count.view({-1, 1, 1, 1}).to(wide(s.dtype));
-  if (const auto* w = std::get_if<Window>(&s.spec.mask)) count = count.clamp_max(w->size);
-  const at::Tensor factor =  // of the host's memory where it is one number
-      is<Flat>(s.spec.sharpness) ? at::scalar_tensor(scale_factor(s.spec, in), wide(s.dtype))
-                                 : scale(s.spec, in, count);
+  if (!sees_all_past(s.spec.mask)) count = count.clamp_max(seen_by_newest(s));
+  const at::Tensor factor =  // in host memory where it is one number
+      sharpness_from(s.spec.sharpness) == SharpnessFrom::count
+          ? scale(s.spec, in, count)
+          : at::scalar_tensor(scale_factor(s.spec, in), wide(s.dtype));
   at::Tensor centre;
   if (s.spec.centred) {
     const at::Tensor mean =
@@ -196,7 +199,7 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
     centre =
         (q * factor * mean.repeat_interleave(repeats, 1)).sum(-1).to(sums_dtype(s)).contiguous();
   }
-  Sums sums = ask(s, q, factor, centre);
+  Sums sums = apply_state(s, q, factor, centre);
   sums.count = count;
   if (s.carry.gates.defined())
     sums.gates = s.carry.gates.repeat_interleave(repeats, 1)
@@ -208,26 +211,26 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
 template <class R>
 static void fold(const State& s) {
   Decode<R> c = problem<R>(s);
-  c.H = c.G;  // there is no query
+  c.H = c.G;  // no query
   run(s, c, Task::fold);
 }
 
 void flush(State& s) {
   if (!s.finite || s.held == 0) return;
   sums_dtype(s) == at::kDouble ? fold<double>(s) : fold<float>(s);
-  if (s.fades.defined()) s.carry.decay.add_(s.fades.select(2, s.held - 1));
+  if (s.decay_sums.defined()) s.carry.decay.add_(s.decay_sums.select(2, s.held - 1));
   s.held = 0;
 }
 
-// Puts the keys' side of n tokens where tokens wait.
-static void take_in(State& s, const Inputs& in) {
+// Adds the keys and values of n tokens to the buffer.
+static void add_to_buffer(State& s, const Inputs& in) {
   const Spec& spec = s.spec;
   const int64_t n = in.k.size(2);
   const at::Tensor k = mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
   put(s.recent.k, k, 2, s.held);
   put(s.recent.v, spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v, 2, s.held);
   put_keep(s, in, n);
-  if (s.fades.defined()) put_fades(s, in.decay);
+  if (s.decay_sums.defined()) put_decay(s, log_gates(spec.decay, in));
   add_counts(s, in);
   if (spec.centred) {
     const at::Tensor seen = in.keep.defined() ? k * in.keep.view({-1, 1, n, 1}) : k;
@@ -237,33 +240,33 @@ static void take_in(State& s, const Inputs& in) {
 }
 
 static at::Tensor step_sums(State& s, const Inputs& in) {
-  take_in(s, in);
+  add_to_buffer(s, in);
   const at::Tensor o = result(s, in, mapped(s.spec.features, in.q, in.query_projection));
   if (s.held == s.room) flush(s);
   return o;
 }
 
-// A prompt from the beginning, on a GPU: attended to as a whole, then folded into the sums at once.
-static at::Tensor step_prompt(State& s, const Inputs& in) {
-  State all = s;  // the same sums, and room for the prompt
+// Prefill of an empty state on a GPU: attends to the whole prompt and folds it into the sums.
+static at::Tensor prefill(State& s, const Inputs& in) {
+  State all = s;  // shares the sums, with room for the prompt
   all.room = in.k.size(2);
-  for (at::Tensor* x : {&all.recent.k, &all.recent.v, &all.fades}) {
+  for (at::Tensor* x : {&all.recent.k, &all.recent.v, &all.decay_sums}) {
     if (!x->defined()) continue;
     std::vector<int64_t> shape = x->sizes().vec();
     shape[2] = all.room;
     *x = at::zeros(shape, x->options());
   }
   all.recent.keep = at::Tensor();
-  take_in(all, in);
+  add_to_buffer(all, in);
   flush(all);
   s.tokens = all.tokens;
   return attend(s.spec, in);
 }
 
-// All keys and values: room for n more, what no window can see any more dropped.
+// Makes room for n more tokens in a KV cache and drops the keys that no later query sees: those
+// before the interval of the newest query.
 static void make_room(State& s, const Inputs& in, int64_t n) {
-  const auto* window = std::get_if<Window>(&s.spec.mask);
-  const int64_t kept = window ? std::min<int64_t>(s.held, window->size) : s.held;
+  const int64_t kept = std::min(s.held, seen_by_newest(s));
   if (s.held + n <= s.room) return;
   const int64_t room = std::max<int64_t>(2 * (kept + n), 64);
   const auto grown = [&](at::Tensor& x, int64_t axis, std::vector<int64_t> shape,
@@ -283,24 +286,23 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
     grown(x, axis, shape, wide(from.scalar_type()));
   }
   if (s.recent.keep.defined()) grown(s.recent.keep, 1, {s.shape.B, 0}, at::kBool);
-  if (in.decay.defined()) grown(s.fades, 2, in.decay.sizes().vec(), at::kDouble);
+  if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined())
+    grown(s.decay_sums, 2, g.sizes().vec(), at::kDouble);
   s.held = kept, s.room = room;
 }
 
-// Whether the kernel for one query can take all keys of this variant.
+// Whether the decode kernel runs this variant over a KV cache. Its counts and gates are of all
+// keys.
 static bool has_kernel(const State& s) {
   const Spec& spec = s.spec;
-  const bool pointwise = is<Exp>(spec.weight) || is<Sigmoid>(spec.weight) ||
-                         is<Taylor>(spec.weight) || is<Power>(spec.weight);
   const bool whole =
-      is<Causal>(spec.mask) || (!s.recent.keep.defined() && !is<CumulativeGate>(spec.denominator));
+      sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
   const bool here =
       s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
-  return pointwise && whole && is<Identity>(spec.features) && !spec.centred &&
-         !is<Adaptive>(spec.sharpness) && here;
+  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here;
 }
 
-// The keys' side of n tokens, after those that are there.
+// Appends the keys and values of n tokens to a KV cache.
 static void append(State& s, const Inputs& in, int64_t n) {
   make_room(s, in, n);
   for (const Input& i : input_table()) {
@@ -309,7 +311,7 @@ static void append(State& s, const Inputs& in, int64_t n) {
       put(s.recent.*i.at, in.*i.at, axis, s.held);
   }
   put_keep(s, in, n);
-  if (in.decay.defined()) put_fades(s, in.decay);
+  if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined()) put_decay(s, g);
   s.held += n;
 }
 
@@ -334,20 +336,20 @@ at::Tensor step(State& s, const Inputs& in) {
   check_inputs(s.spec, in);
   const auto [B, G, D, E] = s.shape;
   check(in.k.size(0) == B && in.k.size(1) == G && in.k.size(3) == D && in.v.size(3) == E,
-        "this state is of B = ", B, ", G = ", G, ", D = ", D, ", E = ", E, "; k is ", in.k.sizes(),
-        ", v ", in.v.sizes());
-  check(in.q.size(2) == in.k.size(2), "a step takes as many queries as keys: there are ",
-        in.q.size(2), " and ", in.k.size(2));
-  check(!in.cu_seqlens.defined(), "a state is of one stream: it takes no packed sequences");
-  check(in.q.scalar_type() == s.dtype, "this state is of ", dtype_name(s.dtype), " inputs, not ",
-        dtype_name(in.q.scalar_type()));
+        "this state was made for B = ", B, ", G = ", G, ", D = ", D, ", E = ", E, "; k is ",
+        in.k.sizes(), ", v ", in.v.sizes());
+  check(in.q.size(2) == in.k.size(2), "a step requires as many queries as keys, not ", in.q.size(2),
+        " and ", in.k.size(2));
+  check(!in.cu_seqlens.defined(), kOneStream);
+  check(in.q.scalar_type() == s.dtype, "this state was made for ", dtype_name(s.dtype),
+        " inputs, not ", dtype_name(in.q.scalar_type()));
   const at::Device device = s.carry.count.device();
   check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
   if (!s.finite) return step_keys(s, in);
-  constexpr int64_t kPrompt = 16;  // from here on, chunks are faster than one token after the other
-  const bool prompt = in.q.size(2) >= kPrompt;
-  if (prompt && in.q.is_cuda() && s.tokens == 0) return step_prompt(s, in);
-  if (prompt && in.q.is_cpu()) {
+  constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
+  const bool many = in.q.size(2) >= kPrefill;
+  if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
+  if (many && in.q.is_cpu()) {
     flush(s);
     s.tokens += in.q.size(2);
     return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
@@ -357,7 +359,7 @@ at::Tensor step(State& s, const Inputs& in) {
   return results.size() == 1 ? results[0] : at::cat(results, 2);
 }
 
-// What `later` holds, as inputs.
+// The KV cache of `later` as inputs.
 static Inputs held_keys(const State& later) {
   Inputs keys;
   for (const Input& i : input_table()) {
@@ -369,11 +371,11 @@ static Inputs held_keys(const State& later) {
 
 void merge(State& state, const State& later) {
   check(text(state.spec) == text(later.spec) && state.dtype == later.dtype,
-        "states of two variants do not merge: '", text(state.spec), "' and '", text(later.spec),
+        "cannot merge states of two variants: '", text(state.spec), "' and '", text(later.spec),
         "'");
   const StateShape &a = state.shape, &b = later.shape;
   check(a.B == b.B && a.G == b.G && a.D == b.D && a.E == b.E,
-        "states of two shapes do not merge: k is [", a.B, ", ", a.G, ", T, ", a.D, "] and [", b.B,
+        "cannot merge states of two shapes: k is [", a.B, ", ", a.G, ", T, ", a.D, "] and [", b.B,
         ", ", b.G, ", T, ", b.D, "]");
   if (!state.finite) {
     append(state, held_keys(later), later.held);

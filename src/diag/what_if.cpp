@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "attn/plan.h"
 #include "attn/stages.h"
 #include "core/check.h"
 #include "diag/softmax_rows.h"
@@ -46,10 +47,11 @@ Heads all_heads(const nn::Model& m) {
 
 // The mean of log n over the rows of a text.
 static double mean_log(const attn::Mask& mask, int64_t T) {
-  const auto* window = std::get_if<attn::Window>(&mask);
   double sum = 0;
-  for (int64_t n = 1; n <= T; ++n)
-    sum += std::log(double(window ? std::min<int64_t>(n, window->size) : n));
+  for (int64_t t = 0; t < T; ++t) {
+    const auto [lo, hi] = attn::interval(attn::reach(mask), t, T);
+    sum += std::log(double(hi - lo));
+  }
   return std::max(1e-6, sum / double(T));
 }
 

@@ -13,10 +13,13 @@ namespace horner::attn {
 
 // The tensors of a state by name, for saving, loading and counting.
 static std::vector<std::pair<std::string, at::Tensor*>> parts(State& s) {
-  std::vector<std::pair<std::string, at::Tensor*>> all = {
-      {"S", &s.carry.S},         {"z", &s.carry.z},         {"count", &s.carry.count},
-      {"keys", &s.carry.keys},   {"gates", &s.carry.gates}, {"decay", &s.carry.decay},
-      {"recent.fades", &s.fades}};
+  std::vector<std::pair<std::string, at::Tensor*>> all = {{"S", &s.carry.S},
+                                                          {"z", &s.carry.z},
+                                                          {"count", &s.carry.count},
+                                                          {"keys", &s.carry.keys},
+                                                          {"gates", &s.carry.gates},
+                                                          {"decay", &s.carry.decay},
+                                                          {"recent.fades", &s.decay_sums}};
   for (const Input& i : input_table())
     all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));
   return all;

@@ -15,6 +15,8 @@
 
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
+#include "attn/plan.h"
+#include "core/median.h"
 #include "core/stopwatch.h"
 
 namespace horner::instruments {
@@ -65,7 +67,7 @@ static void wait_for(at::Device device) {
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// An execution on its inputs, ready to be run again and again.
+// An execution with its inputs, to be run repeatedly.
 struct Runner {
   const Spec& spec;
   const Execution& execution;
@@ -98,8 +100,7 @@ struct Runner {
     reset();
     return ms;
   }
-  // By the device's own clock: of some runs one after the other, so that it does not wait for this
-  // thread.
+  // By the device's clock, over several runs, so that it does not wait for this thread.
   double device_ms() const {
     constexpr int kRuns = 5;
     const at::Device device = in.q.device();
@@ -114,7 +115,7 @@ struct Runner {
   }
 };
 
-// Counts what torch allocates on the threads where it is installed, less what it frees.
+// Counts the bytes that torch allocates and frees on the threads where it is installed.
 struct Meter : c10::MemoryReportingInfoBase {
   c10::DeviceType device;
   int64_t now = 0, most = 0;
@@ -134,12 +135,7 @@ static int64_t extra_bytes(const Runner& runner) {
   return meter->most;
 }
 
-static double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return (x[x.size() / 2] + x[(x.size() - 1) / 2]) / 2;
-}
-
-// In turn with another, mostly torch. Nothing when it was stopped.
+// Alternates with another runner, usually torch. Nothing if it was stopped.
 static std::optional<Timing> timed(const Runner& runner, const Runner* torch,
                                    const Effort& effort) {
   constexpr int kLeast = 3, kMost = 30;
@@ -176,7 +172,7 @@ static std::string gigabytes(double bytes) {
   return s.str();
 }
 
-// "" or why the T x S matrices of the reference do not fit, by those of a short run.
+// "" or why the T x S matrices of the reference do not fit, estimated from a short run.
 static std::string too_large(const Spec& spec, const Execution& e, const Case& c) {
   constexpr int64_t kShort = 256;
   if (&e != &execution("reference") || !c.device.is_cpu() || c.T <= kShort) return "";
@@ -190,7 +186,7 @@ static std::string too_large(const Spec& spec, const Execution& e, const Case& c
          gigabytes(free_bytes()) + " are free";
 }
 
-// A short case like `c`, of more than one tile and not a whole number of them.
+// A short case like `c`, longer than a tile and not a multiple of one.
 static Case short_case(Case c) {
   c.B = std::min<int64_t>(c.B, 2);
   c.T = c.S = std::min<int64_t>(c.T, 130);
@@ -237,17 +233,13 @@ Benchmark bench(const Spec& spec, const Execution& e, const Case& c, const Effor
 }
 
 double flop(const Spec& spec, const Case& c, bool backward) {
-  const double T = double(c.T), S = double(c.S);
-  double pairs = is<Full>(spec.mask) ? T * S : T * S - T * T / 2;
-  if (const auto* window = std::get_if<Window>(&spec.mask))
-    if (const double seen = window->size; seen < S) pairs = T * seen - seen * seen / 2;
-  const auto* project = std::get_if<Project>(&spec.features);
-  const double D = project ? project->dim : double(c.D), E = double(c.E);
+  const double pairs = seen_pairs(spec.mask, c.T, c.S);
+  const auto D = double(mapped_channels(spec, c.D)), E = double(c.E);
   // Forward: scores and sums. Backward: scores again, dw, dq and dk, dv.
   return 2 * double(c.B * c.H) * pairs * (backward ? 4 * D + 3 * E : D + E);
 }
 
-// Of one product of n x n matrices, the second time.
+// The time of a product of n x n matrices, after a first one.
 static double matmul_ms(int64_t n, at::ScalarType dtype, at::Device device) {
   const at::Tensor a = at::randn({n, n}, at::kFloat).to(dtype).to(device), b = a.t().contiguous();
   at::Tensor c = at::mm(a, b);

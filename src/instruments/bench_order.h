@@ -1,4 +1,4 @@
-// How far from softmax is attention with its series cut at order n?
+// The distance between softmax and attention with the series of exp cut at order n.
 #pragma once
 
 #include <cstdint>

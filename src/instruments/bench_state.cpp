@@ -39,7 +39,7 @@ std::string why_wrong(const Spec& spec, const Stream& s) {
   const double allowed = 2 * own + 16 * 1.2e-7 * (1 + truth.abs().max().item<double>());
   if (error <= allowed) return "";
   std::ostringstream out;
-  out << "off by " << error << ", where " << allowed << " is allowed";
+  out << "the error is " << error << ", and " << allowed << " is allowed";
   return out.str();
 }
 
@@ -60,7 +60,7 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
       for (int64_t t = 0; t < kRun; ++t) step(state, tokens(next, t, t + 1));
       if (run > 0) us.push_back(watch.ms() / kRun * 1e3);
       if (state.finite) continue;
-      // A cache forgets them again: each run begins after `context` tokens.
+      // Remove them from the KV cache again: each run begins after `context` tokens.
       state.held -= kRun, state.tokens -= kRun, state.carry.count.sub_(double(kRun));
     }
     if (us.empty()) break;

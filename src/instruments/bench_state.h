@@ -1,4 +1,4 @@
-// How fast is decoding, and the arithmetic of a state?
+// The speed of decoding, and of the arithmetic of a state.
 #pragma once
 
 #include <functional>
@@ -15,21 +15,21 @@ struct Stream {
   int64_t buffer = 64;
 };
 
-// "" when a prompt and tokens after it give what the reference gives, else by how much they do not.
+// "" if prefill and decoding give the results of the reference, else a reason with the error.
 std::string why_wrong(const Spec&, const Stream&);
 
 struct DecodeTime {
-  double us = 0;      // for a token, all heads: the median over runs of 64 tokens
-  int64_t bytes = 0;  // that the state holds
+  double us = 0;      // per token, all heads: the median over runs of 64 tokens
+  int64_t bytes = 0;  // of the state
   int64_t context = 0;
 };
-// Takes tokens in up to each of `contexts`, in rising order, and times the ones that follow. Stops
-// early when `stop` says so.
+// Adds tokens up to each of `contexts`, in rising order, and times the ones that follow. Returns
+// early if `stop` returns true.
 std::vector<DecodeTime> time_decoding(const Spec&, const Stream&,
                                       const std::vector<int64_t>& contexts,
                                       const std::function<bool()>& stop);
 
-// GFLOP/s of taking in `tokens` tokens at once, counting the products with the state alone.
+// GFLOP/s of prefill with `tokens` tokens, counting only the products with the state.
 double state_gflops(const Spec&, const Stream&, int64_t tokens);
 
 }  // namespace horner::instruments

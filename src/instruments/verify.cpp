@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "attn/catalog.h"
 #include "attn/inputs.h"
+#include "attn/plan.h"
 #include "core/check.h"
 
 namespace horner::instruments {
@@ -54,8 +54,8 @@ static int64_t size(const Case& c, const Spec& spec, char letter) {
   }
 }
 
-// A seed gives the same numbers for every device, but for those of a benchmark: millions of normal
-// ones take a processor a second.
+// A seed gives the same numbers on every device, except in large cases: the CPU takes a second for
+// millions of normal numbers.
 static at::Generator seeded(const Case& c) {
   constexpr int64_t kMany = 1 << 21;
   const bool few = c.B * std::max(c.H * c.T * c.D, c.G * c.S * std::max(c.D, c.E)) < kMany;
@@ -72,20 +72,19 @@ static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator
     return keep;
   }
   const int64_t a = c.T / 3, b = c.T / 2;
-  return at::tensor({int64_t(0), a, a, b, c.T}, at::kInt);  // a sequence of no tokens among them
+  return at::tensor({int64_t(0), a, a, b, c.T}, at::kInt);  // the second sequence is empty
 }
 
 Inputs random_inputs(const Spec& spec, const Case& c) {
   const at::Generator random = seeded(c);
   const auto exact = at::TensorOptions(at::kDouble).device(random.device());
-  // Weights that change sign or vanish keep away from a sum near 0, where dividing magnifies
-  // rounding.
-  // Likewise rows that few keys make, divided by their length.
+  // Dividing magnifies rounding where the divisor is near 0: the sum of weights that change sign or
+  // vanish, or the length of a row that few keys contribute to. Positive inputs avoid that.
   const bool few_keys = is<Relu>(spec.features) && !is<NoNorm>(spec.norm);
   const bool may_vanish =
       may_be_negative(spec) || (is<Power>(spec.weight) && is<Identity>(spec.features));
   const bool fragile = few_keys || (may_vanish && is<Sum>(spec.denominator));
-  // At -30 the terms of a long series cancel: e^-30 is then lost in the rounding of 30^30 / 30!.
+  // At -30 the terms of a long series cancel: e^-30 is lost in the rounding of 30^30 / 30!.
   const auto* series = std::get_if<Taylor>(&spec.weight);
   const bool hot = c.hot && !fragile && !(series && series->order > 10);
   Inputs in;
@@ -101,7 +100,7 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
     at::Tensor x = at::randn(shape, random, exact);
     if (i.role == Role::tensor && fragile) x = at::rand(shape, random, exact);
     if (i.at == &Inputs::q && hot) x = x * kHeat;
-    // Values with a mean that is no constant: a norm then has something to divide by.
+    // Values whose mean differs between channels, so that the divisor of a norm is not near 0.
     if (i.at == &Inputs::v && !is<NoNorm>(spec.norm))
       x = x + at::arange(c.E, exact).remainder(2) * 3 - 1.5;
     if (i.role == Role::gate) x = 0.1 + 0.8 * x.sigmoid();
@@ -196,7 +195,7 @@ Verdict verify(const Spec& spec, const Execution& e, const Case& c) {
   Verdict verdict{e.why_not(spec, in), {}};
   constexpr double kMostWork = 2e9;  // a second or two
   if (verdict.why_not.empty() && e.work && e.work(spec, in) > kMostWork)
-    verdict.why_not = "a check of it would take too long";
+    verdict.why_not = "checking this case would take too long";
   if (!verdict.why_not.empty()) return verdict;
 
   at::Tensor direction;
@@ -215,7 +214,7 @@ Verdict verify(const Spec& spec, const Execution& e, const Case& c) {
   if (of_itself && c.dtype == at::kDouble && c.gradients && small && !c.hot && !has_constants)
     add_numeric(spec, reference, in, direction, found, verdict);
 
-  // What rounding alone does to the reference in this dtype; for double, scaled from float.
+  // The rounding error of the reference in this dtype; for double, scaled from float.
   const bool exact = c.dtype == at::kDouble;
   const Outcome naive = of_itself && !exact
                             ? found

@@ -1,8 +1,8 @@
-// Is an execution right? It is compared with the truth, `reference` in double, on fresh random
-// inputs: the output and the gradient of every input.
+// Checks an execution against the truth, `reference` in double, on random inputs: the output and
+// the gradient of every input.
 //
-// An execution may be at most twice as far from the truth as `reference` in the same dtype is, plus
-// a few ulps. `reference` itself is held to a multiple of the dtype's own rounding.
+// The error of an execution may be at most twice that of `reference` in the same dtype, plus a few
+// ulps. The error of `reference` itself is bounded by a multiple of the dtype's rounding.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ struct Case {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
   uint64_t seed = 0;
-  bool hot = false;     // scores up to about +-30, where the variant allows it
+  bool hot = false;     // scores up to about +-30, unless the variant is too sensitive
   bool padded = false;  // with a `keep`
   bool packed = false;  // with `cu_seqlens`
   bool gradients = true;
@@ -35,16 +35,16 @@ Inputs random_inputs(const Spec&, const Case&);
 struct Difference {
   std::string of;                               // "output", "d q", ...
   double error;                                 // the largest distance from the truth
-  double allowed;                               // error may be at most this
-  double ratio;                                 // of the reference's own error in that dtype
+  double allowed;                               // the limit of the error
+  double ratio;                                 // error over the reference's error in that dtype
   bool ok() const { return error <= allowed; }  // false for a NaN
 };
 
-// Empty, with `why_not` set, when the execution cannot run the case.
+// Without differences, and with `why_not` set, if the execution cannot run the case.
 struct Verdict {
   std::string why_not;
   std::vector<Difference> differences;
-  const Difference* worst() const;  // the largest error over what is allowed; null when empty
+  const Difference* worst() const;  // the largest error / allowed; null when empty
   bool ok() const { return worst() == nullptr || worst()->ok(); }
 };
 Verdict verify(const Spec&, const Execution&, const Case&);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attn/catalog.h"
+#include "attn/plan.h"
 #include "attn/stages.h"
 #include "core/check.h"
 
@@ -34,14 +34,9 @@ std::vector<Query> few_queries(int64_t T, int64_t most) {
 
 std::string why_no_rows(const Spec& spec) {
   if (may_be_negative(spec)) return "its weights may be negative: they are no shares of a whole";
-  if (is<TokenGate>(spec.decay)) return "its weights fade by gates, which the theory knows not";
-  if (is<Full>(spec.mask)) return "its queries see the tokens that follow them";
+  if (!is<NoDecay>(spec.decay)) return "its weights fade by gates, which the theory knows not";
+  if (sees_future(spec.mask)) return "its queries see the tokens that follow them";
   return "";
-}
-
-static int64_t first_seen(const Mask& mask, int64_t t) {
-  const auto* window = std::get_if<Window>(&mask);
-  return window ? std::max<int64_t>(0, t - window->size + 1) : 0;
 }
 
 // [H, R, S] scores of a block of queries with all keys up to the last of them.
@@ -50,8 +45,8 @@ static Rows block_rows(const Spec& spec, const Inputs& in, std::span<const Query
   std::vector<int64_t> at;
   for (const Query& q : queries) {
     at.push_back(q.t);
-    rows.begin.push_back(first_seen(spec.mask, q.t));
-    rows.count.push_back(q.t + 1 - rows.begin.back());
+    const auto [lo, hi] = interval(reach(spec.mask), q.t, q.t + 1);
+    rows.begin.push_back(lo), rows.count.push_back(hi - lo);
   }
   const int64_t S = at.back() + 1, R = int64_t(at.size());
   const at::Tensor index = at::tensor(at, at::kLong), first = at::tensor(rows.begin, at::kLong);
@@ -100,7 +95,7 @@ void for_rows(const Spec& spec, const Inputs& given, std::span<const Query> quer
 at::Tensor weights_of(const Spec& spec, const Rows& rows) {
   const at::Tensor count = at::tensor(rows.count).to(rows.scores.scalar_type()).view({1, -1, 1});
   at::Tensor x = rows.scores / spec.temperature, shift;
-  if (is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness))
+  if (sharpness_from(spec.sharpness) == SharpnessFrom::count)
     x = x * count.log() / count.log().mean().clamp_min(1e-6);
   const at::Tensor w = attn::weights(spec, x, {rows.hidden, count}, shift);
   const at::Tensor sum = w.sum(-1, true);

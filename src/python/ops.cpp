@@ -244,7 +244,7 @@ static at::Tensor step(const StreamPtr& self, const std::vector<std::optional<at
 // All that it holds; the batch is the first dimension of each.
 static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
   attn::Carry& c = s.carry;
-  std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.fades};
+  std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.decay_sums};
   for (const attn::Input& i : attn::input_table())
     if (i.shape[0] == 'B') all.push_back(&(s.recent.*i.at));
   Tensors held;

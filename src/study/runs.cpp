@@ -108,15 +108,6 @@ Spread spread(const std::vector<double>& values) {
   return {mean, n > 1 ? std::sqrt(squares / (n - 1)) : 0, values.size()};
 }
 
-struct OrderOf {
-  int operator()(attn::Taylor w) const { return w.order; }
-  int operator()(attn::Power w) const { return w.degree; }
-  template <class W>
-  int operator()(W) const {
-    return -1;
-  }
-};
-
 // What of softmax a variant changes, from its stages.
 static std::string kind_of(const attn::Spec& s) {
   using namespace attn;
@@ -137,7 +128,8 @@ static Group group_of(const std::string& name) {
   try {
     const attn::Variant v = attn::find(name);
     g.about = v.about, g.kind = kind_of(v.spec), g.centred = v.spec.centred;
-    g.order = std::visit(OrderOf{}, v.spec.weight);
+    const auto orders = attn::facts(v.spec.weight).orders;
+    g.order = orders ? orders->last : -1;
   } catch (const Error&) {
     g.about = "not a variant of this program";
   }

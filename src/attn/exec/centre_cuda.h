@@ -1,21 +1,21 @@
-// The mean scores of queries on a GPU, and their gradients (kernels/centre_cuda.h).
+// The mean scores of queries on a GPU, and their gradients (kernels/cuda/prepare/centre.h).
 #pragma once
 
 #include "attn/exec/cuda.h"
 
 namespace horner::attn::exec {
 
-// What a centre needs beside q and k, which are laid out.
+// The inputs of a centre other than q and k, which are from laid_out.
 struct CentreOf {
   SeenKeys keys;
-  at::Tensor count;  // [B, T] float32 where there is a `keep`: the keys that it leaves
+  at::Tensor count;  // [B, T] float32 with a `keep`: the number of keys kept
   float scale = 1;
 };
 
 at::Tensor centre(const CentreOf&, const at::Tensor& q, const at::Tensor& k);  // [B, H, T], float32
 
-// Adds the gradients by way of the centre, whose own is given, to dq and dk, which are contiguous;
-// where `dq_sum` is defined (float32) dq is that and what is added to it.
+// Adds the gradients that flow through the centre to dq and dk, which are contiguous. Where
+// `dq_sum` (float32) is defined, dq becomes that plus the addition.
 void add_centre_gradients(const CentreOf&, const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& d_centre, const at::Tensor& dq_sum,
                           const at::Tensor& dq, const at::Tensor& dk);

@@ -10,11 +10,9 @@
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
-#include "attn/inputs.h"
 #include "attn/kernels/cpu/chunked/chunked.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
-#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -180,7 +178,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   const int64_t T = in.q.size(2), S = in.k.size(2), E = in.v.size(-1);
   const auto dtype = sums_dtype(spec, in.q.scalar_type());
   ChunkJob job;
-  job.orders = orders(spec.weight);
+  job.orders = facts(spec.weight).orders.value();
   job.D = p.q.size(-1);
   job.cut = cut;
   job.begins = beginnings(in);
@@ -214,7 +212,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   at::Tensor N = part(r.N, 2, T), W = part(r.W, 2, T).unsqueeze(-1);
   if (E < N.size(-1)) N = N.narrow(-1, 0, E);
   Sums sums{N, W, at::zeros({1}, N.options()), p.count, {}};
-  if (is<CumulativeGate>(spec.denominator)) {
+  if (in.denominator_gate.defined()) {
     sums.gates = p.gates(in);
     if (before && before->gates.defined())
       sums.gates =
@@ -274,16 +272,3 @@ const Execution chunked{
 };
 
 }  // namespace horner::attn::exec
-
-namespace horner::attn {
-
-at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
-  check_inputs(spec, in);
-  const std::string reason = exec::why_no_stream(spec, in);
-  check(reason.empty(), "cannot attend from a state: ", reason);
-  check(!in.cu_seqlens.defined(),
-        "a state belongs to one stream: packed sequences (cu_seqlens) are not supported");
-  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
-}
-
-}  // namespace horner::attn

@@ -1,7 +1,8 @@
 // Attention through a state: what the executions `chunked` and `recurrent` and attn/state share.
 #pragma once
 
-#include "attn/state.h"
+#include "attn/attend.h"
+#include "attn/carry.h"
 
 namespace horner::attn::exec {
 

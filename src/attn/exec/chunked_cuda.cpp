@@ -147,7 +147,7 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
   f.queries = memory<cuda::Query>(queries);
   f.dq = d.q.data_ptr(), f.dk = d.k.data_ptr(), f.dv = d.v.data_ptr();
-  cuda::row_gradients(f, polynomial(Taylor{1}), stream());
+  cuda::row_gradients(f, polynomial(0, 1), stream());
 
   if (r.prefix.S.defined()) p.prefix = r.prefix.pointers();
   cuda::chunk_backward_queries(p, stream());
@@ -159,7 +159,7 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
 }
 
 static cuda::Quadratic quadratic(const Weight& w) {
-  const Orders o = orders(w);
+  const Orders o = facts(w).orders.value();
   const auto c = [&](int n) { return o.first <= n && n <= o.last; };
   return {{c(0) ? 1.f : 0.f, c(1) ? 1.f : 0.f, c(2) ? 0.5f : 0.f}};
 }
@@ -179,7 +179,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   job.epilogue = cuda_epilogue(spec, in);
   if (in.keep.defined()) job.keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
-  const bool by_row = !is<Flat>(spec.sharpness);
+  const bool by_row = sharpness_from(spec.sharpness) == SharpnessFrom::count;
   job.relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job.w.c[2] == 0;
   job.scale = by_row ? 1 : float(scale_factor(spec, in));
   at::Tensor of_row;
@@ -190,7 +190,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const at::Tensor gate = spec.input_gate ? in.input_gate.unsqueeze(-1) : at::Tensor();
   const at::Tensor v = mapped_on_gpu(Identity{}, in.v, {}, 1, gate);
   FusedTensors x{laid_out(q), laid_out(k), laid_out(v)};
-  x.decay = decay_on_gpu(in.decay);
+  x.decay = decay_on_gpu(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
@@ -204,7 +204,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(device) < 80) return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
-  if (orders(spec.weight).last > 2) return "supports only orders 1 and 2";
+  if (facts(spec.weight).orders->last > 2) return "supports only orders 1 and 2";
   if (spec.centred) return "does not support centred scores";
   if (in.cu_seqlens.defined()) return "does not support packed sequences";
   if (in.q.size(2) != in.k.size(2)) return "requires as many queries as keys";

@@ -13,7 +13,7 @@ namespace horner::attn::exec {
 
 namespace cuda = kernels::cuda;
 
-// One of the problems of kernels/counted_cuda.h, without its pointers.
+// A problem of kernels/cuda/prepare/counts.h, without its pointers.
 template <class Problem>
 struct CountedJob : torch::CustomClassHolder {
   Problem p{};
@@ -78,7 +78,8 @@ static at::Tensor apply(const c10::intrusive_ptr<CountedJob<Problem>>& job, cons
   return Counted<Problem>::apply(job, given);
 }
 
-// From gates to sums, or from the sums' gradient, in double, to that of the gates.
+// The running sums of the gates, or with `backward` the gradient of the gates from that of the sums
+// (double).
 static at::Tensor decay_sums(const at::Tensor& x, at::ScalarType to, bool backward) {
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor y = at::empty(x.sizes(), x.options().dtype(to));
@@ -121,14 +122,32 @@ static at::Tensor by_count(const Spec& spec, const Inputs& in, cuda::CountedRows
   return apply(job, learned);
 }
 
+struct DivisorOnGpu {
+  const Spec& spec;
+  const Inputs& in;
+  const CountedKeys& counted;
+
+  at::Tensor operator()(Sum) const { return {}; }
+  at::Tensor operator()(Nothing) const { return {}; }
+  at::Tensor operator()(Count) const {
+    return in.keep.defined() ? by_row(counted.count()) : at::Tensor();  // the kernels count
+  }
+  at::Tensor operator()(CountPower) const {
+    if (!in.keep.defined())
+      return by_count(spec, in, cuda::CountedRows::count_power, in.count_exponent);
+    return by_row(counted.count().pow(in.count_exponent.sigmoid().view({-1, 1, 1})));
+  }
+  at::Tensor operator()(CumulativeGate z) const {
+    const auto job = c10::make_intrusive<CountedJob<cuda::GateSums>>(spec, in);
+    job->p.G = int(in.k.size(1)), job->p.least = z.least, job->p.times_count = z.times_count;
+    return apply(job, in.denominator_gate);
+  }
+  at::Tensor by_row(const at::Tensor& x) const {  // [B, H, T]
+    return plain(x.squeeze(-1).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+  }
+};
 at::Tensor divisor_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
-  if (is<CountPower>(spec.denominator) && !in.keep.defined())
-    return by_count(spec, in, cuda::CountedRows::count_power, in.count_exponent);
-  const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
-  if (!z) return plain(counted.divisor(spec, in));
-  const auto job = c10::make_intrusive<CountedJob<cuda::GateSums>>(spec, in);
-  job->p.G = int(in.k.size(1)), job->p.least = z->least, job->p.times_count = z->times_count;
-  return apply(job, in.denominator_gate);
+  return std::visit(DivisorOnGpu{spec, in, counted}, spec.denominator);
 }
 
 at::Tensor scale_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {

@@ -1,6 +1,6 @@
-// What a row has of the keys that it sees, other than its weights, by kernels
-// (kernels/counted_cuda.h) where there are some, otherwise as tensor code. Kept for backward: the
-// inputs.
+// Stages that depend on the keys of a row but not on its weights, by kernels
+// (kernels/cuda/prepare/counts.h) where they exist and tensor code elsewhere. Backward needs only
+// their inputs.
 #pragma once
 
 #include "attn/exec/cuda.h"
@@ -10,7 +10,7 @@ namespace horner::attn::exec {
 // Running sums of log gates [B, G, S], in double; undefined for none.
 at::Tensor decay_on_gpu(const at::Tensor& gates);
 
-// What divides a row where that is not its sum: float32 [B, H, T], or undefined for 1.
+// The divisor of each row where the kernels do not compute it: float32 [B, H, T], else undefined.
 at::Tensor divisor_on_gpu(const Spec&, const Inputs&, const CountedKeys&);
 
 // Scale and sharpness of LogLength and LogPower: float32, broadcasts to [B, H, T, 1].

@@ -13,11 +13,10 @@ Intervals::Intervals(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   lo = at::empty({T}, at::kInt), hi = at::empty({T}, at::kInt);
   int32_t *l = lo.data_ptr<int32_t>(), *h = hi.data_ptr<int32_t>();
+  const Reach r = reach(mask);
   for (int64_t t = 0; t < T; ++t) {
-    const int64_t position = t + S - T;
-    const auto* window = std::get_if<Window>(&mask);
-    l[t] = window ? int32_t(std::max<int64_t>(0, position + 1 - window->size)) : 0;
-    h[t] = int32_t(is<Full>(mask) ? S : std::max<int64_t>(0, position + 1));
+    const auto [from, to] = interval(r, t + S - T, S);
+    l[t] = int32_t(from), h[t] = int32_t(to);
   }
   if (!in.cu_seqlens.defined()) return;
   const at::Tensor cuts = in.cu_seqlens.to(at::kLong).contiguous();
@@ -29,7 +28,7 @@ Intervals::Intervals(const Mask& mask, const Inputs& in) {
     }
 }
 
-// From running sums, in double.
+// Differences of running sums, in double.
 at::Tensor Intervals::sums(const at::Tensor& x) const {
   const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
   return running.index_select(-2, hi) - running.index_select(-2, at::minimum(lo, hi));
@@ -45,7 +44,8 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before)
   q = mapped(spec.features, in.q, in.query_projection);
   k = mapped(spec.features, in.k, in.key_projection, repeats);
   factor = scale(spec, in, count);
-  if (in.decay.defined()) decay = in.decay.to(at::kDouble).cumsum(-1);
+  decay = log_gates(spec.decay, in);
+  if (decay.defined()) decay = decay.to(at::kDouble).cumsum(-1);
 }
 
 at::Tensor Prepared::gates(const Inputs& in) const {

@@ -1,5 +1,5 @@
-// What the torch side of the CPU kernels shares: tasks for the threads, masks as intervals, and the
-// tensor code before a kernel.
+// The torch side that the CPU kernels share: tasks for threads, masks as intervals, and the tensor
+// code before a kernel.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -14,8 +14,8 @@
 
 namespace horner::attn::exec {
 
-// Tasks one by one to whichever thread is free: they differ in length. Each thread, of which there
-// are at most `threads`, has `scratch` numbers of its own, at the beginning of a vector.
+// Hands tasks one by one to whichever thread is free, since they differ in length. Each of at most
+// `threads` threads has its own `scratch` numbers, aligned to a cache line.
 template <class R = float, class F>
 void for_each_task(int64_t n, int64_t scratch, const F& f,
                    int64_t threads = std::numeric_limits<int64_t>::max()) {
@@ -33,37 +33,36 @@ void for_each_task(int64_t n, const F& f) {
   for_each_task(n, 0, [&](int64_t i, float*) { f(i); });
 }
 
-// The keys that each query sees, as intervals that never go back; `keep` is apart.
+// The keys that each query sees, without `keep`: intervals whose ends never decrease with t.
 struct Intervals {
   at::Tensor lo, hi;  // [T], int32: lo <= s < hi
 
   Intervals(const Mask&, const Inputs&);
-  at::Tensor sums(
-      const at::Tensor& x) const;  // of x [..., S, C] over each query's keys: [..., T, C]
+  // The sums of x [..., S, C] over each query's keys: [..., T, C].
+  at::Tensor sums(const at::Tensor& x) const;
 };
 
 // The inputs as the kernels take them, differentiable.
 struct Prepared {
   Intervals seen;
-  int64_t repeats;    // query heads for each key head
+  int64_t repeats;    // query heads per key head
   at::Tensor ones;    // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
   at::Tensor count;   // [1 or B, 1, T, 1]
-  at::Tensor q, k;    // features taken
-  at::Tensor factor;  // what multiplies q.k: one number, or [1 or B, H, T, 1]
+  at::Tensor q, k;    // f(q), f(k)
+  at::Tensor factor;  // of q.k: one number, or [1 or B, H, T, 1]
   at::Tensor decay;   // [B, G, S], running sums in double, or undefined
 
-  // After `before` [B] keys, unless that is undefined.
+  // `before` [B]: how many keys precede these; undefined for none.
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {});
-  at::Tensor gates(
-      const Inputs&) const;  // sums of e^denominator_gate over the keys seen: [B, H, T, 1]
+  // The sums of e^denominator_gate over the keys seen: [B, H, T, 1].
+  at::Tensor gates(const Inputs&) const;
 };
 
-// Where a kernel writes the statistics [4, B, H, T], of which `to` gets its parts; undefined for
-// null.
+// The memory [4, B, H, T] to which a kernel writes statistics, with views of it in `to`; undefined
+// where `to` is null.
 at::Tensor statistics_memory(const Inputs&, Statistics* to);
 
-// Throws where a graph of the gradients is wanted: the kernels of that execution have no gradients
-// of gradients.
+// Throws if autograd asks for a graph of the gradients: the execution has no double backward.
 void check_first_order(std::string_view execution);
 
 // With channels of zeros up to a multiple of kernels::kPad, contiguous.

@@ -3,16 +3,20 @@
 #include <ATen/ATen.h>
 
 #include "attn/stages.h"
+#include "core/check.h"
 
 namespace horner::attn::exec {
 
 namespace cuda = kernels::cuda;
 using cuda::RuntimeWeight;
 
+template <class W>
+concept OffGpu = !FactsOf{}(W{}).on_gpu;
+
 struct CudaWeights {
   cuda::Weights operator()(Exp w) const { return w; }
-  cuda::Weights operator()(Taylor w) const { return polynomial(w); }
-  cuda::Weights operator()(Power w) const { return polynomial(w); }
+  cuda::Weights operator()(Taylor w) const { return polynomial(0, w.order); }
+  cuda::Weights operator()(Power w) const { return polynomial(w.degree, w.degree); }
   cuda::Weights operator()(Sigmoid) const { return RuntimeWeight{.kind = RuntimeWeight::sigmoid}; }
   cuda::Weights operator()(Entmax w) const {
     return RuntimeWeight{.kind = RuntimeWeight::entmax, .alpha = w.alpha};
@@ -23,12 +27,20 @@ struct CudaWeights {
   cuda::Weights operator()(SelfAdjusted) const {
     return RuntimeWeight{.kind = RuntimeWeight::self_adjusted};
   }
+  cuda::Weights operator()(OffGpu auto) const {
+    fail("the CUDA kernels do not support this weight");
+  }
 };
 cuda::Weights cuda_weights(const Weight& w) {
   return std::visit(CudaWeights{}, w);
 }
-bool needs_the_row(const Weight& w) {
-  return is<Entmax>(w) || is<TopK>(w) || is<SelfAdjusted>(w);
+
+std::string why_not_on_cuda(const Spec& spec) {
+  if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not support its weight";
+  const int ahead = reach(spec.mask).ahead;
+  if (ahead != 0 && ahead != kAllKeys)
+    return "the CUDA kernels support only masks that see no later key, or all of them";
+  return "";
 }
 
 struct SetCudaNorm {
@@ -39,13 +51,22 @@ struct SetCudaNorm {
   void operator()(Rms n) const { p.norm = cuda::Epilogue::rms, p.eps = n.eps; }
   void operator()(Layer n) const { p.norm = cuda::Epilogue::layer, p.eps = n.eps; }
 };
+// The others are tensors (divisor_on_gpu).
+struct SetCudaDenominator {
+  cuda::Epilogue& p;
+  bool keep;
+
+  void operator()(Sum z) const {
+    p.by_sum = true, p.plus = z.plus, p.least = z.least, p.detach = z.detach;
+  }
+  void operator()(Count) const { p.by_count = !keep; }
+  void operator()(CountPower) const {}
+  void operator()(CumulativeGate) const {}
+  void operator()(Nothing) const {}
+};
 cuda::Epilogue cuda_epilogue(const Spec& spec, const Inputs& in) {
   cuda::Epilogue p{};
-  p.by_count = is<Count>(spec.denominator) && !in.keep.defined();
-  if (const auto* z = std::get_if<Sum>(&spec.denominator)) {
-    p.by_sum = true;
-    p.plus = z->plus, p.least = z->least, p.detach = z->detach;
-  }
+  std::visit(SetCudaDenominator{p, in.keep.defined()}, spec.denominator);
   std::visit(SetCudaNorm{p}, spec.norm);
   return p;
 }
@@ -60,8 +81,9 @@ std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
 SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
   SeenKeys keys;
   cuda::Seen& seen = keys.seen;
-  seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2)), seen.causal = !is<Full>(mask);
-  if (const auto* window = std::get_if<Window>(&mask)) seen.window = window->size;
+  seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2));
+  const auto [back, ahead] = reach(mask);
+  seen.causal = ahead == 0, seen.window = back;
   if (in.cu_seqlens.defined()) std::tie(keys.begin, keys.end) = sequences(in);
   if (in.keep.defined()) keys.keep = in.keep.contiguous();
   seen.begin = memory<int32_t>(keys.begin), seen.end = memory<int32_t>(keys.end);
@@ -101,11 +123,7 @@ cuda::TypedPointer typed(const at::Tensor& x) {
 
 void CountedKeys::find_intervals() const {
   if (lo.defined()) return;
-  const int64_t T = in.q.size(2), S = in.k.size(2);
-  const at::Tensor past = at::arange(S - T + 1, S + 1, in.q.options().dtype(at::kLong));
-  const auto* window = std::get_if<Window>(&mask);
-  lo = window ? (past - window->size).clamp_min(0) : at::zeros_like(past);
-  hi = is<Full>(mask) ? at::full_like(past, S) : past.clamp_min(0);
+  std::tie(lo, hi) = intervals(mask, in);
   if (in.cu_seqlens.defined()) {
     const auto [begin, end] = sequences(in);
     lo = at::maximum(lo, begin), hi = at::minimum(hi, end);
@@ -125,15 +143,6 @@ at::Tensor CountedKeys::count() const {
   counted = in.keep.defined() ? running_sums(in.keep.view({in.q.size(0), 1, -1, 1}))
                               : (hi - lo).view({1, 1, -1, 1});
   return counted = counted.to(at::kFloat).clamp_min(1);
-}
-
-at::Tensor CountedKeys::divisor(const Spec& spec, const Inputs& given) const {
-  const std::vector<int64_t> shape = {in.q.size(0), in.q.size(1), in.q.size(2)};
-  if (is<Count>(spec.denominator) && !in.keep.defined()) return {};  // the kernels know it
-  if (is<Count>(spec.denominator)) return count().squeeze(-1).expand(shape);
-  if (is<CountPower>(spec.denominator))
-    return count().squeeze(-1).pow(given.count_exponent.sigmoid().view({-1, 1})).expand(shape);
-  return {};
 }
 
 }  // namespace horner::attn::exec

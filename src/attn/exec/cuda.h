@@ -1,4 +1,4 @@
-// The tensor code before the CUDA kernels: stages as they take them, tensors as they lie in memory.
+// The tensor code before the CUDA kernels: stages and tensors in the form that the kernels take.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,34 +12,34 @@ namespace horner::attn::exec {
 
 kernels::cuda::Weights cuda_weights(const Weight&);
 kernels::cuda::Epilogue cuda_epilogue(const Spec&, const Inputs&);  // without its pointers
-bool needs_the_row(const Weight&);                                  // more than one score
+std::string why_not_on_cuda(const Spec&);  // "" when the kernels have its weight and mask
 
-// Where the packed sequence of each token begins and ends: [T] each, int32.
+// The begin and end of each token's packed sequence: [T] each, int32.
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 
-// The keys that each query sees, and the memory that `seen` points to.
+// The keys that each query sees, with the memory that `seen` points to.
 struct SeenKeys {
   kernels::cuda::Seen seen{};
   at::Tensor begin, end, keep;
 };
 SeenKeys seen_keys(const Mask&, const Inputs&);
 
-// With channels side by side, zeros up to a multiple of kPad, and rows that begin at multiples of
-// kAlignment bytes.
+// With contiguous channels, padded with zeros to a multiple of kPad, and rows aligned to kAlignment
+// bytes.
 at::Tensor laid_out(const at::Tensor&);
-kernels::cuda::View view(const at::Tensor&);  // of one that is laid out
+kernels::cuda::View view(const at::Tensor&);  // of a tensor from laid_out
 kernels::cuda::Dtype dtype_of(const at::Tensor&);
 at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
-at::Tensor gates(const at::Tensor&);  // likewise, but 16 bits stay as they are
+at::Tensor gates(const at::Tensor&);  // the same, but 16-bit tensors keep their dtype
 kernels::cuda::TypedPointer typed(const at::Tensor&);
 
-// The memory of a tensor as any type; null for none.
+// The memory of a tensor as any type; null where it is undefined.
 template <class T>
 T* memory(const at::Tensor& x) {
   return x.defined() ? static_cast<T*>(x.data_ptr()) : nullptr;
 }
 
-// Sizes, and the memory of q, k, v, decay and what the epilogue takes.
+// Sizes, and the memory of q, k, v, decay and the inputs of the epilogue.
 template <class Tensors>
 kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue& e, int channels) {
   kernels::cuda::Fused f{};
@@ -56,8 +56,8 @@ kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue&
   return f;
 }
 
-// The gradients of the epilogue's inputs: memory for them, which `row_gradients` fills; `parts` is
-// its own.
+// Memory for the gradients of the epilogue's inputs, which `row_gradients` fills; `parts` is its
+// scratch.
 template <class Tensors>
 Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor& parts) {
   const auto like = [](const at::Tensor& y) {
@@ -79,14 +79,11 @@ Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor
   return d;
 }
 
-// The numbers of the keys that each query sees. Nothing is computed before it is asked
-// for: most variants need none of it.
+// The number of keys that each query sees, computed when first used: most variants do not need it.
 struct CountedKeys {
   CountedKeys(const Mask& mask, const Inputs& in) : mask(mask), in(in) {}
 
   at::Tensor count() const;  // [1 or B, 1, T, 1], at least 1
-  // What divides a row where that is not its sum, nor one of gates: [B, H, T], or undefined for 1.
-  at::Tensor divisor(const Spec&, const Inputs&) const;
 
  private:
   const Mask& mask;

@@ -5,6 +5,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+
 #include "attn/exec/cpu.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
@@ -59,7 +61,7 @@ struct MapRows : torch::autograd::Function<MapRows> {
     const at::Tensor dy = laid_out(grads[0]);
     cuda::FeatureRows p = rows_of(kind, ctx->saved_data["repeats"].toDouble(), x, factor);
     p.y = view(dy);
-    // The gradient of y is nobody's but ours: y went to one place, whose backward made it.
+    // Only this function reads the gradient of y: y has one consumer, whose backward made it.
     const bool in_place = dy.size(3) == x.size(3) && dy.is_contiguous();
     const at::Tensor dx = in_place ? dy : at::empty(x.sizes(), x.options());
     p.dx = view(dx);
@@ -73,21 +75,23 @@ struct MapRows : torch::autograd::Function<MapRows> {
   }
 };
 
+// None: by tensor code.
 struct MapOf {
-  cuda::Map operator()(Identity) const { return cuda::Map::identity; }
-  cuda::Map operator()(Elu1) const { return cuda::Map::elu1; }
-  cuda::Map operator()(Relu) const { return cuda::Map::relu; }
-  cuda::Map operator()(Cosine f) const {
+  using Map = std::optional<cuda::Map>;
+  Map operator()(Identity) const { return cuda::Map::identity; }
+  Map operator()(Elu1) const { return cuda::Map::elu1; }
+  Map operator()(Relu) const { return cuda::Map::relu; }
+  Map operator()(Cosine f) const {
     return f.over_heads ? cuda::Map::cosine_over_heads : cuda::Map::cosine;
   }
-  cuda::Map operator()(Project) const { return cuda::Map::identity; }
+  Map operator()(Project) const { return {}; }
 };
 
 at::Tensor mapped_on_gpu(const Features& features, const at::Tensor& x,
                          const at::Tensor& projection, int64_t repeats, const at::Tensor& factor) {
   const auto kind = std::visit(MapOf{}, features);
   const bool nothing = kind == cuda::Map::identity && !factor.defined();
-  if (is<Project>(features) || nothing) {
+  if (!kind || nothing) {
     const at::Tensor y = mapped(features, x, projection, repeats);
     return factor.defined() ? mapped_on_gpu(Identity{}, y, {}, 1, factor) : y;
   }
@@ -95,8 +99,8 @@ at::Tensor mapped_on_gpu(const Features& features, const at::Tensor& x,
     return mapped_on_gpu(Identity{}, mapped_on_gpu(features, x, {}, repeats), {}, 1, factor);
   const at::Tensor by = factor.defined() ? factor.to(at::kFloat) : factor;
   const bool gradients = x.requires_grad() || (by.defined() && by.requires_grad());
-  if (!gradients || !at::GradMode::is_enabled()) return map(kind, double(repeats), x, by);
-  return MapRows::apply(x, by.defined() ? std::optional(by) : std::nullopt, int64_t(kind),
+  if (!gradients || !at::GradMode::is_enabled()) return map(*kind, double(repeats), x, by);
+  return MapRows::apply(x, by.defined() ? std::optional(by) : std::nullopt, int64_t(*kind),
                         double(repeats));
 }
 

@@ -9,7 +9,6 @@
 #include "attn/kernels/cpu/fused/fused.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
-#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -22,17 +21,6 @@ struct Job {
   at::Tensor lo, hi, keep;
   at::Tensor statistics;         // [4, B, H, T] to write to, or undefined
   kernels::Epilogue epilogue{};  // without its pointers
-};
-
-struct Pointwise {
-  kernels::Pointwise operator()(Exp w) const { return w; }
-  kernels::Pointwise operator()(Sigmoid w) const { return w; }
-  kernels::Pointwise operator()(Taylor w) const { return polynomial(w); }
-  kernels::Pointwise operator()(Power w) const { return polynomial(w); }
-  template <class W>
-  kernels::Pointwise operator()(W) const {
-    fail("no weight of one score");  // why_not has said so
-  }
 };
 
 struct SetNorm {
@@ -193,29 +181,37 @@ static FusedTensors backward(const Job& job, const FusedTensors& x, const Result
 static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
-// What divides a row where that is not its sum: [B, H, T], or undefined for 1.
-static at::Tensor divisor(const Spec& spec, const Inputs& in, const Prepared& p) {
-  const std::vector<int64_t> shape = {in.q.size(0), in.q.size(1), in.q.size(2)};
-  const at::Tensor n = p.count.clamp_min(1).squeeze(-1);  // [1 or B, 1, T]
-  if (is<Count>(spec.denominator)) return n.expand(shape);
-  if (is<CountPower>(spec.denominator))
-    return n.pow(in.count_exponent.sigmoid().view({-1, 1})).expand(shape);
-  const auto* z = std::get_if<CumulativeGate>(&spec.denominator);
-  if (!z) return {};
-  const at::Tensor Z = p.gates(in).squeeze(-1).clamp_min(z->least == 0 ? 1e-6 : z->least);
-  return (z->times_count ? Z * n : Z).expand(shape);
-}
+// Tells the kernel to divide by the sum, or gives another divisor of each row; undefined for 1.
+struct Divisor {
+  const Inputs& in;
+  const Prepared& p;
+  kernels::Epilogue& epilogue;
 
-static bool needs_the_row(const Spec& spec) {
-  return is<Entmax>(spec.weight) || is<TopK>(spec.weight) || is<SelfAdjusted>(spec.weight) ||
-         is<Adaptive>(spec.sharpness);
-}
+  at::Tensor operator()(Sum z) const {
+    epilogue.by_sum = true;
+    epilogue.plus = z.plus, epilogue.least = z.least, epilogue.detach = z.detach;
+    return {};
+  }
+  at::Tensor operator()(Nothing) const { return {}; }
+  at::Tensor operator()(Count) const { return by_row(count()); }
+  at::Tensor operator()(CountPower) const {
+    return by_row(count().pow(in.count_exponent.sigmoid().view({-1, 1})));
+  }
+  at::Tensor operator()(CumulativeGate z) const {
+    const at::Tensor Z = p.gates(in).squeeze(-1).clamp_min(z.least == 0 ? 1e-6 : z.least);
+    return by_row(z.times_count ? Z * count() : Z);
+  }
+  at::Tensor count() const { return p.count.clamp_min(1).squeeze(-1); }  // [1 or B, 1, T]
+  at::Tensor by_row(const at::Tensor& x) const {                         // [B, H, T]
+    return plain(x.expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+  }
+};
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
   if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
   const Prepared p(spec, in);
   Job job;
-  job.weight = std::visit(Pointwise{}, spec.weight);
+  job.weight = one_score<float>(spec.weight);
   job.clamp = spec.clamp;
   job.scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
   job.lo = p.seen.lo, job.hi = p.seen.hi;
@@ -223,10 +219,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   job.statistics = statistics_memory(in, statistics);
   kernels::Epilogue& epilogue = job.epilogue;
   epilogue.channels = in.v.size(-1);
-  if (const auto* z = std::get_if<Sum>(&spec.denominator)) {
-    epilogue.by_sum = true;
-    epilogue.plus = z->plus, epilogue.least = z->least, epilogue.detach = z->detach;
-  }
+  const at::Tensor divisor = std::visit(Divisor{in, p, epilogue}, spec.denominator);
   std::visit(SetNorm{epilogue}, spec.norm);
 
   const at::Tensor q = p.factor.dim() == 0 ? p.q : p.q * p.factor;
@@ -240,7 +233,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   }
   if (spec.input_gate) x.gate = plain(in.input_gate);
   x.decay = p.decay;
-  x.divisor = plain(divisor(spec, in, p));
+  x.divisor = divisor;
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
   at::Tensor o = differentiable("fused_cpu", job, x, forward, backward).o;

@@ -8,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "attn/catalog.h"
 #include "attn/exec/autograd.h"
 #include "attn/exec/centre_cuda.h"
 #include "attn/exec/counted_cuda.h"
@@ -33,7 +32,7 @@ struct CudaJob {
   float clamp, scale;
   SeenKeys keys;
   std::optional<CentreOf> centre;
-  at::Tensor thresholds;           // [B, H, T, 4], or undefined
+  at::Tensor thresholds;      // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
@@ -154,7 +153,8 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   }
   r.give(f);
   f.d_o = view(grad), f.g = job.has_g() ? g.data_ptr() : nullptr, f.dq_sum = memory<float>(dq_sum);
-  f.queries = memory<cuda::Query>(queries), f.gradient_sums = memory<cuda::RowGradientSums>(gradient_sums);
+  f.queries = memory<cuda::Query>(queries),
+  f.gradient_sums = memory<cuda::RowGradientSums>(gradient_sums);
   f.d_centre = memory<float>(d.centre), f.d_gate = memory<float>(d.gate);
   f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
   if (f.dtype == cuda::Dtype::float32) f.d_decay_rows = f.d_decay_query;
@@ -190,7 +190,7 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
   const auto rows = in.q.options().dtype(at::kFloat);
-  if (needs_the_row(spec.weight))
+  if (!facts(spec.weight).of_one_score)
     job.thresholds = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, rows);
   if (statistics) {
     const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, rows);
@@ -201,7 +201,7 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
 }
 
 bool needs_float32(const Spec& spec) {
-  return is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness) ||
+  return sharpness_from(spec.sharpness) == SharpnessFrom::count ||
          (may_be_negative(spec) && !is<NoNorm>(spec.norm));
 }
 
@@ -214,7 +214,8 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   FusedTensors x;
   // The kernels require a scale above 0; any other multiplies q.
   const double factor = scale_factor(spec, in);
-  const bool by_row = is<LogLength>(spec.sharpness) || is<LogPower>(spec.sharpness);
+  const SharpnessFrom from = sharpness_from(spec.sharpness);
+  const bool by_row = from == SharpnessFrom::count;
   job.scale = by_row || factor <= 0 ? 1 : float(factor);
   at::Tensor of_row;
   if (by_row) of_row = scale_on_gpu(spec, in, counted);
@@ -225,7 +226,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   x.q = kernels.laid_out(q), x.k = kernels.laid_out(k);
   x.v = kernels.laid_out(in.v);
   if (spec.input_gate) x.gate = plain(in.input_gate);
-  if (is<Adaptive>(spec.sharpness)) {
+  if (from == SharpnessFrom::entropy) {
     q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(job, x.q.detach(), x.k.detach()));
     x.q = kernels.laid_out(q);
   }
@@ -238,7 +239,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   // The centre reads both after the kernels.
   job.own_q = !spec.centred && !x.q.is_alias_of(in.q);
   job.own_k = !spec.centred && !x.k.is_alias_of(in.k);
-  x.decay = decay_on_gpu(in.decay);
+  x.decay = decay_on_gpu(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
@@ -246,8 +247,9 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
 }
 
-std::string why_not_in_tiles(const Spec&, const Inputs& in) {
+std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
+  if (const std::string reason = why_not_on_cuda(spec); !reason.empty()) return reason;
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";

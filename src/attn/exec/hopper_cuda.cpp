@@ -7,6 +7,7 @@
 #include "attn/exec/fused_cuda.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/kernels/cuda/hopper/hopper.h"
+#include "attn/plan.h"
 
 namespace horner::attn::exec {
 
@@ -57,12 +58,11 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
     return "does not support this variant in float16, which lacks the precision";
   if (std::holds_alternative<cuda::RuntimeWeight>(cuda_weights(spec.weight)))
     return "supports only exponential and polynomial weights";
-  if (in.decay.defined() && cuda_epilogue(spec, in).by_sum)
+  const bool decays = !is<NoDecay>(spec.decay);
+  if (decays && cuda_epilogue(spec, in).by_sum)
     return "does not support decay with a sum as denominator";
-  if (spec.centred && in.decay.defined()) return "does not support centred scores with decay";
-  const auto* projected = std::get_if<Project>(&spec.features);
-  const int64_t D = projected ? projected->dim : in.q.size(-1);
-  if (std::max(D, in.v.size(-1)) > cuda::kMaxHopperChannels)
+  if (spec.centred && decays) return "does not support centred scores with decay";
+  if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxHopperChannels)
     return "supports head dimensions up to 128";
   return "";
 }

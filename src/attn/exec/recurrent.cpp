@@ -6,6 +6,7 @@
 #include "attn/exec/chunked.h"
 #include "attn/exec/exec.h"
 #include "attn/inputs.h"
+#include "attn/state.h"
 
 namespace horner::attn::exec {
 

@@ -8,8 +8,8 @@
 
 namespace horner::attn::exec {
 
-// The weights of every row, 0 where hidden. Exp is shifted by the row's maximum, which `shift`
-// keeps: N and W are e^-shift times what spec.h says.
+// The weights of every row, 0 where hidden. Exp subtracts the row's maximum and keeps it in
+// `shift`: N and W are e^-shift times those of spec.h.
 struct Weighed {
   const at::Tensor &x, &hidden;  // [B, H, T, S], [1 or B, 1, T, S]
   at::Tensor& shift;             // [..., T, 1]
@@ -52,7 +52,7 @@ struct Weighed {
     auto p = [&](const at::Tensor& y, const at::Tensor& tau) {
       return (y - tau).clamp_min(0).pow(1 / a);
     };
-    // tau is in [-1, 0]: at -1 the largest term alone is 1, at 0 none is left.
+    // tau is in [-1, 0]: at -1 the largest term alone is 1, at 0 every term is 0.
     const at::Tensor exact = y.detach().to(at::kDouble);
     at::Tensor low = at::full_like(top, -1, at::kDouble), high = at::zeros_like(low);
     for (int i = 0; i < 52; ++i) {
@@ -60,8 +60,8 @@ struct Weighed {
       low = at::where(over, mid, low);
       high = at::where(over, high, mid);
     }
-    // The row sums to 1 whatever x is: that gives the gradient of tau, here as its value less
-    // itself.
+    // The row sums to 1 for every x, which gives the gradient of tau: tau - tau.detach() adds that
+    // gradient and the value 0.
     const at::Tensor once = p(exact, low);
     const at::Tensor slope = once.pow(1 - a).masked_fill(once == 0, 0).to(y.scalar_type());
     const at::Tensor tau =
@@ -69,31 +69,39 @@ struct Weighed {
     return p(y, low.to(y.scalar_type()) + tau - tau.detach());
   }
 
-  // Softmax in which a row of -inf gives zeros.
+  // Softmax that gives zeros for a row of -inf.
   static at::Tensor softmax(const at::Tensor& y) {
     return y.softmax(-1).masked_fill(y == -INFINITY, 0);
   }
 };
 
-// What the scores of a row are multiplied by, from the entropy of its softmax (arXiv 2410.01104).
-static at::Tensor adaptive(const at::Tensor& x, const at::Tensor& hidden) {
-  const at::Tensor p = Weighed::softmax(x.detach().masked_fill(hidden, -INFINITY));
-  const at::Tensor H = -(p * (p + 1e-9).log()).sum(-1, true);
-  at::Tensor beta = at::zeros_like(H);
-  for (double c : {-0.037, 0.481, -2.3, 4.917, -1.791}) beta = beta * H + c;
-  return at::where(H > 0.5, beta.clamp_min(1), 1).to(x.scalar_type());
-}
+// The scores with the sharpness that depends on them; `scale` of stages.h has the other kinds.
+struct SharpenedByRow {
+  const at::Tensor &x, &hidden;
 
-// The product of the gates in (s, t], for every t and s.
-static at::Tensor faded(const Inputs& in, const at::Tensor& hidden) {
-  const int64_t T = in.q.size(2), S = in.k.size(2);
-  const at::Tensor g = in.decay.to(at::kDouble).cumsum(-1);  // [B, H, S]
+  at::Tensor operator()(Flat) const { return x; }
+  at::Tensor operator()(LogLength) const { return x; }
+  at::Tensor operator()(LogPower) const { return x; }
+  // A polynomial of the entropy of the row's softmax (arXiv 2410.01104).
+  at::Tensor operator()(Adaptive) const {
+    const at::Tensor p = Weighed::softmax(x.detach().masked_fill(hidden, -INFINITY));
+    const at::Tensor H = -(p * (p + 1e-9).log()).sum(-1, true);
+    at::Tensor beta = at::zeros_like(H);
+    for (double c : {-0.037, 0.481, -2.3, 4.917, -1.791}) beta = beta * H + c;
+    return x * at::where(H > 0.5, beta.clamp_min(1), 1).to(x.scalar_type());
+  }
+};
+
+// e^(sum of the log gates over (s, t]), for every t and s.
+static at::Tensor decay_factors(const at::Tensor& log_gates, const at::Tensor& hidden) {
+  const int64_t T = hidden.size(2), S = hidden.size(3);
+  const at::Tensor g = log_gates.to(at::kDouble).cumsum(-1);  // [B, H, S]
   const at::Tensor at_query =
       g.index_select(2, at::arange(S - T, S, hidden.options().dtype(at::kLong)).clamp_min(0));
   return (at_query.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(hidden, 0).exp();
 }
 
-// Of the weights [B, H, T, S]; `first` [T] are the keys at which the rows begin.
+// From the weights [B, H, T, S]; `first` [T] is the first key of each row.
 static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& first) {
   const at::Tensor w = weights.detach(), a = w.abs(), p = a / a.sum(-1, true).clamp_min(1e-30);
   const at::Tensor at_first =
@@ -108,7 +116,7 @@ namespace horner::attn {
 
 at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
   using namespace exec;
-  if (is<Adaptive>(spec.sharpness)) x = x * adaptive(x, seen.hidden);
+  x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
   if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
   x = x.clamp_max(spec.clamp);
   shift = at::zeros({1}, x.options());
@@ -126,18 +134,19 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   in = one_key_head_each(in);
   const auto [hidden, count] = seen(spec.mask, in);
 
-  // [B, H, T, S]; of 16-bit inputs, the two products are in their dtype and all between in float32
+  // [B, H, T, S]; for 16-bit inputs, the two products are in their dtype, the rest in float32
   at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type());
   x = x * scale(spec, given, count);
   at::Tensor shift, w = weights(spec, x, {hidden, count}, shift);
-  if (is<TokenGate>(spec.decay)) w = w * faded(in, hidden).to(w.scalar_type());
+  if (const at::Tensor g = log_gates(spec.decay, in); g.defined())
+    w = w * decay_factors(g, hidden).to(w.scalar_type());
   if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
-  // float16 has no range for weights that nothing has divided yet
+  // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
   const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype)).to(w.scalar_type());
   Sums sums{N, w.sum(-1, true), shift, count, {}};
-  if (is<CumulativeGate>(spec.denominator))
+  if (in.denominator_gate.defined())
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(hidden, 0).sum(-1, true);
   return finish(spec, given, sums);
 }

@@ -7,6 +7,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/rows/rows.h"
+#include "attn/plan.h"
 #include "attn/stages.h"
 
 namespace horner::attn::exec {
@@ -25,14 +26,11 @@ struct RowJob {
   at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
 };
 
-struct OfTheRow {
-  kernels::RowWeight operator()(Taylor w) const { return polynomial(w); }
-  kernels::RowWeight operator()(Power w) const { return polynomial(w); }
-  template <class W>
-  kernels::RowWeight operator()(W w) const {
-    return w;
-  }
-};
+static kernels::RowWeight row_weight(const Weight& weight) {
+  const auto to_row = [](const auto& w) -> kernels::RowWeight { return w; };
+  return std::visit([&](const auto& kind) { return std::visit(to_row, kind); },
+                    kernel_weight<float>(weight));
+}
 
 static at::Tensor transposed(const at::Tensor& x) {  // [B, G, S, C] -> [B, G, blocks, C, kTile]
   const int64_t S = x.size(2), n = kernels::blocks(S);
@@ -129,8 +127,9 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   const Prepared p(spec, in);
   const at::Tensor plain = p.q.to(at::kFloat), factor = p.factor.to(at::kFloat), q = plain * factor;
   RowJob job;
-  job.weight = std::visit(OfTheRow{}, spec.weight);
-  job.adaptive = is<Adaptive>(spec.sharpness), job.centred = spec.centred;
+  job.weight = row_weight(spec.weight);
+  job.adaptive = sharpness_from(spec.sharpness) == SharpnessFrom::entropy,
+  job.centred = spec.centred;
   job.clamp = spec.clamp;
   job.q = padded(plain.detach());
   job.scale = factor.detach().expand({q.size(0), q.size(1), q.size(2), 1}).contiguous();
@@ -143,7 +142,7 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   const RowResult r = differentiable("fused_cpu", job, x, forward, backward);
   Sums sums{r.N.narrow(-1, 0, v.size(-1)), r.W, at::zeros({1}, at::kFloat), p.count, {}};
   if (is<Exp>(spec.weight)) sums.shift = job.found.narrow(-1, 1, 1);
-  if (is<CumulativeGate>(spec.denominator)) sums.gates = p.gates(in);
+  if (in.denominator_gate.defined()) sums.gates = p.gates(in);
   return finish(spec, in, sums);
 }
 

@@ -14,7 +14,7 @@ namespace horner::attn::kernels {
 template <class R>
 struct Decode {
   int64_t B, H, G, D, width, E;  // rows of q and k have `width` numbers, of which D count
-  std::variant<Exp, Sigmoid, PolynomialOf<R>> weight;
+  OneScore<R> weight;
   R clamp, scale;
   const R* q;              // [B, H, width]
   const R* k;              // [B, G, room, width]

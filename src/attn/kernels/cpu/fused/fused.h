@@ -15,7 +15,7 @@ inline constexpr int kPad = 16;   // channels are padded with zeros to a multipl
 inline constexpr int kMostChannels = 256;
 
 // Weights of one score.
-using Pointwise = std::variant<Exp, Sigmoid, Polynomial>;
+using Pointwise = OneScore<float>;
 
 // Denominator, gates and norm (epilogue.h). Pointers may be null: then there is no such stage.
 struct Epilogue {

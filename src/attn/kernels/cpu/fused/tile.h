@@ -168,15 +168,6 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
   }
 }
 
-// Whether no weight is below 0, whatever the score. A long series may be, by rounding.
-template <class W>
-static bool positive(const W&) {
-  return true;
-}
-static bool positive(const Polynomial& p) {
-  return p.degree % 2 == 0 && p.degree <= 10;
-}
-
 template <bool Positive>
 static void tally_tile(const Tile& tile, const float* x, Sums& sums) {
   for (int i = 0; i < tile.rows; ++i) {

@@ -11,7 +11,7 @@ namespace horner::attn::kernels {
 inline constexpr int kStrip = 32;  // queries of a block
 
 // Those of one score are here for the sharpness that needs the row.
-using RowWeight = std::variant<Exp, Sigmoid, Polynomial, Entmax, TopK, SelfAdjusted>;
+using RowWeight = decltype(joined(OneScore<float>(), WholeRow()));
 
 // What the weights of a row need to know of it.
 struct Found {
