@@ -61,7 +61,7 @@ struct Fused {
 
   // Forward writes the result, and unless they are null the sums, which backward reads.
   float* o;              // [B, H, T, E]
-  float* statistics;     // [4, B, H, T] (tally.h), or null
+  float* statistics;     // [4, B, H, T] (statistics.h), or null
   float *N, *W, *shift;  // [B, H, T, E], [B, H, T], [B, H, T]
 
   // Backward. Keys and queries are in `parts`; in round r, part p of the keys takes part p + r of

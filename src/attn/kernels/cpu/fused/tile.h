@@ -4,7 +4,7 @@
 
 #include "attn/kernels/cpu/fused/epilogue.h"
 #include "attn/kernels/cpu/fused/fused.h"
-#include "attn/kernels/cpu/fused/tally.h"
+#include "attn/kernels/cpu/fused/statistics.h"
 #include "core/simd/vec.h"
 
 namespace horner::attn::kernels {

@@ -3,7 +3,7 @@
 // Backward: the strip again, dw_ts = decay_ts (v_s.dN_t + dW_t), and from it dx (row_weights.h).
 #include "attn/kernels/cpu/rows/rows.h"
 
-#include "attn/kernels/cpu/fused/tally.h"
+#include "attn/kernels/cpu/fused/statistics.h"
 #include "attn/kernels/cpu/rows/weights.h"
 #include "core/simd/gemm.h"
 

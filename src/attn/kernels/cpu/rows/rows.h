@@ -43,7 +43,7 @@ struct Rows {
   // Forward.
   float *N, *W;       // [B, H, T, E], [B, H, T]
   Found* found;       // [B, H, T]; backward reads it
-  float* statistics;  // [4, B, H, T] (tally.h), or null
+  float* statistics;  // [4, B, H, T] (statistics.h), or null
 
   // Backward. Each part of the queries has its own dk and dv; the caller adds those up.
   int64_t parts;
