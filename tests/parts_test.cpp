@@ -13,8 +13,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "attn/exec/isa.h"
 #include "core/check.h"
+#include "core/simd/isa.h"
 
 namespace horner::nn::parts {
 namespace {
@@ -285,9 +285,8 @@ TEST(Parts, AreTheirDefinitions) {
 
 TEST(Parts, AreRightOnEveryInstructionSet) {
   const Poisoned memory;
-  for (const attn::exec::Isa& set : attn::exec::instruction_sets()) {
-    if (!set.here()) continue;
-    setenv("HORNER_CPU", std::string(set.name).c_str(), 1);
+  for (const simd::Isa set : simd::supported()) {
+    setenv("HORNER_CPU", std::string(simd::name(set)).c_str(), 1);
     for (const Part& p : kParts)
       for (const Case& c : cases(at::kCPU))
         if (c.T < 100) expect_right(p, c);

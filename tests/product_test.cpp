@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "attn/exec/isa.h"
+#include "core/simd/isa.h"
 #include "nn/model.h"
 #include "nn/parts.h"
 
@@ -55,9 +55,8 @@ TEST(Product, IsThatOfEachWeight) {
 TEST(Product, OfOurOwnIsRight) {
   at::manual_seed(6);
   const int64_t sizes[][3] = {{1, 1, 1}, {7, 5, 3}, {33, 64, 600}, {600, 129, 48}, {200, 50, 1100}};
-  for (const attn::exec::Isa& set : attn::exec::instruction_sets()) {
-    if (!set.here()) continue;
-    setenv("HORNER_CPU", std::string(set.name).c_str(), 1);
+  for (const simd::Isa set : simd::supported()) {
+    setenv("HORNER_CPU", std::string(simd::name(set)).c_str(), 1);
     for (const auto& [M, N, K] : sizes)
       for (const bool turned : {false, true}) {
         const at::Tensor a = at::randn({M, K + 2}).narrow(1, 1, K);

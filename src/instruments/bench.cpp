@@ -10,11 +10,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 
-#include "attn/exec/isa.h"
 #include "attn/inputs.h"
+#include "core/machine.h"
+#include "core/median.h"
+#include "core/simd/isa.h"
 #include "core/stopwatch.h"
 
 namespace horner::instruments {
@@ -132,11 +133,6 @@ static int64_t extra_bytes(const Runner& runner) {
   runner.run();
   runner.reset();
   return meter->most;
-}
-
-static double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return (x[x.size() / 2] + x[(x.size() - 1) / 2]) / 2;
 }
 
 // In turn with another, mostly torch. Nothing when it was stopped.
@@ -272,17 +268,12 @@ double matmul_gflops(at::ScalarType dtype, at::Device device) {
 }
 
 double free_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key, unit; file >> key;) {
-    double kilobytes = 0;
-    if (key == "MemAvailable:" && file >> kilobytes) return kilobytes * 1024;
-    std::getline(file, unit);
-  }
-  return std::numeric_limits<double>::infinity();
+  const std::string kilobytes = proc_value("/proc/meminfo", "MemAvailable");
+  return kilobytes.empty() ? std::numeric_limits<double>::infinity() : std::stod(kilobytes) * 1024;
 }
 
 std::string_view cpu_kernels() {
-  return exec::isa().name;
+  return simd::name(simd::isa());
 }
 
 }  // namespace horner::instruments

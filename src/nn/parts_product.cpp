@@ -2,9 +2,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "attn/exec/cpu.h"
-#include "attn/exec/isa.h"
+#include "attn/parallel.h"
 #include "core/check.h"
+#include "core/simd/isa.h"
 #include "nn/kernels/product.h"
 #include "nn/parts.h"
 
@@ -15,10 +15,10 @@ using torch::autograd::AutogradContext, torch::autograd::Function, torch::autogr
 using Maybe = std::optional<at::Tensor>;
 
 static const kernels::ProductKernels& product_kernels() {
-  const std::string_view name = attn::exec::isa().name;
-  return name == "portable" ? kernels::portable::product_kernels
-         : name == "avx2"   ? kernels::avx2::product_kernels
-                            : kernels::avx512::product_kernels;
+  const simd::Isa isa = simd::isa();
+  return isa >= simd::Isa::avx512 ? kernels::avx512::product_kernels
+         : isa == simd::Isa::avx2 ? kernels::avx2::product_kernels
+                                  : kernels::portable::product_kernels;
 }
 
 static bool is_rows(const at::Tensor& x) {
@@ -41,8 +41,8 @@ void times_by_own(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
   if (plain.defined()) p.bias = plain.const_data_ptr<float>();
   p.rows = 512, p.columns = 2 * kernels::kProductColumns;
   const kernels::ProductKernels& k = product_kernels();
-  attn::exec::for_each_task(p.tasks(), k.scratch(p),
-                            [&](int64_t i, float* scratch) { k.run(p, i, scratch); });
+  attn::for_each_task(p.tasks(), k.scratch(p),
+                      [&](int64_t i, float* scratch) { k.run(p, i, scratch); });
 }
 
 // The library that torch takes float32 products from has AVX-512 kernels for Intel's CPUs alone. On

@@ -12,6 +12,7 @@
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
 #include "attn/kernels/cpu/chunked/chunked.h"
+#include "attn/parallel.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
 #include "core/check.h"

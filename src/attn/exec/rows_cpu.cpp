@@ -8,6 +8,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/rows/rows.h"
+#include "attn/parallel.h"
 #include "attn/stages.h"
 
 namespace horner::attn::exec {

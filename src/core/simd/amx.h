@@ -6,8 +6,7 @@
 #include "core/simd/bf16.h"
 
 #ifdef __AVX512BF16__
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 #ifndef __AMX_BF16__
 inline constexpr bool kTileRegisters = false;
@@ -94,6 +93,5 @@ inline void multiply_tiles(PairProduct p) {
 }
 #endif
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::simd::HORNER_ISA
 #endif

@@ -8,8 +8,7 @@
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 struct PairProduct {
   static constexpr int kLanes = kWidth;
@@ -78,6 +77,5 @@ inline void pair_rows(const uint16_t* x, int64_t ldx, uint32_t* to, int64_t ldto
     }
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::simd::HORNER_ISA
 #endif

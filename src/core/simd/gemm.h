@@ -5,12 +5,11 @@
 
 #include "core/simd/vec.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 template <class R>
 struct ProductOf {
-  static constexpr int kLanes = attn::kernels::HORNER_ISA::kLanes<R>;
+  static constexpr int kLanes = simd::HORNER_ISA::kLanes<R>;
   const R* a;
   int64_t a_row, a_col;  // A(m, k) = a[m * a_row + k * a_col]
   const R* b;
@@ -72,5 +71,4 @@ inline void multiply(const P& p) {
   columns<kWidth == 16 ? 4 : 2, Add>(p);
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::simd::HORNER_ISA

@@ -10,10 +10,7 @@
 
 #include <cstdint>
 
-#include "attn/math.h"
-
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 #if defined(__AVX512F__)
 inline constexpr int kWidth = 16;
@@ -178,19 +175,4 @@ inline Vec log(Vec x) {
   return n * 0.693359375f + (f + (p * f * f * f - n * 2.12194440e-4f - f * f * 0.5f));
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
-
-template <>
-struct horner::attn::Maths<horner::attn::kernels::HORNER_ISA::Vec> {
-  using Vec = horner::attn::kernels::HORNER_ISA::Vec;
-  static HORNER_HD Vec exp(Vec x) { return horner::attn::kernels::HORNER_ISA::exp(x); }
-};
-template <>
-struct horner::attn::Maths<horner::attn::kernels::HORNER_ISA::VecDouble> {
-  using Vec = horner::attn::kernels::HORNER_ISA::VecDouble;
-  static HORNER_HD Vec exp(Vec x) {
-    for (int i = 0; i < horner::attn::kernels::HORNER_ISA::kLanes<double>; ++i) x[i] = ::exp(x[i]);
-    return x;
-  }
-};
+}  // namespace horner::simd::HORNER_ISA

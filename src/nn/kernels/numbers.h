@@ -5,10 +5,9 @@
 
 #include "core/simd/vec.h"
 
-namespace horner::nn::kernels {
-namespace HORNER_ISA {
+namespace horner::nn::kernels::HORNER_ISA {
 
-namespace vec = attn::kernels::HORNER_ISA;
+namespace vec = simd::HORNER_ISA;
 using vec::Vec, vec::VecInt, vec::kWidth, vec::splat;
 
 typedef uint16_t VecHalf __attribute__((vector_size(kWidth * 2)));
@@ -71,5 +70,4 @@ inline void over(int64_t n, const F& f) {
   if (i < n) f(i, int(n - i));
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::nn::kernels
+}  // namespace horner::nn::kernels::HORNER_ISA

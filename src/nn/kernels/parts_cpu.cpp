@@ -3,8 +3,7 @@
 #include "nn/kernels/numbers.h"
 #include "nn/kernels/parts.h"
 
-namespace horner::nn::kernels {
-namespace HORNER_ISA {
+namespace horner::nn::kernels::HORNER_ISA {
 
 template <class T>
 static const T* at(const void* p, int64_t i) {
@@ -316,5 +315,4 @@ static void loss(const Loss& p, int64_t task) {
 const PartKernels part_kernels{norm,  norm_backward,  heads, heads_backward,
                                gated, gated_backward, loss};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::nn::kernels
+}  // namespace horner::nn::kernels::HORNER_ISA

@@ -4,10 +4,9 @@
 #include "core/simd/gemm.h"
 #include "nn/kernels/product.h"
 
-namespace horner::nn::kernels {
-namespace HORNER_ISA {
+namespace horner::nn::kernels::HORNER_ISA {
 
-namespace vec = attn::kernels::HORNER_ISA;
+namespace vec = simd::HORNER_ISA;
 using vec::kWidth, vec::Vec;
 
 inline constexpr int kColumns = kWidth == 16 ? 4 : 2;    // vectors of a strip of C
@@ -101,5 +100,4 @@ static void run(const Product& p, int64_t task, float* strip) {
 
 const ProductKernels product_kernels{scratch, run};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::nn::kernels
+}  // namespace horner::nn::kernels::HORNER_ISA

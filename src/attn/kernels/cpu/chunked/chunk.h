@@ -9,8 +9,7 @@
 #include "attn/kernels/cpu/chunked/monomials.h"
 #include "attn/kernels/cpu/chunked/scratch.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 template <class R>
 struct Chunk {
@@ -207,5 +206,4 @@ std::vector<int64_t> chunk_starts(const Chunked<R>& c, int64_t segment) {
   return starts;
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -7,8 +7,7 @@
 
 #include "attn/kernels/cpu/chunked/chunk.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 template <class R>
 struct Task {
@@ -251,5 +250,4 @@ inline constexpr ChunkedKernels<R> kKernels{
 const ChunkedKernels<float> chunked_float = kKernels<float>;
 const ChunkedKernels<double> chunked_double = kKernels<double>;
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

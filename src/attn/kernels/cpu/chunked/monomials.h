@@ -7,10 +7,10 @@
 #pragma once
 
 #include "attn/kernels/cpu/chunked/chunked.h"
+#include "attn/kernels/cpu/vectors.h"
 #include "core/simd/gemm.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 inline constexpr int kBlock = 64;  // features that are held at a time
 
@@ -246,5 +246,4 @@ void ask_backward(const Monomials<R>& m, const AskBackward<R>& b) {
     });
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

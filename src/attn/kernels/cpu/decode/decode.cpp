@@ -8,8 +8,7 @@
 #include "attn/kernels/cpu/chunked/monomials.h"
 #include "attn/kernels/cpu/chunked/scratch.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 inline constexpr int kKeys = 64;   // of a block
 inline constexpr int kHeads = 16;  // query heads are padded to whole vectors
@@ -203,5 +202,4 @@ const DecodeKernels<float> decode_float{scratch_size<float>, ask_task<float>, fo
 const DecodeKernels<double> decode_double{scratch_size<double>, ask_task<double>,
                                           fold_task<double>};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -6,10 +6,9 @@
 #pragma once
 
 #include "attn/kernels/cpu/fused/fused.h"
-#include "core/simd/vec.h"
+#include "attn/kernels/cpu/vectors.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 static constexpr float kTinySum = 1e-6f, kTinyLength = 1e-12f;
 
@@ -160,5 +159,4 @@ struct Row {
   }
 };
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

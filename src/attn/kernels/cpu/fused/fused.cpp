@@ -5,10 +5,10 @@
 
 #include "attn/kernels/cpu/fused/tile.h"
 #include "core/simd/amx.h"
-#include "core/simd/gemm.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
+
+using simd::HORNER_ISA::transpose;
 
 // [rows, C] -> [C, kTile], of 32-bit words; beyond the rows, zeros.
 static void transpose(const float* x, int64_t C, int rows, float* to) {
@@ -148,8 +148,8 @@ struct Paired {
     alignas(64) float dN[kTile * kMostChannels];
     Kept(const Fused&, int64_t) {}
     void done(const Fused& f, int64_t task, int64_t row, int rows) {
-      kernels::HORNER_ISA::pair_columns(dN, f.E, f.pairs.dN + row * (f.E / 2), f.E / 2, rows,
-                                        int(f.E));
+      simd::HORNER_ISA::pair_columns(dN, f.E, f.pairs.dN + row * (f.E / 2), f.E / 2, rows,
+                                     int(f.E));
       pair_rows(dN, f.E, f.pairs.dN_columns + task * kHalf * f.E, f.E, rows, int(f.E));
     }
   };
@@ -297,5 +297,4 @@ const FusedKernels fused_bf16_kernels{transpose, pair_columns, forward<Paired>, 
                                       backward<Paired>};
 #endif
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

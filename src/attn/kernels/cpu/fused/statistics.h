@@ -3,10 +3,9 @@
 //   and the share of the weights that are negative, (A - W) / 2A.
 #pragma once
 
-#include "core/simd/vec.h"
+#include "attn/kernels/cpu/vectors.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 // log2 x - kLogStart of x >= 0, within 1.4e-5 (what an entropy needs), and a number for 0:
 // x = 2^e m, 1 <= m < 2, log2 m by a polynomial whose constant is kLogStart.
@@ -58,5 +57,4 @@ inline void write(const Tally* rows, const float* W, int n, bool logs_known, flo
     for (int i = 0; i < n; ++i) to[s * stride + i] = out[s][i];
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

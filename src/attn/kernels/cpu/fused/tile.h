@@ -5,10 +5,8 @@
 #include "attn/kernels/cpu/fused/epilogue.h"
 #include "attn/kernels/cpu/fused/fused.h"
 #include "attn/kernels/cpu/fused/statistics.h"
-#include "core/simd/vec.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 static constexpr int kVecs = kTile / kWidth;
 
@@ -303,5 +301,4 @@ static Queries queries(const Fused& f, int64_t s0, int64_t s1) {
   return {a / kTile * kTile, b};
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -7,8 +7,7 @@
 #include "attn/kernels/cpu/rows/weights.h"
 #include "core/simd/gemm.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 // A block of queries of one head, and the keys that some of them see.
 struct Block {
@@ -239,5 +238,4 @@ static void backward_task(const Rows& f, int64_t task, float* scratch) {
 
 const RowKernels row_kernels{forward_task, backward_task};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -5,10 +5,9 @@
 #include <cfloat>
 #include <cmath>
 
-#include "core/simd/vec.h"
+#include "attn/kernels/cpu/vectors.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 inline float greater(float a, float b) {
   return a > b ? a : b;
@@ -83,5 +82,4 @@ inline float kth_largest(const Scores& s, int64_t k, float high) {
   return low;
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

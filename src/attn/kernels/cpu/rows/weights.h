@@ -5,10 +5,8 @@
 
 #include "attn/kernels/cpu/rows/rows.h"
 #include "attn/kernels/cpu/rows/scores.h"
-#include "attn/math.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 // What a weight needs to know of a row, whose `top` is known and finite.
 
@@ -94,5 +92,4 @@ inline Parts parts(const SelfAdjusted&, Vec x, const Found& r) {
   return {w, w, p, w};
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA
