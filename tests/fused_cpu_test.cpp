@@ -1,5 +1,5 @@
-// What the CPU kernels promise beyond being right: every instruction set, the same bits whatever
-// the number of threads, memory that does not grow with T squared, NaN that stays visible.
+// Guarantees of the CPU kernels: every instruction set is correct, the bits do not depend on the
+// number of threads, memory is linear in T, and NaN propagates.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ TEST(Threads, TheirNumberDoesNotChangeABit) {
   at::set_num_threads(2);
 }
 
-// Twice the tokens take twice the memory, far from four times.
+// Four times the tokens take about four times the memory, not sixteen times.
 TEST(Memory, IsLinearInTheTokens) {
   auto bytes = [](int64_t T) {
     const Case c{.B = 1, .H = 2, .G = 2, .T = T, .S = T, .D = 32, .E = 32};
@@ -109,8 +109,8 @@ TEST(Memory, IsLinearInTheTokens) {
   EXPECT_LT(at_4k, 0.2 * 2 * 4096 * 4096 * sizeof(float));
 }
 
-// The result, N, its gradient and those of q, k and v, each of the size of q; the rest is one
-// number a row.
+// Six tensors of the size of q: the result, N, dN and the gradients of q, k and v. The rest is one
+// number per row.
 TEST(Memory, IsSixTensorsForForwardAndBackward) {
   const Case c{.B = 1, .H = 4, .G = 4, .T = 1024, .S = 1024, .D = 64, .E = 64};
   const double q = double(c.B * c.H * c.T * c.D * int64_t(sizeof(float)));

@@ -1,5 +1,4 @@
-// The products of a model: of several weights at once, of our own kernel, and of the loss in
-// slices.
+// The products of a model: several weights at once, our own kernel, and the loss in slices.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

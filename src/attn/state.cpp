@@ -147,7 +147,7 @@ static void run(const State& s, const Decode<R>& c, Task which) {
     if (s.carry.count.is_cuda())
       return which == Task::ask ? exec::ask_on_gpu(c, s.carry.count)
                                 : exec::fold_on_gpu(c, s.carry.count);
-  const auto task = which == Task::ask ? kernels_for<R>().ask : kernels_for<R>().fold;
+  const auto task = which == Task::ask ? kernels_for<R>().forward : kernels_for<R>().fold;
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
   for_each_task<R>(

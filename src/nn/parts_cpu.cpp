@@ -1,4 +1,4 @@
-// The kernels of the parts on the CPU: tasks over the threads.
+// The kernels of the parts on the CPU: runs the tasks on torch's threads.
 #include <ATen/Parallel.h>
 
 #include "core/simd/isa.h"

@@ -85,7 +85,7 @@ struct RowSums : torch::autograd::Function<RowSums> {
     const at::Tensor rows = at::empty({f.B, f.H, f.T, 4}, q.options());
     f.k_tiles = pointer<float>(k_tiles);
     f.N = pointer<float>(N), f.W = pointer<float>(W);
-    f.found = reinterpret_cast<kernels::Found*>(pointer<float>(rows));
+    f.thresholds = reinterpret_cast<kernels::RowThreshold*>(pointer<float>(rows));
     const kernels::RowKernels& kernel = *isa().rows;
     const int64_t tasks = f.B * f.H * ((f.T + kStrip - 1) / kStrip);
     for_each_task(tasks, 2 * kStrip * f.stride,
@@ -119,7 +119,7 @@ struct RowSums : torch::autograd::Function<RowSums> {
       d_decay = at::zeros({f.parts, f.B, f.G, f.S}, at::kDouble);
     }
     f.k_tiles = pointer<float>(saved[4]), f.v_tiles = pointer<float>(v_tiles);
-    f.found = reinterpret_cast<kernels::Found*>(pointer<float>(saved[5]));
+    f.thresholds = reinterpret_cast<kernels::RowThreshold*>(pointer<float>(saved[5]));
     f.dN = pointer<float>(dN), f.dW = pointer<float>(dW);
     f.dq = pointer<float>(dq), f.dk = pointer<float>(dk), f.dv = pointer<float>(dv);
     f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d_decay);

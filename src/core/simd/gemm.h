@@ -1,6 +1,6 @@
-// C[m, n] (+)= sum_k A(m, k) B[k, n]: small products on tiles that lie in the caches.
-// A is read one number at a time at any strides, B and C are rows of whole vectors (n is a multiple
-// of the lanes, padded with zeros by the packing).
+// C[m, n] (+)= sum_k A(m, k) B[k, n]: small products of tiles that fit in the caches.
+// A is read one number at a time, with any strides. Rows of B and C are whole vectors: n is a
+// multiple of the lanes (packing pads with zeros).
 #pragma once
 
 #include "core/simd/vec.h"
@@ -20,7 +20,7 @@ struct ProductOf {
 };
 using Product = ProductOf<float>;
 
-// Rows x Columns vectors of C in registers.
+// A micro-tile of C, Rows x Columns vectors, in registers.
 template <int Rows, int Columns, bool Add, class R>
 inline void micro(const ProductOf<R>& p) {
   VecOf<R> c[Rows][Columns];
@@ -43,7 +43,7 @@ inline void micro(const ProductOf<R>& p) {
     }
 }
 
-// As many rows as fill the registers beside Columns vectors of B.
+// The rows of a micro-tile that fill the registers, next to Columns vectors of B.
 inline constexpr int kRegisters = kWidth == 16 ? 32 : 16;
 template <int Columns>
 inline constexpr int kRows =

@@ -1,9 +1,16 @@
-// The instruction sets that the CPU kernels are compiled for, and the choice among them at run
-// time.
+// The instruction sets that CPU kernels are compiled for, and the choice among them at run time.
 #pragma once
 
 #include <string_view>
 #include <vector>
+
+// Declares something in a namespace for each instruction set; not every set has to define it.
+// clang-format off
+#define HORNER_PER_ISA(...)                                              \
+  namespace portable { __VA_ARGS__ } namespace avx2 { __VA_ARGS__ }      \
+  namespace avx512 { __VA_ARGS__ } namespace avx512_bf16 { __VA_ARGS__ } \
+  namespace amx { __VA_ARGS__ }
+// clang-format on
 
 namespace horner::simd {
 
