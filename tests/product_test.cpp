@@ -66,7 +66,7 @@ TEST(Product, OfOurOwnIsRight) {
         times_by_own(out, a, b, bias);
         at::Tensor truth = at::mm(a.to(at::kDouble), b.to(at::kDouble));
         if (bias.defined()) truth = truth + bias;
-        EXPECT_LT(distance(out, truth), 1e-6 * std::sqrt(double(K)) * 8) << set.name;
+        EXPECT_LT(distance(out, truth), 1e-6 * std::sqrt(double(K)) * 8) << simd::name(set);
         EXPECT_TRUE(around.select(1, 0).isnan().all().item<bool>());
         EXPECT_TRUE(around.select(1, N + 1).isnan().all().item<bool>());
       }
