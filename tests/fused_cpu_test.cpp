@@ -1,5 +1,5 @@
-// What the CPU kernels promise beyond being right: every instruction set, the same bits whatever
-// the number of threads, memory that does not grow with T squared, NaN that stays visible.
+// Guarantees of the CPU kernels: every instruction set is correct, the bits do not depend on the
+// number of threads, memory is linear in T, and NaN propagates.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -9,10 +9,10 @@
 #include <thread>
 
 #include "attn/catalog.h"
-#include "attn/exec/cpu.h"
-#include "attn/exec/isa.h"
 #include "attn/inputs.h"
+#include "attn/parallel.h"
 #include "core/check.h"
+#include "core/simd/isa.h"
 #include "instruments/bench.h"
 
 namespace horner::attn {
@@ -30,18 +30,18 @@ struct Forced {
 
 TEST(InstructionSets, EachRunsWhenForcedAndIsRight) {
   int ran = 0;
-  for (const exec::Isa& set : exec::instruction_sets()) {
-    if (!set.here()) continue;
+  for (const simd::Isa isa : simd::supported()) {
     ++ran;
-    const Forced forced(set.name);
-    EXPECT_EQ(cpu_kernels(), set.name);
+    const std::string_view set = simd::name(isa);
+    const Forced forced(set);
+    EXPECT_EQ(cpu_kernels(), set);
     for (const char* name : kVariants)
       for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
         for (const Case& c : standard_cases(dtype)) {
           if (c.T > 200) continue;
           const Verdict v = verify(find(name).spec, execution("fused_cpu"), c);
           EXPECT_TRUE(v.why_not.empty()) << v.why_not;
-          EXPECT_TRUE(v.ok()) << set.name << " " << name << " " << v.worst()->of << " " << text(c);
+          EXPECT_TRUE(v.ok()) << set << " " << name << " " << v.worst()->of << " " << text(c);
         }
   }
   EXPECT_GE(ran, 1);
@@ -50,10 +50,12 @@ TEST(InstructionSets, EachRunsWhenForcedAndIsRight) {
 TEST(InstructionSets, AnUnknownOneIsAnError) {
   const Forced forced("mmx");
   try {
-    exec::isa();
+    simd::isa();
     FAIL();
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("HORNER_CPU is 'mmx'; this CPU has '"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find(
+                  "HORNER_CPU='mmx' is not an instruction set of this CPU; expected '"),
+              std::string::npos);
     EXPECT_NE(std::string(e.what()).find("'portable'"), std::string::npos);
   }
 }
@@ -61,7 +63,7 @@ TEST(InstructionSets, AnUnknownOneIsAnError) {
 TEST(Threads, TwoRunAtOnce) {
   at::set_num_threads(2);
   std::atomic<int> here = 0, together = 0;
-  exec::for_each_task(2, [&](int64_t) {
+  for_each_task(2, [&](int64_t) {
     ++here;
     const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (here < 2 && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
@@ -95,7 +97,7 @@ TEST(Threads, TheirNumberDoesNotChangeABit) {
   at::set_num_threads(2);
 }
 
-// Twice the tokens take twice the memory, far from four times.
+// Four times the tokens take about four times the memory, not sixteen times.
 TEST(Memory, IsLinearInTheTokens) {
   auto bytes = [](int64_t T) {
     const Case c{.B = 1, .H = 2, .G = 2, .T = T, .S = T, .D = 32, .E = 32};
@@ -107,8 +109,8 @@ TEST(Memory, IsLinearInTheTokens) {
   EXPECT_LT(at_4k, 0.2 * 2 * 4096 * 4096 * sizeof(float));
 }
 
-// The result, N, its gradient and those of q, k and v, each of the size of q; the rest is one
-// number a row.
+// Six tensors of the size of q: the result, N, dN and the gradients of q, k and v. The rest is one
+// number per row.
 TEST(Memory, IsSixTensorsForForwardAndBackward) {
   const Case c{.B = 1, .H = 4, .G = 4, .T = 1024, .S = 1024, .D = 64, .E = 64};
   const double q = double(c.B * c.H * c.T * c.D * int64_t(sizeof(float)));

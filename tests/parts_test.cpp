@@ -1,6 +1,6 @@
-// Every part against its definition in double, outputs and gradients: awkward sizes, strides,
-// memory full of NaN, every instruction set, CUDA where there is one; the same bits on any number
-// of threads.
+// Compares every part with its definition in double, outputs and gradients: awkward sizes and
+// strides, uninitialized memory full of NaN, every instruction set, and CUDA if available. The bits
+// must not depend on the number of threads.
 #include "nn/parts.h"
 
 #include <ATen/ATen.h>
@@ -13,8 +13,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "attn/exec/isa.h"
 #include "core/check.h"
+#include "core/simd/isa.h"
 
 namespace horner::nn::parts {
 namespace {
@@ -22,13 +22,13 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 struct Case {
-  int64_t B, T, C;  // C channels of a row, or of a head (then even)
+  int64_t B, T, C;  // C: channels of a row, or of a head (then even)
   at::ScalarType wide, dtype;
   at::Device device = at::kCPU;
   enum { dense, rows_apart, channels_apart } strides = dense;
 };
 
-// The inputs of a part, and what it does with them; `out` is the dtype of the results.
+// A part: its inputs, and the function to test; `out` is the dtype of the results.
 struct Part {
   const char* name;
   Tensors (*inputs)(const Case&);
@@ -65,7 +65,7 @@ Part norm_part(const char* name) {
             return {reference::norm(kind(Kind), in[0], in[1], third(in, 2), out)};
           }};
 }
-// Without its sum's gradient where the number of rows is odd.
+// If the number of rows is odd, the sum gets no gradient.
 template <int Kind>
 Part add_norm_part(const char* name) {
   return {name,
@@ -85,7 +85,7 @@ Part add_norm_part(const char* name) {
           }};
 }
 
-constexpr int64_t kH = 3, kG = 2;  // H is no multiple of G: heads are only moved here
+constexpr int64_t kH = 3, kG = 2;  // H need not be a multiple of G: heads are only moved
 Rotation angles(const Case& c, const at::Tensor& like) {
   const at::Tensor a = at::arange(c.T, at::kFloat).unsqueeze(1) *
                        at::pow(10., -at::arange(c.C / 2, at::kDouble) / double(c.C)).to(at::kFloat);
@@ -128,7 +128,7 @@ Part activation_part(const char* name) {
           }};
 }
 
-at::Tensor targets_of(const Case& c) {  // some do not count
+at::Tensor targets_of(const Case& c) {  // some are ignored
   return ((at::arange(rows(c)) * 7) % (c.C + 1) - 1).to(c.device);
 }
 constexpr double kScale = 0.37;
@@ -176,7 +176,7 @@ const Part kParts[] = {
     loss_part(),
 };
 
-// The same numbers at other places of memory, NaN between them.
+// The same numbers with other strides, and NaN in the gaps.
 at::Tensor laid_out(const at::Tensor& x, const Case& c) {
   if (c.strides == Case::dense || x.dim() < 2) return x.clone();
   std::vector<int64_t> shape = x.sizes().vec();
@@ -221,8 +221,8 @@ double ulp(at::ScalarType t) {
   return t == at::kFloat ? std::ldexp(1., -23) : std::ldexp(1., t == at::kHalf ? -10 : -7);
 }
 
-// At most twice as far from the truth as the reference in the same dtypes, plus 16 ulps of float32
-// and one of a 16-bit result.
+// At most twice the error of the reference in the same dtypes, plus 16 ulps of float32 and one of a
+// 16-bit result.
 void expect_right(const Part& p, const Case& c) {
   at::manual_seed(uint64_t(rows(c) * 1000 + c.C));
   const Tensors in = p.inputs(c);
@@ -264,7 +264,7 @@ std::vector<Case> cases(at::Device device) {
   return out;
 }
 
-// at::empty gives NaN: what is not written is seen.
+// Makes at::empty return NaN, so that numbers that are never written show up.
 struct Poisoned {
   Poisoned() {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
@@ -285,9 +285,8 @@ TEST(Parts, AreTheirDefinitions) {
 
 TEST(Parts, AreRightOnEveryInstructionSet) {
   const Poisoned memory;
-  for (const attn::exec::Isa& set : attn::exec::instruction_sets()) {
-    if (!set.here()) continue;
-    setenv("HORNER_CPU", std::string(set.name).c_str(), 1);
+  for (const simd::Isa set : simd::supported()) {
+    setenv("HORNER_CPU", std::string(simd::name(set)).c_str(), 1);
     for (const Part& p : kParts)
       for (const Case& c : cases(at::kCPU))
         if (c.T < 100) expect_right(p, c);

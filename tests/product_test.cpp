@@ -1,5 +1,4 @@
-// The products of a model: of several weights at once, of our own kernel, and of the loss in
-// slices.
+// The products of a model: several weights at once, our own kernel, and the loss in slices.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -7,7 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "attn/exec/isa.h"
+#include "core/simd/isa.h"
 #include "nn/model.h"
 #include "nn/parts.h"
 
@@ -55,9 +54,8 @@ TEST(Product, IsThatOfEachWeight) {
 TEST(Product, OfOurOwnIsRight) {
   at::manual_seed(6);
   const int64_t sizes[][3] = {{1, 1, 1}, {7, 5, 3}, {33, 64, 600}, {600, 129, 48}, {200, 50, 1100}};
-  for (const attn::exec::Isa& set : attn::exec::instruction_sets()) {
-    if (!set.here()) continue;
-    setenv("HORNER_CPU", std::string(set.name).c_str(), 1);
+  for (const simd::Isa set : simd::supported()) {
+    setenv("HORNER_CPU", std::string(simd::name(set)).c_str(), 1);
     for (const auto& [M, N, K] : sizes)
       for (const bool turned : {false, true}) {
         const at::Tensor a = at::randn({M, K + 2}).narrow(1, 1, K);
@@ -68,7 +66,7 @@ TEST(Product, OfOurOwnIsRight) {
         times_by_own(out, a, b, bias);
         at::Tensor truth = at::mm(a.to(at::kDouble), b.to(at::kDouble));
         if (bias.defined()) truth = truth + bias;
-        EXPECT_LT(distance(out, truth), 1e-6 * std::sqrt(double(K)) * 8) << set.name;
+        EXPECT_LT(distance(out, truth), 1e-6 * std::sqrt(double(K)) * 8) << simd::name(set);
         EXPECT_TRUE(around.select(1, 0).isnan().all().item<bool>());
         EXPECT_TRUE(around.select(1, N + 1).isnan().all().item<bool>());
       }

@@ -8,6 +8,7 @@
 #include "attn/exec/decode_cuda.h"
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
+#include "attn/parallel.h"
 #include "attn/spec_text.h"
 #include "attn/stages.h"
 #include "core/check.h"
@@ -143,10 +144,10 @@ static void run(const State& s, const Decode<R>& c, Task which) {
     if (s.carry.count.is_cuda())
       return which == Task::apply ? exec::ask_on_gpu(c, s.carry.count)
                                   : exec::fold_on_gpu(c, s.carry.count);
-  const auto task = which == Task::apply ? kernels_for<R>().ask : kernels_for<R>().fold;
+  const auto task = which == Task::apply ? kernels_for<R>().forward : kernels_for<R>().fold;
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
-  exec::for_each_task<R>(
+  for_each_task<R>(
       heads, kernels_for<R>().scratch(c), [&](int64_t i, R* own) { task(c, i, own); },
       heads * each >= kWorth ? heads : 1);
 }

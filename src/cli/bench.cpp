@@ -22,6 +22,7 @@
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
+#include "core/machine.h"
 #include "core/names.h"
 
 namespace horner::cli {
@@ -115,7 +116,8 @@ static BenchGroup measure(const BenchPlan& p, const instruments::Case& c, Progre
   BenchGroup group{.on = c};
   const std::string where = case_text(c) + " ";
   progress.show(where + "torch sdpa");
-  BenchRow torch{"torch sdpa", "–", instruments::bench({}, instruments::torch_sdpa, c, p.effort, false)};
+  BenchRow torch{"torch sdpa", "–",
+                 instruments::bench({}, instruments::torch_sdpa, c, p.effort, false)};
   const bool yardstick = torch.result.standing == Standing::right;
   for (std::optional<instruments::Timing>* t : {&torch.result.forward, &torch.result.both})
     if (*t) (*t)->torch_ms = (*t)->ms;
@@ -123,8 +125,8 @@ static BenchGroup measure(const BenchPlan& p, const instruments::Case& c, Progre
   for (const attn::Execution* peer : instruments::peers().subspan(1)) {
     if (!c.device.is_cuda() || stopped()) continue;
     progress.show(where + "torch " + std::string(peer->name));
-    group.rows.push_back(
-        {"torch " + std::string(peer->name), "–", instruments::bench({}, *peer, c, p.effort, yardstick)});
+    group.rows.push_back({"torch " + std::string(peer->name), "–",
+                          instruments::bench({}, *peer, c, p.effort, yardstick)});
   }
   if (!p.peers.empty() && !stopped()) {
     progress.show(where + p.peers);
@@ -184,8 +186,8 @@ static std::string error_text(const BenchRow& r) {
 }
 
 static void print_machine(const BenchOptions& o, const Peaks& peaks) {
-  std::cout << cpuinfo("model name") << ", " << at::get_num_threads() << " threads, "
-            << instruments::cpu_kernels();
+  std::cout << proc_value("/proc/cpuinfo", "model name") << ", " << at::get_num_threads()
+            << " threads, " << instruments::cpu_kernels();
   if (o.device != "cpu") std::cout << "; on " << o.device;
   const char* before = " · matrix-multiply peak ";
   for (const auto& [dtype, gflops] : peaks)
@@ -283,7 +285,7 @@ static Json json(const std::vector<BenchGroup>& groups, const BenchOptions& o, c
     for (const BenchRow& row : group.rows)
       results.push_back(json(row, group.on, peaks.at(attn::dtype_name(group.on.dtype))));
   return {{"machine",
-           {{"cpu", cpuinfo("model name")},
+           {{"cpu", proc_value("/proc/cpuinfo", "model name")},
             {"threads", at::get_num_threads()},
             {"instruction_set", instruments::cpu_kernels()},
             {"torch_kernels", at::get_cpu_capability()},

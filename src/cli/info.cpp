@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/run.h"
 #include "cli/table.h"
+#include "core/machine.h"
 #include "instruments/bench.h"
 
 namespace horner::cli {
@@ -25,7 +26,7 @@ static std::vector<std::string> instruction_sets() {
                                                                   {"avx512f", "avx512f"},
                                                                   {"avx512bf16", "avx512_bf16"},
                                                                   {"amx", "amx_tile"}};
-  std::istringstream words(cpuinfo("flags"));
+  std::istringstream words(proc_value("/proc/cpuinfo", "flags"));
   const std::set<std::string> flags{std::istream_iterator<std::string>(words), {}};
   std::vector<std::string> out;
   for (const auto& [name, flag] : kSets)
@@ -61,7 +62,7 @@ static Json facts() {
           {"compiler", compiler()},
           {"build", build()},
           {"threads", at::get_num_threads()},
-          {"cpu", cpuinfo("model name")},
+          {"cpu", proc_value("/proc/cpuinfo", "model name")},
           {"instruction_sets", instruction_sets()},
           {"kernels", instruments::cpu_kernels()},
           {"torch_kernels", at::get_cpu_capability()},

@@ -5,7 +5,6 @@
 
 #include <csignal>
 #include <exception>
-#include <fstream>
 #include <iostream>
 
 #include "attn/inputs.h"
@@ -67,15 +66,6 @@ at::Device device(const std::string& name) {
   horner::check(name == "cpu" || at::hasCUDA(),
                 "no device 'cuda' here: torch finds no GPU ('horner info' says what there is)");
   return name == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0);
-}
-
-std::string cpuinfo(const std::string& key) {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(':');
-    if (line.starts_with(key) && colon + 2 < line.size()) return line.substr(colon + 2);
-  }
-  return "";
 }
 
 }  // namespace horner::cli

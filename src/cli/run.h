@@ -28,7 +28,4 @@ struct Progress {
 at::ScalarType dtype(const std::string& name);
 at::Device device(const std::string& name);
 
-// The value of a key in /proc/cpuinfo; empty where there is none.
-std::string cpuinfo(const std::string& key);
-
 }  // namespace horner::cli

@@ -1,4 +1,4 @@
-// The middle of some numbers; of an even number of them the upper one.
+// The median of at least one number; of an even count, the mean of the two in the middle.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 namespace horner {
 
 inline double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + int64_t(x.size() / 2), x.end());
-  return x[x.size() / 2];
+  std::sort(x.begin(), x.end());
+  return (x[x.size() / 2] + x[(x.size() - 1) / 2]) / 2;
 }
 
 }  // namespace horner

@@ -5,7 +5,7 @@
 
 namespace horner {
 
-// Levenshtein.
+// Levenshtein distance.
 static int distance(std::string_view a, std::string_view b) {
   std::vector<int> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);

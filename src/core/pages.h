@@ -1,4 +1,4 @@
-// Memory that a process has touched stays its own.
+// Keeps freed memory in the process.
 #pragma once
 
 #include <malloc.h>
@@ -7,8 +7,9 @@
 
 namespace horner {
 
-// By default the C library gives every large block back to the system and gets it again, zeroed a
-// page at a time; training takes the same blocks in each step. Call once, before the work.
+// By default malloc returns every freed large block to the system, and the next one comes back
+// zeroed, one page fault at a time. Training allocates the same blocks in every step. Call once,
+// before the work.
 inline void keep_pages() {
   mallopt(M_MMAP_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());

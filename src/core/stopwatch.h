@@ -1,4 +1,4 @@
-// Time since it was made.
+// Time since construction.
 #pragma once
 
 #include <chrono>

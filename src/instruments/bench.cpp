@@ -10,13 +10,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 
-#include "attn/exec/isa.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
+#include "core/machine.h"
 #include "core/median.h"
+#include "core/simd/isa.h"
 #include "core/stopwatch.h"
 
 namespace horner::instruments {
@@ -264,17 +264,12 @@ double matmul_gflops(at::ScalarType dtype, at::Device device) {
 }
 
 double free_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key, unit; file >> key;) {
-    double kilobytes = 0;
-    if (key == "MemAvailable:" && file >> kilobytes) return kilobytes * 1024;
-    std::getline(file, unit);
-  }
-  return std::numeric_limits<double>::infinity();
+  const std::string kilobytes = proc_value("/proc/meminfo", "MemAvailable");
+  return kilobytes.empty() ? std::numeric_limits<double>::infinity() : std::stod(kilobytes) * 1024;
 }
 
 std::string_view cpu_kernels() {
-  return exec::isa().name;
+  return simd::name(simd::isa());
 }
 
 }  // namespace horner::instruments

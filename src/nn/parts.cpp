@@ -16,7 +16,7 @@ using torch::autograd::AutogradContext, torch::autograd::Function, torch::autogr
 static bool fits_norm(const at::Tensor& x) {
   return x.is_cpu() || x.size(1) <= kernels::cuda::kMostChannels;
 }
-// Null: no kernel for these; the reference runs.
+// Null if there is no kernel for these dtypes on this device.
 static const Launch* launch_for(std::initializer_list<at::ScalarType> dtypes, const at::Tensor& x) {
   for (const at::ScalarType t : dtypes)
     if (t != at::kFloat && t != at::kBFloat16 && (t != at::kHalf || !x.is_cuda())) return nullptr;
@@ -28,12 +28,12 @@ static kernels::Dtype kind_of(at::ScalarType t) {
          : t == at::kBFloat16 ? kernels::Dtype::bfloat16
                               : kernels::Dtype::float16;
 }
-// Tasks long enough to be worth a thread's while, and few, since each has sums of its own.
+// Tasks long enough to pay for a thread, and few, because each has its own sums.
 static kernels::Rows rows_of(const at::Tensor& x) {
   const int64_t n = x.size(0), least = x.is_cuda() ? 4 : 16, most = x.is_cuda() ? 1024 : 256;
   return {n, std::max<int64_t>(least, (n + most - 1) / most)};
 }
-static at::Tensor side_by_side(const at::Tensor& x) {  // the numbers of a row, that is
+static at::Tensor contiguous_rows(const at::Tensor& x) {
   return x.size(-1) <= 1 || x.stride(-1) == 1 ? x : x.contiguous();
 }
 static const float* floats(const at::Tensor& x) {
@@ -47,21 +47,21 @@ static std::optional<at::Tensor> maybe(const at::Tensor& x) {
 }
 static void check_first_order() {
   check(!c10::GradMode::is_enabled(),
-        "gradients of gradients: the parts have them in double alone");
+        "double backward through norms, heads and activations is supported only in double");
 }
-// The sums of tasks, [tasks, C], as the gradient of a weight.
+// The gradient of a weight, from the sums of the tasks, [tasks, C].
 static at::Tensor sum_of(const at::Tensor& tasks, at::ScalarType as) {
   return tasks.defined() ? tasks.sum(0).to(as) : tasks;
 }
 
-struct Kept : torch::CustomClassHolder {  // by a part for its backward, beside tensors
+struct Options : torch::CustomClassHolder {  // what backward needs besides tensors
   Norm norm;
   Heads heads;
   bool gelu, gated;
   at::ScalarType weight_dtype;
 };
-static c10::intrusive_ptr<Kept> kept(AutogradContext* ctx) {
-  return c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data["kept"].toCapsule());
+static c10::intrusive_ptr<Options> options(AutogradContext* ctx) {
+  return c10::static_intrusive_pointer_cast<Options>(ctx->saved_data["options"].toCapsule());
 }
 
 static kernels::Norm norm_problem(const Norm& n, const at::Tensor& x, at::ScalarType narrow,
@@ -76,20 +76,20 @@ static kernels::Norm norm_problem(const Norm& n, const at::Tensor& x, at::Scalar
 }
 
 struct AddNorm : Function<AddNorm> {
-  // Gives the sum (undefined where nothing is added) and the norm.
-  static variable_list forward(AutogradContext* ctx, c10::intrusive_ptr<Kept> k,
+  // Returns the norm and, if something is added, the sum.
+  static variable_list forward(AutogradContext* ctx, c10::intrusive_ptr<Options> k,
                                at::ScalarType narrow, const at::Tensor& given,
                                const std::optional<at::Tensor>& given_added,
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
     const c10::OptionalDeviceGuard on(given.device());
-    const at::Tensor x = side_by_side(given), w = plain(weight);
+    const at::Tensor x = contiguous_rows(given), w = plain(weight);
     const at::Tensor b = plain(bias.value_or(at::Tensor()));
     kernels::Norm p = norm_problem(k->norm, x, narrow, w, b);
     const auto fresh = [&](at::ScalarType t) { return at::empty(x.sizes(), x.options().dtype(t)); };
     const auto number = [&] { return at::empty({x.size(0)}, x.options().dtype(at::kFloat)); };
     at::Tensor added, sum, y = fresh(narrow), rstd = number(), mean;
     if (given_added) {
-      added = side_by_side(*given_added), sum = fresh(x.scalar_type());
+      added = contiguous_rows(*given_added), sum = fresh(x.scalar_type());
       p.added = added.const_data_ptr(), p.added_row = added.stride(0), p.sum = sum.data_ptr();
     }
     if (k->norm.layer) mean = number(), p.mean = mean.data_ptr<float>();
@@ -97,7 +97,7 @@ struct AddNorm : Function<AddNorm> {
     launch_for({x.scalar_type(), narrow}, x)->norm(p);
     k->weight_dtype = weight.scalar_type();
     ctx->save_for_backward({added.defined() ? sum : x, w, b, rstd, mean});
-    ctx->saved_data["kept"] = c10::IValue::make_capsule(k);
+    ctx->saved_data["options"] = c10::IValue::make_capsule(k);
     ctx->saved_data["narrow"] = int64_t(narrow);
     ctx->saved_data["adds"] = added.defined();
     ctx->set_materialize_grads(false);
@@ -110,11 +110,11 @@ struct AddNorm : Function<AddNorm> {
     const c10::OptionalDeviceGuard on(x.device());
     const auto narrow = at::ScalarType(ctx->saved_data["narrow"].toInt());
     const bool adds = ctx->saved_data["adds"].toBool();
-    const auto k = kept(ctx);
+    const auto k = options(ctx);
     kernels::Norm p = norm_problem(k->norm, x, narrow, w, b);
-    const at::Tensor d_y = grads[0].defined() ? side_by_side(grads[0])
+    const at::Tensor d_y = grads[0].defined() ? contiguous_rows(grads[0])
                                               : at::zeros(x.sizes(), x.options().dtype(narrow));
-    const at::Tensor d_sum = adds && grads[1].defined() ? side_by_side(grads[1]) : at::Tensor();
+    const at::Tensor d_sum = adds && grads[1].defined() ? contiguous_rows(grads[1]) : at::Tensor();
     p.d_y = d_y.const_data_ptr(), p.d_y_row = d_y.stride(0);
     if (d_sum.defined()) p.d_sum = d_sum.const_data_ptr(), p.d_sum_row = d_sum.stride(0);
     const at::Tensor d_x = at::empty(x.sizes(), x.options());
@@ -137,15 +137,15 @@ struct AddNorm : Function<AddNorm> {
 
 static void check_rows(const char* what, const at::Tensor& x, const at::Tensor& weight) {
   check(x.dim() == 2 && weight.dim() == 1 && weight.size(0) == x.size(1), what,
-        " wants rows [N, C] and a weight [C], not ", x.sizes(), " and ", weight.sizes());
+        ": expected rows [N, C] and a weight [C], got ", x.sizes(), " and ", weight.sizes());
 }
 
 at::Tensor norm(const Norm& n, const at::Tensor& x, const at::Tensor& weight,
                 const at::Tensor& bias, at::ScalarType out) {
-  check_rows("a norm", x, weight);
+  check_rows("norm", x, weight);
   if (!launch_for({x.scalar_type(), out}, x) || !fits_norm(x))
     return reference::norm(n, x, weight, bias, out);
-  auto k = c10::make_intrusive<Kept>();
+  auto k = c10::make_intrusive<Options>();
   k->norm = n;
   return AddNorm::apply(k, out, x, std::optional<at::Tensor>(), weight, maybe(bias))[0];
 }
@@ -153,14 +153,15 @@ at::Tensor norm(const Norm& n, const at::Tensor& x, const at::Tensor& weight,
 std::pair<at::Tensor, at::Tensor> add_norm(const Norm& n, const at::Tensor& x,
                                            const at::Tensor& added, const at::Tensor& weight,
                                            const at::Tensor& bias) {
-  check_rows("a norm", x, weight);
-  check(x.sizes() == added.sizes(), "a sum of ", x.sizes(), " and ", added.sizes());
+  check_rows("norm", x, weight);
+  check(x.sizes() == added.sizes(), "add_norm: expected two tensors of the same shape, got ",
+        x.sizes(), " and ", added.sizes());
   const at::ScalarType out = added.scalar_type();
   if (!launch_for({x.scalar_type(), out}, x) || !fits_norm(x)) {
     const at::Tensor sum = (x + added).to(x.scalar_type());
     return {sum, reference::norm(n, sum, weight, bias, out)};
   }
-  auto k = c10::make_intrusive<Kept>();
+  auto k = c10::make_intrusive<Options>();
   k->norm = n;
   const variable_list both = AddNorm::apply(k, out, x, maybe(added), weight, maybe(bias));
   return {both[1], both[0]};
@@ -183,14 +184,14 @@ static kernels::Heads4 view4(const at::Tensor& x) {
 }
 
 struct SplitHeads : Function<SplitHeads> {
-  static variable_list forward(AutogradContext* ctx, c10::intrusive_ptr<Kept> k,
+  static variable_list forward(AutogradContext* ctx, c10::intrusive_ptr<Options> k,
                                const at::Tensor& given, const std::optional<at::Tensor>& q_weight,
                                const std::optional<at::Tensor>& k_weight,
                                const std::optional<at::Tensor>& cos,
                                const std::optional<at::Tensor>& sin) {
     const c10::OptionalDeviceGuard on(given.device());
     const Heads& h = k->heads;
-    const at::Tensor x = side_by_side(given);
+    const at::Tensor x = contiguous_rows(given);
     const at::Tensor q_norm = plain(q_weight.value_or(at::Tensor())),
                      k_norm = plain(k_weight.value_or(at::Tensor()));
     const Rotation by{plain(cos.value_or(at::Tensor())), plain(sin.value_or(at::Tensor()))};
@@ -207,18 +208,18 @@ struct SplitHeads : Function<SplitHeads> {
     launch_for({x.scalar_type()}, x)->heads(p);
     if (p.q_norm) k->weight_dtype = q_weight->scalar_type();
     ctx->save_for_backward({p.q_norm ? x : at::Tensor(), q_norm, k_norm, by.cos, by.sin, rstd});
-    ctx->saved_data["kept"] = c10::IValue::make_capsule(k);
+    ctx->saved_data["options"] = c10::IValue::make_capsule(k);
     return {q, key, v};
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     check_first_order();
     const auto saved = ctx->get_saved_variables();
-    const auto k = kept(ctx);
+    const auto k = options(ctx);
     const Heads& h = k->heads;
     const c10::OptionalDeviceGuard on(grads[0].device());
     const at::Tensor d_x = at::empty({h.B * h.T, (h.H + 2 * h.G) * h.D}, grads[0].options());
     kernels::Heads p = heads_problem(h, d_x, saved[1], saved[2], {saved[3], saved[4]});
-    for (at::Tensor& g : grads) g = side_by_side(g);
+    for (at::Tensor& g : grads) g = contiguous_rows(g);
     p.q = view4(grads[0]), p.k = view4(grads[1]), p.v = view4(grads[2]);
     p.d_x = d_x.data_ptr();
     at::Tensor d_q, d_k;
@@ -237,20 +238,21 @@ struct SplitHeads : Function<SplitHeads> {
 std::array<at::Tensor, 3> heads(const Heads& h, const at::Tensor& x, const at::Tensor& q_norm,
                                 const at::Tensor& k_norm, const Rotation& by) {
   check(x.dim() == 2 && x.size(0) == h.B * h.T && x.size(1) == (h.H + 2 * h.G) * h.D,
-        "heads want rows [", h.B * h.T, ", ", (h.H + 2 * h.G) * h.D, "], not ", x.sizes());
-  check(q_norm.defined() == k_norm.defined(), "norms of both q and k, or of none");
+        "heads: expected rows [", h.B * h.T, ", ", (h.H + 2 * h.G) * h.D, "], got ", x.sizes());
+  check(q_norm.defined() == k_norm.defined(),
+        "heads: expected the norms of both q and k, or of neither");
   check(!by.cos.defined() || (h.D % 2 == 0 && by.cos.size(0) == h.T && by.cos.size(1) == h.D / 2),
-        "angles must be [T, D / 2]");
+        "heads: expected angles [", h.T, ", ", h.D / 2, "] and an even D, got ", by.cos.sizes());
   const bool fits = h.D <= kernels::kMostHeadChannels && (x.is_cpu() || h.D % 2 == 0);
   if (!launch_for({x.scalar_type()}, x) || !fits) return reference::heads(h, x, q_norm, k_norm, by);
-  auto k = c10::make_intrusive<Kept>();
+  auto k = c10::make_intrusive<Options>();
   k->heads = h;
   const variable_list out =
       SplitHeads::apply(k, x, maybe(q_norm), maybe(k_norm), maybe(by.cos), maybe(by.sin));
   return {out[0], out[1], out[2]};
 }
 
-static kernels::Gated gated_problem(const Kept& k, const at::Tensor& x) {
+static kernels::Gated gated_problem(const Options& k, const at::Tensor& x) {
   kernels::Gated p{};
   p.rows = rows_of(x), p.M = x.size(1) / (k.gated ? 2 : 1);
   p.dtype = kind_of(x.scalar_type());
@@ -260,23 +262,23 @@ static kernels::Gated gated_problem(const Kept& k, const at::Tensor& x) {
 }
 
 struct Activate : Function<Activate> {
-  static at::Tensor forward(AutogradContext* ctx, c10::intrusive_ptr<Kept> k,
+  static at::Tensor forward(AutogradContext* ctx, c10::intrusive_ptr<Options> k,
                             const at::Tensor& given) {
     const c10::OptionalDeviceGuard on(given.device());
-    const at::Tensor x = side_by_side(given);
+    const at::Tensor x = contiguous_rows(given);
     kernels::Gated p = gated_problem(*k, x);
     const at::Tensor y = at::empty({x.size(0), p.M}, x.options());
     p.y = y.data_ptr();
     launch_for({x.scalar_type()}, x)->gated(p);
     ctx->save_for_backward({x});
-    ctx->saved_data["kept"] = c10::IValue::make_capsule(k);
+    ctx->saved_data["options"] = c10::IValue::make_capsule(k);
     return y;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     check_first_order();
-    const at::Tensor x = ctx->get_saved_variables()[0], d_y = side_by_side(grads[0]);
+    const at::Tensor x = ctx->get_saved_variables()[0], d_y = contiguous_rows(grads[0]);
     const c10::OptionalDeviceGuard on(x.device());
-    kernels::Gated p = gated_problem(*kept(ctx), x);
+    kernels::Gated p = gated_problem(*options(ctx), x);
     const at::Tensor d_x = at::empty(x.sizes(), x.options());
     p.d_y = d_y.const_data_ptr(), p.d_y_row = d_y.stride(0), p.d_x = d_x.data_ptr();
     launch_for({x.scalar_type()}, x)->gated_backward(p);
@@ -285,11 +287,11 @@ struct Activate : Function<Activate> {
 };
 
 static at::Tensor activate(Activation f, const at::Tensor& x, bool gated) {
-  check(x.dim() == 2 && (!gated || x.size(1) % 2 == 0),
-        gated ? "a gated activation wants rows [N, 2 M], not " : "rows [N, M], not ", x.sizes());
+  check(x.dim() == 2 && (!gated || x.size(1) % 2 == 0), "activation: expected rows ",
+        gated ? "[N, 2 M], got " : "[N, M], got ", x.sizes());
   if (!launch_for({x.scalar_type()}, x))
     return gated ? reference::gated(f, x) : reference::activated(f, x);
-  auto k = c10::make_intrusive<Kept>();
+  auto k = c10::make_intrusive<Options>();
   k->gelu = f == Activation::gelu, k->gated = gated;
   return Activate::apply(k, x);
 }
@@ -303,13 +305,14 @@ at::Tensor gated(Activation f, const at::Tensor& x) {
 at::Tensor losses_(const at::Tensor& logits, const at::Tensor& given, const at::Tensor& scale,
                    bool gradient) {
   check(logits.dim() == 2 && given.dim() == 1 && given.size(0) == logits.size(0),
-        "losses want logits [N, V] and targets [N], not ", logits.sizes(), " and ", given.sizes());
+        "losses: expected logits [N, V] and targets [N], got ", logits.sizes(), " and ",
+        given.sizes());
   const c10::NoGradGuard by_hand;
   const at::Tensor targets = given.to(at::kLong).contiguous();
   const int64_t n = logits.size(0), V = logits.size(1);
-  if (targets.is_cpu() && n > 0) {  // elsewhere the loss of such a target is NaN
+  if (targets.is_cpu() && n > 0) {  // on a GPU the loss of a target beyond V is NaN
     const int64_t largest = targets.max().item<int64_t>();
-    check(largest < V, "target ", largest, " of ", V, " logits");
+    check(largest < V, "losses: target ", largest, " is out of range for ", V, " logits");
   }
   const Launch* launch = launch_for({logits.scalar_type()}, logits);
   if (!launch) {
@@ -322,7 +325,7 @@ at::Tensor losses_(const at::Tensor& logits, const at::Tensor& given, const at::
     logits.copy_(p);
     return loss;
   }
-  check(logits.stride(1) == 1 || V == 1, "logits must lie side by side");
+  check(logits.stride(1) == 1 || V == 1, "losses: expected logits with contiguous rows");
   const c10::OptionalDeviceGuard on(logits.device());
   const at::Tensor loss = at::empty({n}, logits.options().dtype(at::kFloat));
   const at::Tensor factor = scale.to(at::kFloat);

@@ -1,6 +1,6 @@
-// The parts of a model around its matrix products, each one pass over the rows, with gradients:
-// kernels of our own for float32 and bfloat16 on the CPU and float32, bfloat16 and float16 on CUDA,
-// float32 inside; anything else (double) takes the definitions in `parts::reference`.
+// The parts of a model around its matrix products, each one pass over the rows, with gradients.
+// Fused kernels run float32 and bfloat16 on the CPU, and float32, bfloat16 and float16 on CUDA,
+// with float32 arithmetic; other dtypes (double) run the definitions in `parts::reference`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,23 +11,23 @@
 
 namespace horner::nn::parts {
 
-// y = (x - mean(x)) / sqrt(mean of its squares + eps) * (plus + weight) + bias; without the mean
-// unless `layer`.
+// y = (x - m) / sqrt(mean((x - m)^2) + eps) * (plus + weight) + bias, where m = mean(x) if `layer`
+// is set, otherwise 0.
 struct Norm {
   bool layer = false;
   double plus = 0, eps = 1e-6;
 };
-// Of x [N, C]; the result in the dtype `out`. The bias may be undefined.
+// The norm of x [N, C], in the dtype `out`. The bias may be undefined.
 at::Tensor norm(const Norm&, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                 at::ScalarType out);
-// x + added in the dtype of x, and its norm in that of `added`.
+// x + added, in the dtype of x, and its norm, in the dtype of `added`.
 std::pair<at::Tensor, at::Tensor> add_norm(const Norm&, const at::Tensor& x,
                                            const at::Tensor& added, const at::Tensor& weight,
                                            const at::Tensor& bias);
 
-// Rows (q | k | v) of H, G and G heads, [B T, (H + 2 G) D], as q, k, v [B, heads, T, D]; q and k
-// normed where the weights are defined, and turned where the angles are: a half a head each,
-// (a cos - b sin, b cos + a sin).
+// Splits rows (q | k | v) of H, G and G heads, [B T, (H + 2 G) D], into q, k, v [B, heads, T, D].
+// q and k are normalized if the weights are defined, and rotated (RoPE) if the angles are:
+// (a, b) -> (a cos - b sin, b cos + a sin), where a and b are the halves of a head.
 struct Heads {
   int64_t B, T, H, G, D;
   Norm norm;
@@ -38,35 +38,34 @@ struct Rotation {
 std::array<at::Tensor, 3> heads(const Heads&, const at::Tensor& x, const at::Tensor& q_norm,
                                 const at::Tensor& k_norm, const Rotation&);
 
-enum class Activation { silu, gelu };  // gelu: by tanh
+enum class Activation { silu, gelu };  // gelu: tanh approximation
 // [N, M] -> [N, M]
 at::Tensor activated(Activation, const at::Tensor& x);
 // Rows (gate | up), [N, 2 M] -> f(gate) up, [N, M]
 at::Tensor gated(Activation, const at::Tensor& x);
 
-// -log softmax(logits)[target] of each row, [N], float32; 0 where the target is below 0. If
-// `gradient`, the logits [N, V] become the loss's gradient times `scale`, one number on their
-// device.
+// -log softmax(logits)[target] of each row, [N], float32; 0 for a negative target. If `gradient` is
+// set, the gradient of the loss times `scale`, a scalar on the same device, replaces the logits
+// [N, V].
 at::Tensor losses_(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scale,
                    bool gradient);
 
-// x [N, C] times each weight [out, C], plus its bias (undefined, or missing at the end: none), side
-// by side: [N, all out], in the dtype of x. Where gradients are wanted the weights are copied below
-// each other, in that dtype, and the product is one; theirs come back in their own dtypes.
+// x [N, C] times each weight [out, C], plus its bias if given, concatenated: [N, sum of out], in
+// the dtype of x. If gradients are needed, the weights are concatenated in that dtype for one
+// product; their gradients have the dtypes of the weights.
 at::Tensor product(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                    const std::vector<at::Tensor>& biases = {});
 
-// a [M, K] times b [K, N], of any strides, plus a bias [N] unless it is undefined; without
-// gradients.
+// a [M, K] times b [K, N], with any strides, plus a bias [N] if defined; not differentiable.
 at::Tensor times(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {});
 void times_to(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
               const at::Tensor& bias = {});
-// The same by our own kernel, of float32 on the CPU, whether or not it is the fastest there; the
-// numbers of a row of a and out lie side by side.
+// The same with our own kernel, whether or not it is faster than torch: float32 on the CPU, with
+// contiguous rows of a and out.
 void times_by_own(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                   const at::Tensor& bias = {});
 
-// The definitions, in torch's own operators.
+// The definitions, in torch operators.
 namespace reference {
 at::Tensor norm(const Norm&, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                 at::ScalarType out);

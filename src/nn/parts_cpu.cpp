@@ -1,16 +1,16 @@
-// The kernels of the parts on the CPU: tasks over the threads.
+// The kernels of the parts on the CPU: runs the tasks on torch's threads.
 #include <ATen/Parallel.h>
 
-#include "attn/exec/isa.h"
+#include "core/simd/isa.h"
 #include "nn/parts_launch.h"
 
 namespace horner::nn::parts {
 
 static const kernels::PartKernels& best() {
-  const std::string_view name = attn::exec::isa().name;
-  return name == "portable" ? kernels::portable::part_kernels
-         : name == "avx2"   ? kernels::avx2::part_kernels
-                            : kernels::avx512::part_kernels;
+  const simd::Isa isa = simd::isa();
+  return isa >= simd::Isa::avx512 ? kernels::avx512::part_kernels
+         : isa == simd::Isa::avx2 ? kernels::avx2::part_kernels
+                                  : kernels::portable::part_kernels;
 }
 
 template <auto kernel>

@@ -11,7 +11,7 @@ static void run(const auto& problem) {
   if (problem.rows.count == 0) return;
   kernel(problem, c10::cuda::getCurrentCUDAStream().stream());
   const char* error = kernels::cuda::last_error();
-  check(!error, "a CUDA kernel did not start: ", error ? error : "");
+  check(!error, "CUDA kernel launch failed: ", error ? error : "");
 }
 
 const Launch* cuda_launch() {

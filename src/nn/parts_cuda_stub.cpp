@@ -1,4 +1,4 @@
-// In place of parts_cuda.cpp where torch is built without CUDA.
+// Replaces parts_cuda.cpp in builds without CUDA.
 #include "nn/parts_launch.h"
 
 namespace horner::nn::parts {

@@ -1,4 +1,4 @@
-// Which kernels of the parts run for a tensor: one table for the CPU, one for CUDA.
+// The kernels of the parts: one table for the CPU, one for CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +17,6 @@ struct Launch {
   void (*loss)(const kernels::Loss&);
 };
 const Launch& cpu_launch();
-const Launch* cuda_launch();  // null where torch has no CUDA, or the kernels were not compiled
+const Launch* cuda_launch();  // null if built without CUDA
 
 }  // namespace horner::nn::parts

@@ -1,10 +1,10 @@
-// Products with several weights at once, and our own product where it is the fastest.
+// Products with several weights at once, and our own product where it is faster than torch's.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "attn/exec/cpu.h"
-#include "attn/exec/isa.h"
+#include "attn/parallel.h"
 #include "core/check.h"
+#include "core/simd/isa.h"
 #include "nn/kernels/product.h"
 #include "nn/parts.h"
 
@@ -15,10 +15,10 @@ using torch::autograd::AutogradContext, torch::autograd::Function, torch::autogr
 using Maybe = std::optional<at::Tensor>;
 
 static const kernels::ProductKernels& product_kernels() {
-  const std::string_view name = attn::exec::isa().name;
-  return name == "portable" ? kernels::portable::product_kernels
-         : name == "avx2"   ? kernels::avx2::product_kernels
-                            : kernels::avx512::product_kernels;
+  const simd::Isa isa = simd::isa();
+  return isa >= simd::Isa::avx512 ? kernels::avx512::product_kernels
+         : isa == simd::Isa::avx2 ? kernels::avx2::product_kernels
+                                  : kernels::portable::product_kernels;
 }
 
 static bool is_rows(const at::Tensor& x) {
@@ -29,10 +29,11 @@ void times_by_own(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
                   const at::Tensor& bias) {
   for (const at::Tensor* x : {&out, &a, &b})
     check(x->is_cpu() && x->scalar_type() == at::kFloat && x->dim() == 2,
-          "our own product is of float32 matrices on the CPU");
+          "times_by_own: expected float32 matrices on the CPU");
   check(a.size(1) == b.size(0) && out.size(0) == a.size(0) && out.size(1) == b.size(1) &&
             a.size(1) > 0 && is_rows(a) && is_rows(out),
-        "no product of ", a.sizes(), " and ", b.sizes(), " is ", out.sizes());
+        "times_by_own: expected contiguous rows a [M, K], b [K, N] and out [M, N], got ", a.sizes(),
+        ", ", b.sizes(), " and ", out.sizes());
   kernels::Product p{a.size(0), b.size(1), a.size(1)};
   p.a = a.const_data_ptr<float>(), p.a_row = a.stride(0);
   p.b = {b.const_data_ptr<float>(), b.stride(0), b.stride(1)};
@@ -41,13 +42,12 @@ void times_by_own(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
   if (plain.defined()) p.bias = plain.const_data_ptr<float>();
   p.rows = 512, p.columns = 2 * kernels::kProductColumns;
   const kernels::ProductKernels& k = product_kernels();
-  attn::exec::for_each_task(p.tasks(), k.scratch(p),
-                            [&](int64_t i, float* scratch) { k.run(p, i, scratch); });
+  attn::for_each_task(p.tasks(), k.scratch(p),
+                      [&](int64_t i, float* scratch) { k.run(p, i, scratch); });
 }
 
-// The library that torch takes float32 products from has AVX-512 kernels for Intel's CPUs alone. On
-// others ours is faster where sums are long or rows of the result wide (8 and 28 % on Zen 4), and
-// no faster elsewhere.
+// torch's float32 products use AVX-512 only on Intel CPUs. On Zen 4 ours are faster for long sums
+// (8 %) or wide results (28 %), and not faster otherwise.
 static bool is_ours(const at::Tensor& a, const at::Tensor& b) {
   static const bool amd = __builtin_cpu_is("amd");
   constexpr int64_t kFewestRows = 32, kLong = 512, kWide = 8192;
@@ -85,7 +85,7 @@ struct Linear : Function<Linear> {
   }
 };
 
-// Up to three tensors below each other, in a dtype.
+// Concatenates up to three tensors along dimension 0, in one dtype.
 struct Join : Function<Join> {
   static at::Tensor forward(AutogradContext* ctx, at::ScalarType dtype, const at::Tensor& a,
                             const Maybe& b, const Maybe& c) {
@@ -119,12 +119,12 @@ struct Join : Function<Join> {
 
 static at::Tensor joined(const std::vector<at::Tensor>& x, at::ScalarType dtype) {
   if (x.size() == 1 && x[0].scalar_type() == dtype) return x[0];
-  check(x.size() <= 3, "at most 3 weights are joined, not ", x.size());
+  check(x.size() <= 3, "product: expected at most 3 weights, got ", x.size());
   const auto at = [&](size_t i) { return i < x.size() ? Maybe(x[i]) : std::nullopt; };
   return Join::apply(dtype, x[0], at(1), at(2));
 }
 
-// Each product to its own columns: no weight is copied.
+// Writes each product to its own columns, without copying a weight.
 static at::Tensor one_by_one(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                              const std::vector<at::Tensor>& biases) {
   int64_t width = 0, from = 0;
@@ -143,7 +143,8 @@ at::Tensor product(const at::Tensor& x, const std::vector<at::Tensor>& weights,
   std::vector<at::Tensor> biases;
   for (const at::Tensor& b : given_biases)
     if (b.defined()) biases.push_back(b);
-  check(biases.empty() || biases.size() == weights.size(), "a bias for each weight, or none");
+  check(biases.empty() || biases.size() == weights.size(), "product: expected a bias for each of ",
+        weights.size(), " weights or none, got ", biases.size());
   bool cast = false, gradients = x.requires_grad();
   std::vector<at::Tensor> all = weights;
   all.insert(all.end(), biases.begin(), biases.end());

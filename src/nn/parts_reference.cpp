@@ -1,5 +1,5 @@
-// What each part is, in torch's own operators: the other side of tests/parts_test.cpp, and what
-// runs where there is no kernel. 16-bit inputs are taken as float32 and rounded once, at the end.
+// The definition of each part, in torch operators: the reference of tests/parts_test.cpp, and the
+// fallback where there is no kernel. 16-bit inputs are computed in float32 and rounded once.
 #include <ATen/ATen.h>
 
 #include "nn/parts.h"

@@ -3,30 +3,19 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <fstream>
 
+#include "core/machine.h"
 #include "core/stopwatch.h"
 #include "train/graph.h"
 
 namespace horner::train {
 
-// What stands behind `key` and a colon in a file of such lines; empty where there is none.
-static std::string value_of(const char* file, const std::string& key) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    const size_t colon = line.find(':');
-    if (line.starts_with(key) && colon != std::string::npos)
-      return line.substr(std::min(line.size(), line.find_first_not_of(" \t", colon + 1)));
-  }
-  return "";
-}
-
 std::string processor_name() {
-  return value_of("/proc/cpuinfo", "model name");
+  return proc_value("/proc/cpuinfo", "model name");
 }
 
 int64_t process_peak_bytes() {
-  const std::string kilobytes = value_of("/proc/self/status", "VmHWM");
+  const std::string kilobytes = proc_value("/proc/self/status", "VmHWM");
   return kilobytes.empty() ? 0 : std::stoll(kilobytes) * 1024;
 }
 

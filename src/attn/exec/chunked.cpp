@@ -11,6 +11,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/chunked/chunked.h"
+#include "attn/parallel.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
 

@@ -7,6 +7,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/fused/fused.h"
+#include "attn/parallel.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
 

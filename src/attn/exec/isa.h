@@ -1,8 +1,5 @@
-// Which build of the CPU kernels runs.
+// The CPU kernels of the instruction set that is in use.
 #pragma once
-
-#include <span>
-#include <string_view>
 
 #include "attn/kernels/cpu/chunked/chunked.h"
 #include "attn/kernels/cpu/decode/decode.h"
@@ -11,10 +8,9 @@
 
 namespace horner::attn::exec {
 
-struct Isa {
-  std::string_view name;
+struct CpuKernels {
   const kernels::FusedKernels* fused;
-  const kernels::FusedKernels* fused_bf16;  // null: bfloat16 inputs become float32
+  const kernels::FusedKernels* fused_bf16;  // null: bfloat16 inputs are converted to float32
   const kernels::RowKernels* rows;
   struct States {
     const kernels::ChunkedKernels<float>* chunked_float;
@@ -22,13 +18,8 @@ struct Isa {
     const kernels::DecodeKernels<float>* decode_float;
     const kernels::DecodeKernels<double>* decode_double;
   } states;
-  bool (*here)();  // whether this CPU has it
 };
 
-std::span<const Isa> instruction_sets();  // best first
-
-// The best that this CPU has, or the one that the environment variable HORNER_CPU names; throws,
-// with the possible ones, when that is not one of them.
-const Isa& isa();
+const CpuKernels& isa();  // of simd::isa()
 
 }  // namespace horner::attn::exec

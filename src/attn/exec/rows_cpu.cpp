@@ -7,6 +7,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/rows/rows.h"
+#include "attn/parallel.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
 
@@ -20,8 +21,8 @@ struct RowJob {
   kernels::RowWeight weight;
   bool adaptive, centred;
   float clamp;
-  at::Tensor q, scale;  // [B, H, T, D], [B, H, T, 1]
-  at::Tensor found;     // [B, H, T, 4]: forward writes it, backward reads it
+  at::Tensor q, scale;    // [B, H, T, D], [B, H, T, 1]
+  at::Tensor thresholds;  // [B, H, T, 4]: forward writes it, backward reads it
   at::Tensor lo, hi, keep;
   at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
 };
@@ -75,7 +76,7 @@ static Rows problem(const RowJob& job, const RowTensors& x) {
   f.decay = pointer<double>(x.decay);
   f.lo = pointer<int32_t>(job.lo), f.hi = pointer<int32_t>(job.hi);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
-  f.found = reinterpret_cast<kernels::Found*>(pointer<float>(job.found));
+  f.thresholds = reinterpret_cast<kernels::RowThreshold*>(pointer<float>(job.thresholds));
   f.stride = stride(f);
   return f;
 }
@@ -133,7 +134,7 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   job.clamp = spec.clamp;
   job.q = padded(plain.detach());
   job.scale = factor.detach().expand({q.size(0), q.size(1), q.size(2), 1}).contiguous();
-  job.found = at::empty({q.size(0), q.size(1), q.size(2), 4}, at::kFloat);
+  job.thresholds = at::empty({q.size(0), q.size(1), q.size(2), 4}, at::kFloat);
   job.statistics = statistics_memory(in, statistics);
   job.lo = p.seen.lo, job.hi = p.seen.hi;
   if (in.keep.defined()) job.keep = in.keep.contiguous();
@@ -141,7 +142,7 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   const RowTensors x{padded(q), padded(p.k), padded(v), p.decay};
   const RowResult r = differentiable("fused_cpu", job, x, forward, backward);
   Sums sums{r.N.narrow(-1, 0, v.size(-1)), r.W, at::zeros({1}, at::kFloat), p.count, {}};
-  if (is<Exp>(spec.weight)) sums.shift = job.found.narrow(-1, 1, 1);
+  if (is<Exp>(spec.weight)) sums.shift = job.thresholds.narrow(-1, 1, 1);
   if (in.denominator_gate.defined()) sums.gates = p.gates(in);
   return finish(spec, in, sums);
 }

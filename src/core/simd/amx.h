@@ -1,13 +1,12 @@
-// Products of bfloat16 pairs in the tile registers of AMX: 16 x 16 floats of C, from 16 rows of 16
-// pairs of A and 16 pairs of 16 columns of B. What does not fill a tile goes to the vectors of
-// bf16.h.
+// Products of bfloat16 pairs in AMX tile registers: one instruction multiplies a tile of A (16 rows
+// of 16 pairs) by a tile of B (16 pairs of 16 columns) into a tile of C (16 x 16 floats). bf16.h
+// multiplies the edges that do not fill a tile.
 #pragma once
 
 #include "core/simd/bf16.h"
 
 #ifdef __AVX512BF16__
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 #ifndef __AMX_BF16__
 inline constexpr bool kTileRegisters = false;
@@ -20,13 +19,13 @@ inline void multiply_tiles(const PairProduct& p) {
 inline constexpr bool kTileRegisters = true;
 inline constexpr int kSide = 16;
 
-// The shape of all eight tiles: 16 rows of 64 bytes. In force for the thread until it goes.
+// Configures all eight tile registers of this thread as 16 rows of 64 bytes while it lives.
 struct TileShapes {
   TileShapes() {
     alignas(64) uint8_t shape[64] = {};
     shape[0] = 1;  // the palette
     for (int i = 0; i < 8; ++i) {
-      shape[16 + 2 * i] = 64;  // bytes of a row
+      shape[16 + 2 * i] = 64;  // bytes per row
       shape[48 + i] = kSide;   // rows
     }
     asm volatile("" ::: "memory");
@@ -75,10 +74,10 @@ inline void tile_rows(PairProduct p, int k) {
   if (p.n > 0) block<Rows, 1, Add>(p, k);
 }
 
-// A has its pairs side by side: a_col is 1. n is a multiple of 16.
+// Requires a_col = 1 (the pairs of a row of A are contiguous) and n a multiple of 16.
 template <bool Add>
 inline void multiply_tiles(PairProduct p) {
-  asm volatile("" ::: "memory");  // what was stored before is to be seen by the tiles
+  asm volatile("" ::: "memory");  // earlier stores must reach memory before the tile loads
   const int k = p.k / kSide * kSide;
   if (k == 0) return multiply<Add>(p);
   PairProduct rest = p;  // the pairs beyond k
@@ -94,6 +93,5 @@ inline void multiply_tiles(PairProduct p) {
 }
 #endif
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::simd::HORNER_ISA
 #endif

@@ -1,5 +1,5 @@
-// Products of bfloat16 pairs, where the instruction set has them: two numbers that are multiplied
-// and added together lie side by side in one 32-bit word.
+// Products of bfloat16 pairs, for instruction sets with AVX512-BF16: a 32-bit word holds two
+// neighbours along the summed dimension, and one instruction multiplies and adds both.
 //   C[m, n] (+)= sum_p A(m, p) . B[p, n],  A(m, p) and B[p, n] pairs, C in float32
 #pragma once
 
@@ -8,8 +8,7 @@
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 struct PairProduct {
   static constexpr int kLanes = kWidth;
@@ -44,12 +43,12 @@ inline void micro(const PairProduct& p) {
     }
 }
 
-// kWidth bfloat16 numbers.
+// kWidth bfloat16 numbers as floats.
 inline Vec widened(const uint32_t* pairs) {
   const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)pairs));
   return (Vec)_mm512_slli_epi32(x, 16);
 }
-// kWidth floats, rounded.
+// kWidth floats, rounded to bfloat16.
 inline __m256i rounded(const float* x) {
   return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x));
 }
@@ -63,7 +62,7 @@ inline void store_pairs(uint32_t* to, __m256i even, __m256i odd) {
   const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16);
   _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(even), high));
 }
-// [rows, C] -> [rows / 2, C] pairs of neighbours in a column; beyond the rows, zeros.
+// [rows, C] -> [rows / 2, C] pairs of neighbours in a column; an odd last row is paired with zeros.
 inline void pair_rows(const float* x, int64_t ldx, uint32_t* to, int64_t ldto, int rows, int C) {
   for (int i = 0; i < rows; i += 2)
     for (int c = 0; c < C; c += kWidth)
@@ -78,6 +77,5 @@ inline void pair_rows(const uint16_t* x, int64_t ldx, uint32_t* to, int64_t ldto
     }
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::simd::HORNER_ISA
 #endif

@@ -1,16 +1,15 @@
-// C[m, n] (+)= sum_k A(m, k) B[k, n]: small products on tiles that lie in the caches.
-// A is read one number at a time at any strides, B and C are rows of whole vectors (n is a multiple
-// of the lanes, padded with zeros by the packing).
+// C[m, n] (+)= sum_k A(m, k) B[k, n]: small products of tiles that fit in the caches.
+// A is read one number at a time, with any strides. Rows of B and C are whole vectors: n is a
+// multiple of the lanes (packing pads with zeros).
 #pragma once
 
 #include "core/simd/vec.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 template <class R>
 struct ProductOf {
-  static constexpr int kLanes = attn::kernels::HORNER_ISA::kLanes<R>;
+  static constexpr int kLanes = simd::HORNER_ISA::kLanes<R>;
   const R* a;
   int64_t a_row, a_col;  // A(m, k) = a[m * a_row + k * a_col]
   const R* b;
@@ -21,7 +20,7 @@ struct ProductOf {
 };
 using Product = ProductOf<float>;
 
-// Rows x Columns vectors of C in registers.
+// A micro-tile of C, Rows x Columns vectors, in registers.
 template <int Rows, int Columns, bool Add, class R>
 inline void micro(const ProductOf<R>& p) {
   VecOf<R> c[Rows][Columns];
@@ -44,7 +43,7 @@ inline void micro(const ProductOf<R>& p) {
     }
 }
 
-// As many rows as fill the registers beside Columns vectors of B.
+// The rows of a micro-tile that fill the registers, next to Columns vectors of B.
 inline constexpr int kRegisters = kWidth == 16 ? 32 : 16;
 template <int Columns>
 inline constexpr int kRows =
@@ -72,5 +71,4 @@ inline void multiply(const P& p) {
   columns<kWidth == 16 ? 4 : 2, Add>(p);
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::simd::HORNER_ISA

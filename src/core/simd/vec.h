@@ -1,7 +1,7 @@
-// Vectors of floats in the widest registers of the instruction set that this file is compiled for:
-// AVX-512, AVX2 or the portable 128 bits. The compiler's own vector types, intrinsics where it has
-// no word for an instruction. All in a namespace of that set (HORNER_ISA), since the linker keeps
-// one of several functions of one name.
+// Vectors of floats in the widest registers of the target instruction set: AVX-512, AVX2 or 128
+// bits. They are the compiler's vector types, with intrinsics where those have no equivalent.
+// Everything is in a namespace named after the set (HORNER_ISA): of several inline functions with
+// the same name, the linker would keep only one.
 #pragma once
 
 #ifdef __AVX512F__
@@ -10,10 +10,7 @@
 
 #include <cstdint>
 
-#include "attn/math.h"
-
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::simd::HORNER_ISA {
 
 #if defined(__AVX512F__)
 inline constexpr int kWidth = 16;
@@ -42,7 +39,7 @@ inline Vec splat(int x) {
   return splat(float(x));
 }
 
-// The same of double, for sums that cancel.
+// The same for double, for sums that cancel.
 typedef double VecDouble __attribute__((vector_size(kWidth * 4)));
 typedef VecDouble VecDoubleLoose __attribute__((aligned(8), may_alias));
 inline VecDouble load(const double* p) {
@@ -67,14 +64,14 @@ inline VecInt lanes(int from) {  // from, from + 1, ...
 inline Vec choose(VecInt mask, Vec yes, Vec no) {
   return mask ? yes : no;
 }
-// Of a NaN and a number, the second.
+// If either argument is NaN, the result is b.
 inline Vec min(Vec a, Vec b) {
   return a < b ? a : b;
 }
 inline Vec max(Vec a, Vec b) {
   return a > b ? a : b;
 }
-// f over all lanes, by halves.
+// Reduces all lanes with f, in halves.
 template <class F>
 inline float fold(Vec x, const F& f) {
   for (int n = kWidth / 2; n > 0; n /= 2) x = f(x, __builtin_shuffle(x, lanes(0) ^ n));
@@ -87,7 +84,7 @@ inline float largest(Vec x) {
   return fold(x, [](Vec a, Vec b) { return max(a, b); });
 }
 
-// Rows of kWidth numbers into columns.
+// Transposes a kWidth x kWidth matrix.
 template <int Step = kWidth / 2>
 inline void transpose(Vec (&r)[kWidth]) {
   const VecInt l = lanes(0), odd = (l & Step) != 0;
@@ -102,7 +99,7 @@ inline void transpose(Vec (&r)[kWidth]) {
   if constexpr (Step > 1) transpose<Step / 2>(r);
 }
 
-// f over the lanes of each of kWidth vectors.
+// Reduces each of kWidth vectors with f: lane i of the result belongs to vector i.
 template <class F>
 inline Vec fold_each(Vec (&r)[kWidth], const F& f) {
   transpose(r);
@@ -120,7 +117,7 @@ inline Vec largest_each(Vec (&r)[kWidth]) {
 }
 
 // e^x within 1 ulp, for -87.3 <= x <= 88.7: x = n log 2 + r with |r| <= log 2 / 2, and e^r by a
-// polynomial of degree 6. 2^n is added to the exponent.
+// polynomial of degree 6. n is added to the exponent bits.
 inline Vec exp_inside(Vec x) {
   const Vec magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
   const Vec shifted = x * 1.44269504f + magic;
@@ -135,11 +132,11 @@ inline Vec exp_inside(Vec x) {
   return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(p) +
                                (reinterpret_cast<VecInt>(shifted) << 23));
 }
-// For x <= 0, of which less than e^-87.3 may be left of nothing.
+// For x <= 0; below -87.3 the result is e^-87.3, not 0.
 inline Vec exp_down(Vec x) {
   return exp_inside(max(splat(-87.33654f), x));
 }
-// For any x: 0 below -87.3 (so for -inf), the largest of floats above 88.7.
+// For any x: 0 below -87.3 (so also for -inf), the largest float above 88.7.
 inline Vec exp(Vec x) {
   const Vec bottom = splat(-87.33654f);
   return choose(x < bottom, Vec{}, exp_inside(min(splat(88.72283f), max(bottom, x))));
@@ -148,7 +145,7 @@ inline Vec exp(Vec x) {
 inline Vec abs(Vec x) {
   return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(x) & 0x7fffffff);
 }
-// x = 2^exponent mantissa of x > 0, the mantissa in [1, 2).
+// x = 2^exponent * mantissa for x > 0, with the mantissa in [1, 2).
 #ifdef __AVX512F__
 inline Vec exponent(Vec x) {
   return (Vec)_mm512_getexp_ps((__m512)x);
@@ -165,7 +162,7 @@ inline Vec mantissa(Vec x) {
 }
 #endif
 
-// log x of normal x > 0 (-88 of 0): x = 2^e m, 1/2 <= m^2 < 2, log m by its series, fitted.
+// log x for normal x > 0 (-88 for 0): x = 2^e m with 1/2 <= m^2 < 2, log m by a fitted series.
 inline Vec log(Vec x) {
   const VecInt bits = reinterpret_cast<VecInt>(x);
   const VecInt e = (bits - 0x3f3504f3) >> 23;
@@ -178,19 +175,4 @@ inline Vec log(Vec x) {
   return n * 0.693359375f + (f + (p * f * f * f - n * 2.12194440e-4f - f * f * 0.5f));
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
-
-template <>
-struct horner::attn::Maths<horner::attn::kernels::HORNER_ISA::Vec> {
-  using Vec = horner::attn::kernels::HORNER_ISA::Vec;
-  static HORNER_HD Vec exp(Vec x) { return horner::attn::kernels::HORNER_ISA::exp(x); }
-};
-template <>
-struct horner::attn::Maths<horner::attn::kernels::HORNER_ISA::VecDouble> {
-  using Vec = horner::attn::kernels::HORNER_ISA::VecDouble;
-  static HORNER_HD Vec exp(Vec x) {
-    for (int i = 0; i < horner::attn::kernels::HORNER_ISA::kLanes<double>; ++i) x[i] = ::exp(x[i]);
-    return x;
-  }
-};
+}  // namespace horner::simd::HORNER_ISA

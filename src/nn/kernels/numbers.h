@@ -1,14 +1,13 @@
-// Vectors of floats from and to rows of float32 or bfloat16, and the last few numbers of a row.
+// Loads and stores of float32 and bfloat16 rows as vectors of floats, including partial vectors.
 #pragma once
 
 #include <cstring>
 
 #include "core/simd/vec.h"
 
-namespace horner::nn::kernels {
-namespace HORNER_ISA {
+namespace horner::nn::kernels::HORNER_ISA {
 
-namespace vec = attn::kernels::HORNER_ISA;
+namespace vec = simd::HORNER_ISA;
 using vec::Vec, vec::VecInt, vec::kWidth, vec::splat;
 
 typedef uint16_t VecHalf __attribute__((vector_size(kWidth * 2)));
@@ -17,12 +16,12 @@ typedef uint32_t VecWord __attribute__((vector_size(kWidth * 4)));
 struct Bfloat16 {
   uint16_t bits;
 };
-struct All {};  // all lanes; otherwise an int says how many
+struct All {};  // all lanes; otherwise an int is the number of lanes
 
 inline Vec widen(VecHalf x) {
   return reinterpret_cast<Vec>(__builtin_convertvector(x, VecWord) << 16);
 }
-inline VecHalf narrow(Vec x) {  // to nearest, ties to even; a NaN stays one
+inline VecHalf narrow(Vec x) {  // to nearest, ties to even; NaN stays NaN
   const VecWord bits = reinterpret_cast<VecWord>(x);
   const VecWord rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const VecWord kept = (x == x) ? rounded : (bits >> 16) | 0x40;
@@ -45,7 +44,7 @@ inline void put(Bfloat16* p, Vec x, All) {
   std::memcpy(p, &y, sizeof y);
 }
 template <class T>
-inline Vec get(const T* p, int n) {  // zeros beyond
+inline Vec get(const T* p, int n) {  // zeros in the other lanes
   T some[kWidth] = {};
   std::memcpy(some, p, size_t(n) * sizeof(T));
   return get(some, All{});
@@ -63,7 +62,7 @@ inline Vec only(Vec x, int n) {  // zeros in the other lanes
   return vec::choose(vec::lanes(0) < n, x, Vec{});
 }
 
-// f(where, lanes) over n numbers.
+// Calls f(index, lanes) over n numbers.
 template <class F>
 inline void over(int64_t n, const F& f) {
   int64_t i = 0;
@@ -71,5 +70,4 @@ inline void over(int64_t n, const F& f) {
   if (i < n) f(i, int(n - i));
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::nn::kernels
+}  // namespace horner::nn::kernels::HORNER_ISA

@@ -1,10 +1,10 @@
+// Compiled once per instruction set. Each kernel runs over the rows of one task.
 #include <cmath>
 
 #include "nn/kernels/numbers.h"
 #include "nn/kernels/parts.h"
 
-namespace horner::nn::kernels {
-namespace HORNER_ISA {
+namespace horner::nn::kernels::HORNER_ISA {
 
 template <class T>
 static const T* at(const void* p, int64_t i) {
@@ -15,7 +15,7 @@ static T* at(void* p, int64_t i) {
   return static_cast<T*>(p) + i;
 }
 
-// f with a number of the dtype; there is no float16 on the CPU.
+// Calls f with a number of the dtype; the CPU kernels do not support float16.
 template <class F>
 static void with(Dtype d, const F& f) {
   if (d == Dtype::float32)
@@ -24,14 +24,14 @@ static void with(Dtype d, const F& f) {
     f(Bfloat16());
 }
 
-// f(row, whether it is the first) over the rows of a task.
+// Calls f(row, whether it is the first) for the rows of a task.
 template <class F>
 static void rows_of(const Rows& rows, int64_t task, const F& f) {
   const int64_t from = task * rows.each, to = from + rows.each;
   for (int64_t r = from; r < to && r < rows.count; ++r) f(r, r == from);
 }
 
-// The sum over n numbers of f(where, lanes), whose lanes beyond the n must be zeros.
+// Sums f(index, lanes) over n numbers; f must return 0 in unused lanes.
 template <class F>
 static float total(int64_t n, const F& f) {
   Vec sums[4] = {};
@@ -44,7 +44,7 @@ static float total(int64_t n, const F& f) {
 struct Two {
   float a, b;
 };
-// The same of two sums.
+// Two such sums.
 template <class F>
 static Two totals(int64_t n, const F& f) {
   Vec a[2] = {}, b[2] = {};
@@ -88,7 +88,7 @@ static void norm_rows(const Norm& p, int64_t task) {
 }
 
 // With g = d_y (plus + weight) and u = (x - mean) rstd: d_x = d_sum + rstd (g - <g> - u <g u>),
-// where <g> is of `layer` alone.
+// with the term <g> only if `layer` is set.
 template <class R, class A>
 static void norm_rows_backward(const Norm& p, int64_t task) {
   const float per = 1 / float(p.C);
@@ -131,30 +131,30 @@ static void norm_backward(const Norm& p, int64_t task) {
   with_both(p, [&](auto R, auto A) { norm_rows_backward<decltype(R), decltype(A)>(p, task); });
 }
 
-// One head of a row, as floats between the steps.
+// One head of a row.
 struct Head {
   int64_t D;
   const float *cos, *sin;  // of its token, or null
 
-  // -1: back.
-  void turn(float* x, float way) const {
+  // direction: 1, or -1 for backward.
+  void rotate(float* x, float direction) const {
     if (!cos) return;
     float *a = x, *b = x + D / 2;
     over(D / 2, [&](int64_t i, auto n) {
-      const Vec c = get(cos + i, n), s = get(sin + i, n) * way;
+      const Vec c = get(cos + i, n), s = get(sin + i, n) * direction;
       const Vec low = get(a + i, n), high = get(b + i, n);
       put(a + i, low * c - high * s, n);
       put(b + i, high * c + low * s, n);
     });
   }
 };
-// What is done to head h of a row: q, k or v.
+// Head h of a row: part of q, k or v.
 struct HeadOf {
   const Heads4* to;
   const float* weight;  // of its norm, or null
   float* d_weight;
-  bool turned;
-  int64_t index;  // among its own
+  bool rotated;
+  int64_t index;  // among the heads of q, k or v
 };
 static HeadOf head_of(const Heads& p, int64_t h, int64_t task) {
   const auto sums = [&](float* all) { return all ? all + task * p.D : nullptr; };
@@ -168,7 +168,7 @@ static T* place(const Heads& p, const HeadOf& o, int64_t row) {
 }
 static Head at_token(const Heads& p, const HeadOf& o, int64_t row) {
   const int64_t from = row % p.T * (p.D / 2);
-  return {p.D, o.turned && p.cos ? p.cos + from : nullptr, p.cos ? p.sin + from : nullptr};
+  return {p.D, o.rotated && p.cos ? p.cos + from : nullptr, p.cos ? p.sin + from : nullptr};
 }
 
 template <class T>
@@ -191,7 +191,7 @@ static void heads_rows(const Heads& p, int64_t task) {
         const Vec v = get(x + i, n);
         put(y + i, o.weight ? v * rstd * (get(o.weight + i, n) + p.plus) : v, n);
       });
-      at_token(p, o, r).turn(y, 1);
+      at_token(p, o, r).rotate(y, 1);
       T* to = place<T>(p, o, r);
       over(p.D, [&](int64_t i, auto n) { put(to + i, get(y + i, n), n); });
     }
@@ -206,7 +206,7 @@ static void heads_rows_backward(const Heads& p, int64_t task) {
       const HeadOf o = head_of(p, h, task);
       const T* from = place<T>(p, o, r);
       over(p.D, [&](int64_t i, auto n) { put(d + i, get(from + i, n), n); });
-      at_token(p, o, r).turn(d, -1);
+      at_token(p, o, r).rotate(d, -1);
       T* d_x = at<T>(p.d_x, r * (p.H + 2 * p.G) * p.D + h * p.D);
       if (!o.weight) {
         over(p.D, [&](int64_t i, auto n) { put(d_x + i, get(d + i, n), n); });
@@ -239,7 +239,7 @@ static void heads_backward(const Heads& p, int64_t task) {
 inline constexpr float kGelu = 1.5957691216057308f, kCube = 0.044715f;  // 2 sqrt(2 / pi)
 
 template <bool Gelu>
-static Vec share(Vec x) {  // 1 / (1 + e^-z)
+static Vec sigmoid(Vec x) {  // 1 / (1 + e^-z)
   const Vec z = Gelu ? x * (x * x * kCube + 1.f) * kGelu : x;
   return 1.f / (vec::exp(-z) + 1.f);
 }
@@ -249,7 +249,7 @@ static void gated_rows(const Gated& p, int64_t task) {
     const T* x = at<T>(p.x, r * p.x_row);
     T* y = at<T>(p.y, r * p.M);
     over(p.M, [&](int64_t i, auto n) {
-      const Vec g = get(x + i, n), f = g * share<Gelu>(g);
+      const Vec g = get(x + i, n), f = g * sigmoid<Gelu>(g);
       put(y + i, p.gated ? f * get(x + p.M + i, n) : f, n);
     });
   });
@@ -261,7 +261,7 @@ static void gated_rows_backward(const Gated& p, int64_t task) {
     const T* d_y = at<T>(p.d_y, r * p.d_y_row);
     T* d_x = at<T>(p.d_x, r * p.M * (p.gated ? 2 : 1));
     over(p.M, [&](int64_t i, auto n) {
-      const Vec g = get(x + i, n), s = share<Gelu>(g), d = get(d_y + i, n);
+      const Vec g = get(x + i, n), s = sigmoid<Gelu>(g), d = get(d_y + i, n);
       const Vec dz = Gelu ? (g * g * (3 * kCube) + 1.f) * kGelu : splat(1.f);
       const Vec slope = s + g * s * (1.f - s) * dz;
       put(d_x + i, d * slope * (p.gated ? get(x + p.M + i, n) : splat(1.f)), n);
@@ -316,5 +316,4 @@ static void loss(const Loss& p, int64_t task) {
 const PartKernels part_kernels{norm,  norm_backward,  heads, heads_backward,
                                gated, gated_backward, loss};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::nn::kernels
+}  // namespace horner::nn::kernels::HORNER_ISA

@@ -5,7 +5,7 @@ namespace horner::nn::kernels::cuda {
 
 inline constexpr float kGelu = 1.5957691216057308f, kCube = 0.044715f;  // 2 sqrt(2 / pi)
 
-__device__ inline float share(float x, bool gelu) {  // 1 / (1 + e^-z)
+__device__ inline float sigmoid(float x, bool gelu) {  // 1 / (1 + e^-z)
   const float z = gelu ? x * (x * x * kCube + 1) * kGelu : x;
   return 1 / (1 + expf(-z));
 }
@@ -17,7 +17,7 @@ __global__ void gated_rows(const Gated p) {
   const T* x = at<T>(p.x, r * p.x_row + c);
   Pack<N> y = get<N>(x), up{};
   if (p.gated) up = get<N>(x + p.M);
-  for (int j = 0; j < N; ++j) y.x[j] *= share(y.x[j], p.gelu) * (p.gated ? up.x[j] : 1);
+  for (int j = 0; j < N; ++j) y.x[j] *= sigmoid(y.x[j], p.gelu) * (p.gated ? up.x[j] : 1);
   put<N>(at<T>(p.y, i), y);
 }
 template <class T, int N>
@@ -30,7 +30,7 @@ __global__ void gated_rows_backward(const Gated p) {
   Pack<N> gate = get<N>(x), d = get<N>(at<T>(p.d_y, r * p.d_y_row + c)), up{};
   if (p.gated) up = get<N>(x + p.M);
   for (int j = 0; j < N; ++j) {
-    const float g = gate.x[j], s = share(g, p.gelu);
+    const float g = gate.x[j], s = sigmoid(g, p.gelu);
     const float dz = p.gelu ? (g * g * (3 * kCube) + 1) * kGelu : 1;
     gate.x[j] = d.x[j] * (s + g * s * (1 - s) * dz) * (p.gated ? up.x[j] : 1);
     up.x[j] = d.x[j] * g * s;
@@ -39,7 +39,7 @@ __global__ void gated_rows_backward(const Gated p) {
   if (p.gated) put<N>(d_x + p.M, up);
 }
 
-// The largest, and the sum of e^(x - largest), in one pass.
+// Online softmax: the maximum and the sum of e^(x - maximum) in one pass.
 template <class T, int N>
 __global__ void loss_rows(const Loss p) {
   const int64_t r = blockIdx.x, first = threadIdx.x * N, step = blockDim.x * N;
@@ -57,14 +57,14 @@ __global__ void loss_rows(const Loss p) {
     float here = a.x[0];
     for (int i = 1; i < N; ++i) here = fmaxf(here, a.x[i]);
     if (here > most) sum *= expf(most - here), most = here;
-    for (int i = 0; i < N; ++i)  // where all is -inf so far there is no exponent, but maybe a NaN
+    for (int i = 0; i < N; ++i)  // while all are -inf, only a NaN may change the sum
       sum += most > -INFINITY ? expf(a.x[i] - most) : isnan(a.x[i]) ? a.x[i] : 0;
   }
   const float top = block_fold(most, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
   sum = block_sum(most == -INFINITY ? sum * 0 : sum * expf(most - top));
   const float log_sum = top + logf(sum);
   const float wanted = target < p.V ? wide(x[target]) : NAN;
-  __syncthreads();  // it is read before it is written
+  __syncthreads();  // the target is read before any thread overwrites it
   if (threadIdx.x == 0) p.loss[r] = log_sum - wanted;
   if (!p.gradient) return;
   const float scale = *p.scale;

@@ -1,18 +1,18 @@
-// Heads on CUDA: rows (q | k | v) to q, k and v of each head, turned, and normed where that is
-// wanted; and back.
+// Heads on CUDA: splits rows (q | k | v) into heads, with the norm and the rotation of q and k;
+// forward and backward.
 #include "nn/kernels/parts_cuda.cuh"
 
 namespace horner::nn::kernels::cuda {
 
-// Pairs of channels (i, i + D / 2) of a head turn together.
+// Channels (i, i + D / 2) of a head are rotated as a pair.
 inline constexpr int kPairs = int(kMostHeadChannels / 64), kWarps = 8;
 
-// Values, not addresses of the kernel's parameters: those would be copied to slow memory first.
+// By value: taking the address of a kernel parameter would copy it to local memory.
 struct HeadOf {
   void* at;
   int64_t batch, head, token;
   const float* weight;
-  bool is_k, turned;
+  bool is_k, rotated;
   int64_t index;
 };
 __device__ inline HeadOf head_of(const Heads& p, int64_t h) {
@@ -24,7 +24,7 @@ __device__ inline HeadOf head_of(const Heads& p, int64_t h) {
           of(p.q_norm, p.k_norm, none),       is_k,
           (is_q || is_k) && p.cos != nullptr, h - of(int64_t(0), p.H, p.H + p.G)};
 }
-// A row of tokens: 32 bits, as divisions of 64 take longer than all the rest here.
+// Batch and token of a row, in 32 bits: 64-bit divisions would dominate the kernel.
 struct Row {
   int64_t row;
   unsigned b, t;
@@ -40,15 +40,15 @@ __device__ inline T* place(const HeadOf& o, const Row& r) {
 struct Pair {
   float a, b;
 };
-__device__ inline Pair turned(Pair x, float cos, float sin) {
+__device__ inline Pair rotate(Pair x, float cos, float sin) {
   return {x.a * cos - x.b * sin, x.b * cos + x.a * sin};
 }
 
-// A block for each row; a thread takes N neighbouring pairs of a head. `back`: gradients of q, k
-// and v, without norms, to those of x.
+// Each thread block owns a row, each thread N neighbouring pairs of a head. `back`: from the
+// gradients of q, k and v to those of x, without norms.
 template <class T, int N, bool back>
 __global__ void heads_rows(const Heads p) {
-  extern __shared__ float rstds[];  // [H + G], of the norms
+  extern __shared__ float rstds[];  // [H + G]
   const int H = int(p.H), G = int(p.G), all = H + 2 * G, half = int(p.D) / 2, each = half / N;
   const Row r = row_of(p, blockIdx.x);
   const T* rows = at<T>(p.x, r.row * p.x_row);
@@ -78,12 +78,12 @@ __global__ void heads_rows(const Heads p) {
         b.x[j] *= rstds[h] * (o.weight[i + j + half] + p.plus);
       }
     }
-    if (o.turned) {
+    if (o.rotated) {
       const Pack<N> cos = get<N>(p.cos + int64_t(r.t) * half + i),
                     sin = get<N>(p.sin + int64_t(r.t) * half + i);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const Pair y = turned({a.x[j], b.x[j]}, cos.x[j], back ? -sin.x[j] : sin.x[j]);
+        const Pair y = rotate({a.x[j], b.x[j]}, cos.x[j], back ? -sin.x[j] : sin.x[j]);
         a.x[j] = y.a, b.x[j] = y.b;
       }
     }
@@ -91,8 +91,8 @@ __global__ void heads_rows(const Heads p) {
   }
 }
 
-// A block takes the rows of a task, its warps the heads in turn; the sums of the warps are added in
-// their order.
+// Each thread block owns the rows of a task, and its warps take turns at the heads. The sums of the
+// warps are added in a fixed order.
 template <class T>
 __global__ void heads_rows_backward(const Heads p) {
   __shared__ float shared[kWarps][kMostHeadChannels];
@@ -116,7 +116,7 @@ __global__ void heads_rows_backward(const Heads p) {
       const int64_t i = lane + 32 * j;
       if (i >= half) break;
       d[j] = {wide(d_y[i]), wide(d_y[i + half])};
-      if (o.turned) d[j] = turned(d[j], p.cos[angle + i], -p.sin[angle + i]);
+      if (o.rotated) d[j] = rotate(d[j], p.cos[angle + i], -p.sin[angle + i]);
       if (!o.weight) continue;
       u[j] = {wide(x[i]) * rstd, wide(x[i + half]) * rstd};
       Pair& sum = sums[o.is_k][j];

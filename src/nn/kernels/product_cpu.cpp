@@ -1,27 +1,28 @@
+// Compiled once per instruction set. A task computes a block of C: for each kProductDepth of K it
+// packs a strip of B, [K, kStrip], and multiplies the rows of A by it (core/simd/gemm.h).
 #include <algorithm>
 #include <cstring>
 
 #include "core/simd/gemm.h"
 #include "nn/kernels/product.h"
 
-namespace horner::nn::kernels {
-namespace HORNER_ISA {
+namespace horner::nn::kernels::HORNER_ISA {
 
-namespace vec = attn::kernels::HORNER_ISA;
+namespace vec = simd::HORNER_ISA;
 using vec::kWidth, vec::Vec;
 
-inline constexpr int kColumns = kWidth == 16 ? 4 : 2;    // vectors of a strip of C
-inline constexpr int64_t kStrip = kColumns * kWidth;     // its numbers
-inline constexpr int64_t kPanel = vec::kRows<kColumns>;  // its rows that fill the registers
+inline constexpr int kColumns = kWidth == 16 ? 4 : 2;    // vectors per row of a strip of C
+inline constexpr int64_t kStrip = kColumns * kWidth;     // floats per row
+inline constexpr int64_t kPanel = vec::kRows<kColumns>;  // rows that fill the registers
 static_assert(kProductColumns % kStrip == 0);
 
 static int64_t padded(int64_t n, int64_t to) {
   return (n + to - 1) / to * to;
 }
 
-// B(k, n) of K x N as strips [K, kStrip], zeros beyond N.
+// Packs K x N numbers of B as [K, kStrip], padded with zeros.
 static void pack_strip(const Matrix& b, int64_t K, int64_t N, float* to) {
-  if (b.row == 1 && N == kStrip) {  // columns lie side by side: turned, square by square
+  if (b.row == 1 && N == kStrip) {  // columns are contiguous: transpose kWidth x kWidth squares
     int64_t k = 0;
     for (; k + kWidth <= K; k += kWidth)
       for (int64_t n = 0; n < N; n += kWidth) {
@@ -43,7 +44,7 @@ static void pack_strip(const Matrix& b, int64_t K, int64_t N, float* to) {
   }
 }
 
-struct Part {  // of C, and of K, that is multiplied at a time
+struct Part {  // of C and of K, multiplied at a time
   int64_t M, K;
   const float* a;
   int64_t a_row;
@@ -63,20 +64,20 @@ static void multiply_width(const Part& p, int64_t vectors) {
   if constexpr (Columns > 1) multiply_width<Add, Columns - 1>(p, vectors);
 }
 
-// One strip of `width` columns. Where they are no whole vectors C is computed beside itself.
-static void multiply(Part p, int64_t width, bool add, float* beside) {
+// One strip of `width` columns. If these are not whole vectors, C is computed in `edge` and copied.
+static void multiply(Part p, int64_t width, bool add, float* edge) {
   const int64_t vectors = padded(width, kWidth) / kWidth;
   float* const c = p.c;
   const int64_t c_row = p.c_row;
   const bool whole = width % kWidth == 0;
   if (!whole) {
-    p.c = beside, p.c_row = kStrip;
+    p.c = edge, p.c_row = kStrip;
     for (int64_t m = 0; add && m < p.M; ++m)
-      std::memcpy(beside + m * kStrip, c + m * c_row, size_t(width) * sizeof(float));
+      std::memcpy(edge + m * kStrip, c + m * c_row, size_t(width) * sizeof(float));
   }
   add ? multiply_width<true>(p, vectors) : multiply_width<false>(p, vectors);
   for (int64_t m = 0; !whole && m < p.M; ++m)
-    std::memcpy(c + m * c_row, beside + m * kStrip, size_t(width) * sizeof(float));
+    std::memcpy(c + m * c_row, edge + m * kStrip, size_t(width) * sizeof(float));
 }
 
 static int64_t scratch(const Product& p) {
@@ -84,7 +85,7 @@ static int64_t scratch(const Product& p) {
 }
 
 static void run(const Product& p, int64_t task, float* strip) {
-  float* const beside = strip + kProductDepth * kStrip;
+  float* const edge = strip + kProductDepth * kStrip;
   const int64_t m = task % p.tasks_down() * p.rows, n = task / p.tasks_down() * p.columns;
   const int64_t M = std::min(p.rows, p.M - m), N = std::min(p.columns, p.N - n);
   for (int64_t k = 0; k < p.K; k += kProductDepth)
@@ -93,7 +94,7 @@ static void run(const Product& p, int64_t task, float* strip) {
       pack_strip({p.b.at + k * p.b.row + (n + j) * p.b.column, p.b.row, p.b.column}, K, width,
                  strip);
       float* const c = p.c + m * p.c_row + n + j;
-      multiply({M, K, p.a + m * p.a_row + k, p.a_row, strip, c, p.c_row}, width, k > 0, beside);
+      multiply({M, K, p.a + m * p.a_row + k, p.a_row, strip, c, p.c_row}, width, k > 0, edge);
     }
   for (int64_t i = 0; p.bias && i < M; ++i)
     for (int64_t j = 0; j < N; ++j) p.c[(m + i) * p.c_row + n + j] += p.bias[n + j];
@@ -101,5 +102,4 @@ static void run(const Product& p, int64_t task, float* strip) {
 
 const ProductKernels product_kernels{scratch, run};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::nn::kernels
+}  // namespace horner::nn::kernels::HORNER_ISA

@@ -1,5 +1,5 @@
-// One chunk of tokens of one key head: where it lies, how its weights fade, and the quadratic part
-//   w_ts = weight(q_t.k_s - centre_t) * decay_ts * keep_s,  s <= t inside the chunk
+// One chunk of tokens of one key head: its position, its decay factors, and attention inside it,
+//   w_ts = weight(q_t.k_s - centre_t) * decay_ts * keep_s,  s <= t
 // forward and backward.
 #pragma once
 
@@ -9,38 +9,37 @@
 #include "attn/kernels/cpu/chunked/monomials.h"
 #include "attn/kernels/cpu/chunked/scratch.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 template <class R>
 struct Chunk {
   using V = VecOf<R>;
   static constexpr int kL = kLanes<R>;
-  static constexpr int kGroup = 16;  // rows of the causal triangle that are worked on at a time
+  static constexpr int kGroup = 16;  // rows of the causal triangle processed together
 
   const Chunked<R>& c;
   int C, wide;
   // Buffers.
-  R *kT, *vT, *qT, *dNT;         // [D, C], [E, C], [D, C], [E, C]
-  R *w, *slope, *dw, *fade;      // [C, C]
-  R *share, *query;              // [C]: of a key at the end, of a query from the beginning
+  R *kT, *vT, *qT, *dNT;             // [D, C], [E, C], [D, C], [E, C]
+  R *w, *slope, *dw, *decay_factor;  // [C, C]
+  R *share, *query;  // [C]: decay from a key to the end of the chunk; from its start to a query
   R *multiplier, *d_multiplier;  // [last + 1, C]
   R *N, *W;                      // [C, E], [C]
   R* y;                          // [C, E]
   R *levels, *dlevels, *block, *g, *dots, *dx;
-  // The chunk at hand.
+  // The current chunk.
   int64_t b = 0, gh = 0, t0 = 0;  // batch, b * G + key head, first token
   int n = 0;
-  R whole = 1;  // how much of the state at its beginning is left at its end
+  R whole = 1;  // decay over the whole chunk
 
   Chunk(const Chunked<R>& c, Scratch<R>& s) : c(c), C(c.C), wide(int(c.width)) {
     kT = s.take(c.D * C), vT = s.take(c.E * C), qT = s.take(c.D * C), dNT = s.take(c.E * C);
     w = s.take(C * C), slope = s.take(C * C), dw = s.take(C * C);
-    fade = s.take(c.decay || c.keep ? C * C : 0);
+    decay_factor = s.take(c.decay || c.keep ? C * C : 0);
     share = s.take(C), query = s.take(C);
     multiplier = s.take((c.last + 1) * C), d_multiplier = s.take((c.last + 1) * C);
     N = s.take(C * c.E), W = s.take(C), y = s.take(C * c.E);
-    int64_t lower = c.F > 0;  // no features: one chunk and no state
+    int64_t lower = c.F > 0;  // without features: one chunk and no state
     for (int p = 1; p < c.last && c.F > 0; ++p) lower += monomials(c.D, p);
     levels = s.take(lower * C), dlevels = s.take(lower * C);
     block = s.take(kBlock * C), g = s.take(kBlock * C);
@@ -49,20 +48,20 @@ struct Chunk {
 
   const R* keys() const { return c.k + (gh * c.T + t0) * wide; }
   const R* values() const { return c.v + (gh * c.T + t0) * c.E; }
-  int64_t row(int r) const {  // of the first query of the r-th head that reads these keys
+  int64_t row(int r) const {  // the first query of the r-th head that reads these keys
     return (gh * (c.H / c.G) + r) * c.T + t0;
   }
   bool kept(int i) const { return !c.keep || c.keep[b * c.T + t0 + i]; }
   double gate(int64_t t) const { return t < 0 ? 0 : c.decay[gh * c.T + t]; }
 
-  // [n, ld] -> [channels, C], times a factor; zeros from n on.
+  // [n, ld] -> [channels, C], times a factor, padded with zeros.
   void transpose(const R* from, int64_t ld, int64_t channels, R* to, R factor = 1) const {
     for (int64_t d = 0; d < channels; ++d) {
       for (int i = 0; i < n; ++i) to[d * C + i] = from[i * ld + d] * factor;
       for (int i = n; i < C; ++i) to[d * C + i] = 0;
     }
   }
-  // Goes to tokens [first, first + count) of key head `head`.
+  // Makes tokens [first, first + count) of key head `head` the current chunk.
   void move(int64_t head, int64_t first, int count) {
     gh = head, b = head / c.G, t0 = first, n = count;
     const double end = c.decay ? gate(t0 + n - 1) : 0, before = c.decay ? gate(t0 - 1) : 0;
@@ -72,19 +71,19 @@ struct Chunk {
       query[i] = i >= n ? R(0) : c.decay ? R(std::exp(gate(t0 + i) - before)) : R(1);
     }
     transpose(keys(), wide, c.D, kT);
-    if (c.decay || c.keep) fill_fade();
+    if (c.decay || c.keep) fill_decay();
   }
   // decay_ts * keep_s inside the chunk, 0 for s > t: products of the gates, row by row in double.
-  void fill_fade() const {
+  void fill_decay() const {
     double left[kMostTokens];
     for (int i = 0; i < n; ++i) {
       const double gate_i = c.decay ? std::exp(gate(t0 + i) - gate(t0 + i - 1)) : 1;
       for (int s = 0; s < i; ++s) left[s] *= gate_i;
       left[i] = kept(i);
-      for (int s = 0; s < C; ++s) fade[i * C + s] = s <= i ? R(left[s]) : R(0);
+      for (int s = 0; s < C; ++s) decay_factor[i * C + s] = s <= i ? R(left[s]) : R(0);
     }
   }
-  void fade_state(R* S, R* z) const {
+  void decay_state(R* S, R* z) const {
     if (!c.decay) return;
     for (int64_t i = 0; i < c.F * c.E; ++i) S[i] *= whole;
     for (int64_t i = 0; i < c.F; ++i) z[i] *= whole;
@@ -93,7 +92,7 @@ struct Chunk {
   Monomials<R> of_keys() const {
     return {int(c.D), c.first, c.last, C, true, kT, levels, block, nullptr};
   }
-  // e_N(x - b) = sum_n e_{N-n}(-b) x^n / n!, times what is left of the state: per order.
+  // Multiplier of each order: e_N(x - b) = sum_n e_{N-n}(-b) x^n / n!, times the state's decay.
   Monomials<R> of_queries(int r) const {
     transpose(c.q + row(r) * wide, wide, c.D, qT, c.scale);
     const bool plain = !c.centre && !c.decay;
@@ -110,7 +109,7 @@ struct Chunk {
       }
     return {int(c.D), c.first, c.last, C, false, qT, levels, block, plain ? nullptr : multiplier};
   }
-  // The values, times what each key has at the end.
+  // The values, times the decay from each key to the end of the chunk.
   const R* shared_values() const {
     if (!c.decay && !c.keep) return values();
     for (int i = 0; i < n; ++i)
@@ -119,9 +118,9 @@ struct Chunk {
     return y;
   }
 
-  // Weights and slopes of kGroup queries from i0 on: rows of w, slope, with everything that
-  // multiplies them. The columns that some of them see: a whole number of vectors.
+  // The columns that kGroup queries from i0 see, rounded to whole vectors.
   int columns(int i0) const { return i0 + kGroup < C ? i0 + kGroup : C; }
+  // Their weights and slopes, with decay and mask applied: rows of w and slope.
   void weigh(int r, int i0, bool slopes) const {
     const int rows = n - i0 < kGroup ? n - i0 : kGroup, cols = columns(i0);
     const R* q = c.q + (row(r) + i0) * wide;
@@ -142,9 +141,10 @@ struct Chunk {
       for (int s = i + 1; s < cols; ++s) row[s] = 0;
       return;
     }
-    for (int s = 0; s < cols; s += kL) store(row + s, load(row + s) * load(fade + i * C + s));
+    for (int s = 0; s < cols; s += kL)
+      store(row + s, load(row + s) * load(decay_factor + i * C + s));
   }
-  // N and W of the r-th head, from inside the chunk.
+  // N and W of the r-th head, from the keys inside the chunk.
   void inside(int r) const {
     for (int i0 = 0; i0 < n; i0 += kGroup) {
       const int rows = n - i0 < kGroup ? n - i0 : kGroup, cols = columns(i0);
@@ -159,7 +159,7 @@ struct Chunk {
     }
     for (int i = n; i < C; ++i) W[i] = 0;
   }
-  // dq is written, dk and dv are added to.
+  // Writes dq; adds to dk and dv.
   void inside_backward(int r) const {
     const R* dN = c.dN + row(r) * c.E;
     R *dq = c.dq + row(r) * wide, *dk = c.dk + (gh * c.T + t0) * wide;
@@ -178,7 +178,7 @@ struct Chunk {
       multiply<true>(ProductOf<R>{wi, 1, C, dN + i0 * E, E, dv, E, seen, E, rows});
     }
   }
-  // In place of dw, the gradient of the products q.k.
+  // Replaces dw by the gradient of the products q.k.
   void row_backward(int r, int i, int cols) const {
     const R dW = c.dW[row(r) + i];
     R* d = dw + i * C;
@@ -196,7 +196,7 @@ struct Chunk {
   }
 };
 
-// The chunks of a segment: their first tokens, and its end. They stop where a sequence begins.
+// The first tokens of the chunks of a segment, then its end. A packed sequence begins a new chunk.
 template <class R>
 std::vector<int64_t> chunk_starts(const Chunked<R>& c, int64_t segment) {
   const int64_t from = segment * c.length, to = from + c.length < c.T ? from + c.length : c.T;
@@ -207,5 +207,4 @@ std::vector<int64_t> chunk_starts(const Chunked<R>& c, int64_t segment) {
   return starts;
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

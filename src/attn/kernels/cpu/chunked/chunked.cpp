@@ -1,14 +1,13 @@
-// Compiled once per instruction set. A task walks through the chunks of a segment with a state of
-// its own. Backward walks through them twice: onwards with S, for the queries, and back with dS,
-// for the keys and values.
+// Compiled once per instruction set. A task processes the chunks of one segment in order, with its
+// own state. Backward makes two passes: forward in time with S, for the gradients of the queries,
+// and back in time with dS, for those of the keys and values.
 #include "attn/kernels/cpu/chunked/chunked.h"
 
 #include <cstring>
 
 #include "attn/kernels/cpu/chunked/chunk.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 template <class R>
 struct Task {
@@ -35,7 +34,7 @@ struct Task {
   R* at_z(R* z, int64_t segment) const { return z + state(segment) * c.F; }
 
   void update(R* S, R* z) {
-    chunk.fade_state(S, z);
+    chunk.decay_state(S, z);
     const Monomials<R> m = chunk.of_keys();
     m.expand();
     fold(m, Fold<R>{chunk.shared_values(), chunk.share, chunk.n, c.E, S, z});
@@ -68,7 +67,7 @@ struct Task {
         if (!empty) {
           const Monomials<R> m = chunk.of_queries(r);
           m.expand();
-          ask(m, Ask<R>{S, z, chunk.n, c.E, chunk.N, chunk.W});
+          apply_state(m, ApplyState<R>{S, z, chunk.n, c.E, chunk.N, chunk.W});
         }
         std::memcpy(c.N + chunk.row(r) * c.E, chunk.N, sizeof(R) * size_t(chunk.n * c.E));
         std::memcpy(c.W + chunk.row(r), chunk.W, sizeof(R) * size_t(chunk.n));
@@ -77,9 +76,9 @@ struct Task {
     }
   }
 
-  // Of the queries of the chunk at hand, to the state before it.
+  // Adds the gradients of the queries of the current chunk to that of the state before it.
   void to_state(R* dS, R* dz) {
-    chunk.fade_state(dS, dz);
+    chunk.decay_state(dS, dz);
     R* share = chunk.W;
     for (int r = 0; r < heads(); ++r) {
       const Monomials<R> m = chunk.of_queries(r);
@@ -97,7 +96,7 @@ struct Task {
     }
   }
 
-  // To rows [n, width] what stands in columns [D, C].
+  // Adds columns [D, C] to rows [n, width].
   void add_transposed(const R* from, R* to, R factor = 1) const {
     for (int i = 0; i < chunk.n; ++i)
       for (int64_t d = 0; d < c.D; ++d) to[i * c.width + d] += from[d * c.C + i] * factor;
@@ -112,8 +111,8 @@ struct Task {
     clear_gradients();
     R* dW = chunk.W;
     for (int i = 0; i < c.C; ++i) dW[i] = i < chunk.n ? c.dW[chunk.row(r) + i] : R(0);
-    ask_backward(
-        m, AskBackward<R>{S, z, chunk.dNT, dW, c.E, chunk.dx, chunk.dots, chunk.dlevels, chunk.g});
+    apply_state_backward(m, ApplyStateBackward<R>{S, z, chunk.dNT, dW, c.E, chunk.dx, chunk.dots,
+                                                  chunk.dlevels, chunk.g});
     add_transposed(chunk.dx, c.dq + chunk.row(r) * c.width, c.scale);
     for (int order = c.first; order <= c.last; ++order)
       for (int i = 0; i < chunk.n; ++i) {
@@ -128,15 +127,15 @@ struct Task {
     m.expand();
     clear_gradients();
     chunk.transpose(chunk.shared_values(), c.E, c.E, chunk.vT);
-    ask_backward(m, AskBackward<R>{dS, dz, chunk.vT, chunk.share, c.E, chunk.dx, chunk.dots,
-                                   chunk.dlevels, chunk.g});
+    apply_state_backward(m, ApplyStateBackward<R>{dS, dz, chunk.vT, chunk.share, c.E, chunk.dx,
+                                                  chunk.dots, chunk.dlevels, chunk.g});
     const int64_t first = head * c.T + chunk.t0;
     add_transposed(chunk.dx, c.dk + first * c.width);
     if (c.d_decay)
       for (int order = c.first; order <= c.last; ++order)
         for (int i = 0; i < chunk.n; ++i) c.d_decay[first + i] -= chunk.dots[order * c.C + i];
     std::memset(chunk.N, 0, sizeof(R) * size_t(c.C * c.E));
-    ask(m, Ask<R>{dS, dz, chunk.n, c.E, chunk.N, chunk.W});
+    apply_state(m, ApplyState<R>{dS, dz, chunk.n, c.E, chunk.N, chunk.W});
     for (int i = 0; i < chunk.n; ++i)
       for (int64_t e = 0; e < c.E; ++e)
         c.dv[(first + i) * c.E + e] += chunk.share[i] * chunk.N[i * c.E + e];
@@ -200,7 +199,7 @@ static void backward_sums_task(const Chunked<R>& c, int64_t i, R* scratch) {
   if (t.segment > 0) t.backward_sums(t.at(c.dS, t.segment), t.at_z(c.dz, t.segment));
 }
 
-// Leaves the gradient of a segment's first state where that of its last was.
+// Replaces the gradient of the state after a segment by that of the state before it.
 template <class R>
 static void backward_task(const Chunked<R>& c, int64_t i, R* scratch) {
   Scratch<R> s{scratch};
@@ -210,7 +209,7 @@ static void backward_task(const Chunked<R>& c, int64_t i, R* scratch) {
   t.backward(S, z, t.at(c.dS, t.segment + 1), t.at_z(c.dz, t.segment + 1));
 }
 
-// How much of the state at the beginning of a segment is left at its end.
+// Decay of the state over a segment.
 template <class R>
 static R carried(const Chunked<R>& c, int64_t head, int64_t segment) {
   const int64_t from = segment * c.length, to = from + c.length < c.T ? from + c.length : c.T;
@@ -251,5 +250,4 @@ inline constexpr ChunkedKernels<R> kKernels{
 const ChunkedKernels<float> chunked_float = kKernels<float>;
 const ChunkedKernels<double> chunked_double = kKernels<double>;
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -1,27 +1,27 @@
-// All monomials of degree first to last of D variables, each once, for a chunk of tokens at a time,
-// and the products of a state with them:
+// All distinct monomials of degree `first` to `last` in D variables, for one chunk of tokens, and
+// their products with a state:
 //   (q.k)^n / n! = sum_{|a| = n} q^a k^a / a!
-// Those of degree p stand in the order of their last variable, so that they are x_0, x_1, ... times
-// ever longer beginnings of the list of degree p - 1; where x_i then has the power e, 1/a! asks for
-// x_i / e. Tokens lie along the vectors: rows [feature, token], no gathers.
+// Monomials of degree p are ordered by their last variable, so they are x_0, x_1, ... times longer
+// and longer prefixes of the list of degree p - 1. If x_i then has power e, the factor is x_i / e,
+// which gives 1/a!. Lanes are tokens: rows are [feature, token], without gathers.
 #pragma once
 
 #include "attn/kernels/cpu/chunked/chunked.h"
+#include "attn/kernels/cpu/vectors.h"
 #include "core/simd/gemm.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
-inline constexpr int kBlock = 64;  // features that are held at a time
+inline constexpr int kBlock = 64;  // features in memory at a time
 
-// Rows of degree p: x_i / e times `count` rows of degree p - 1 from `from` on.
+// Rows of degree p: x_i / e times `count` rows of degree p - 1, starting at `from`.
 struct Run {
   int i, e;
   int64_t from;
   int count;
 };
 
-// Calls use(first row, rows, runs, number of runs) for blocks of the rows of degree p.
+// Calls use(first row, rows, runs, number of runs) for each block of rows of degree p.
 template <class F>
 void for_each_block(int D, int p, const F& use) {
   Run runs[kBlock];
@@ -52,13 +52,13 @@ struct Monomials {
   static constexpr int kL = kLanes<R>;
 
   int D, first, last, C;
-  bool divided;         // by a!: the keys' side
+  bool divided;         // by a!: for keys
   const R* x;           // [D, C]
-  R* levels;            // degrees 0 to last - 1, one after the other, [.., C]
+  R* levels;            // degrees 0 to last - 1, concatenated, [.., C]
   R* block;             // [kBlock, C]
-  const R* multiplier;  // [last + 1, C]: what each order of each token is multiplied by, or null
+  const R* multiplier;  // [last + 1, C]: multiplies each order of each token, or null
 
-  // Where degree p begins in a list that begins with degree `from`.
+  // The first row of degree p in a list that starts with degree `from`.
   int64_t begin(int from, int p) const {
     int64_t n = 0;
     for (int i = from; i < p; ++i) n += monomials(D, i);
@@ -143,14 +143,14 @@ void fold(const Monomials<R>& m, const Fold<R>& f) {
 
 // N_t += sum_f phi_f(x_t) S_f,  W_t += sum_f phi_f(x_t) z_f.
 template <class R>
-struct Ask {
+struct ApplyState {
   const R *S, *z;  // [F, E], [F]
   int n;
   int64_t E;
   R *N, *W;  // [n, E], [C]
 };
 template <class R>
-void ask(const Monomials<R>& m, const Ask<R>& a) {
+void apply_state(const Monomials<R>& m, const ApplyState<R>& a) {
   using V = VecOf<R>;
   m.for_each([&](int order, int64_t at, int rows, const R* plain) {
     const R* phi = m.multiplied(order, plain, rows);
@@ -163,19 +163,19 @@ void ask(const Monomials<R>& m, const Ask<R>& a) {
   });
 }
 
-// From g_f = S_f.dN_t + z_f dW_t, what the monomials get:  dx, and per order sum_f phi_f g_f.
+// The gradient of a monomial is g_f = S_f.dN_t + z_f dW_t. Adds dx, and per order sum_f phi_f g_f.
 template <class R>
-struct AskBackward {
+struct ApplyStateBackward {
   const R *S, *z;    // [F, E], [F]
   const R *dN, *dW;  // [E, C], [C]
   int64_t E;
   R* dx;       // [D, C], added to
   R* dots;     // [last + 1, C], added to
-  R* dlevels;  // like the levels
+  R* dlevels;  // same layout as the levels
   R* g;        // [kBlock, C]
 };
 template <class R>
-void add_rows(const AskBackward<R>& b, const Monomials<R>& m, int64_t at, int rows, R* g) {
+void add_rows(const ApplyStateBackward<R>& b, const Monomials<R>& m, int64_t at, int rows, R* g) {
   using V = VecOf<R>;
   multiply<false>(ProductOf<R>{b.S + at * b.E, b.E, 1, b.dN, m.C, g, m.C, rows, m.C, int(b.E)});
   for (int i = 0; i < rows; ++i) {
@@ -184,11 +184,11 @@ void add_rows(const AskBackward<R>& b, const Monomials<R>& m, int64_t at, int ro
       store(g + i * m.C + c, load(g + i * m.C + c) + z * load(b.dW + c));
   }
 }
-// One run of rows of degree p, whose gradients are g: to degree p - 1 and to x_i. `top` is the
-// order whose dots and multiplier they have yet to meet, -1 for none.
+// Propagates the gradients g of one run of rows of degree p to degree p - 1 and to x_i. `top` is
+// the order whose dots and multiplier are still to be applied, -1 for none.
 template <class R>
-void run_backward(const AskBackward<R>& b, const Monomials<R>& m, const Run& r, int p, int top,
-                  const R* g) {
+void run_backward(const ApplyStateBackward<R>& b, const Monomials<R>& m, const Run& r, int p,
+                  int top, const R* g) {
   using V = VecOf<R>;
   const R* previous = m.level(p - 1) + r.from * m.C;
   R* d_previous = b.dlevels + (m.begin(0, p - 1) + r.from) * m.C;
@@ -206,12 +206,12 @@ void run_backward(const AskBackward<R>& b, const Monomials<R>& m, const Run& r, 
   }
 }
 template <class R>
-void ask_backward(const Monomials<R>& m, const AskBackward<R>& b) {
+void apply_state_backward(const Monomials<R>& m, const ApplyStateBackward<R>& b) {
   using V = VecOf<R>;
   const int C = m.C;
   const int64_t lower = m.begin(0, m.last > 0 ? m.last : 1);
   for (int64_t i = 0; i < lower * C; ++i) b.dlevels[i] = 0;
-  // The orders below the highest: their rows are all there.
+  // The orders below the highest, whose rows are all in memory.
   int64_t at = 0;
   for (int p = m.first; p < m.last || p == 0; at += monomials(m.D, p++)) {
     const int64_t all = monomials(m.D, p);
@@ -246,5 +246,4 @@ void ask_backward(const Monomials<R>& m, const AskBackward<R>& b) {
     });
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -1,4 +1,4 @@
-// Memory of a task, given out piece by piece.
+// Allocates the buffers of a task from one piece of memory.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace horner::attn::kernels {
 
 template <class R>
 struct Scratch {
-  R* next;           // null: nothing is given, and what would be needed is counted
+  R* next;           // null: only count what is needed
   int64_t used = 0;  // numbers
 
   R* take(int64_t n) {

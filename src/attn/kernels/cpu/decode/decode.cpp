@@ -1,5 +1,5 @@
-// Compiled once per instruction set. Scores of a block of keys for every query head that reads
-// them, their weights, and N; then the state, once for all of those heads.
+// Compiled once per instruction set. For each block of keys: scores, weights and N of all query
+// heads that read it. Then the state, once for all of those heads.
 #include "attn/kernels/cpu/decode/decode.h"
 
 #include <cmath>
@@ -8,11 +8,10 @@
 #include "attn/kernels/cpu/chunked/monomials.h"
 #include "attn/kernels/cpu/chunked/scratch.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
-inline constexpr int kKeys = 64;   // of a block
-inline constexpr int kHeads = 16;  // query heads are padded to whole vectors
+inline constexpr int kKeys = 64;   // per block
+inline constexpr int kHeads = 16;  // query heads are padded to a multiple of this
 
 template <class R>
 struct Step {
@@ -20,7 +19,7 @@ struct Step {
   static constexpr int kL = kLanes<R>;
 
   const Decode<R>& c;
-  int heads, padded;  // query heads of a key head; whole vectors of them
+  int heads, padded;  // query heads per key head, and padded
   R *x, *qT, *N, *W, *multiplier, *levels, *block, *share, *y, *kT;
   int64_t gh = 0, b = 0;  // b * G + key head, batch
 
@@ -42,7 +41,7 @@ struct Step {
   double gate_sum(int64_t s) const { return c.decay[gh * c.room + s]; }
   double now() const { return c.decay && c.to > 0 ? gate_sum(c.to - 1) : 0; }
 
-  // x[r, j] of n keys from s on.
+  // x[r, j] of n keys from s.
   void scores(int64_t s, int n) const {
     for (int r = 0; r < heads; ++r) {
       const R *q = query(r), centre = c.centre ? c.centre[gh * heads + r] : R(0);
@@ -56,7 +55,7 @@ struct Step {
       for (int j = n; j < kKeys; ++j) x[r * kKeys + j] = 0;
     }
   }
-  // What multiplies the weights of n keys from s on.
+  // Decay and mask of n keys from s.
   void shares(int64_t s, int n) const {
     for (int j = 0; j < n; ++j) {
       const bool kept = !c.keep || c.keep[b * c.room + s + j];
@@ -102,7 +101,7 @@ struct Step {
         W[r] *= left;
         for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= left;
       }
-      if (top[r] == -INFINITY) continue;  // all are hidden
+      if (top[r] == -INFINITY) continue;  // all are masked
       V sum{};
       for (int j = 0; j < kKeys; j += kL) {
         const V w = Maths<V>::exp(load(x + r * kKeys + j) - top[r]) * load(share + j);
@@ -134,7 +133,7 @@ struct Step {
   }
   const R* S() const { return c.S + gh * c.F * c.E; }
 
-  void ask() {
+  void forward() {
     std::memset(N, 0, sizeof(R) * size_t(heads * c.E)),
         std::memset(W, 0, sizeof(R) * size_t(padded));
     R* top = c.shift + gh * heads;
@@ -149,7 +148,7 @@ struct Step {
     if (c.S) {
       const Monomials<R> m = of_queries();
       m.expand();
-      kernels::HORNER_ISA::ask(m, Ask<R>{S(), c.z + gh * c.F, heads, c.E, N, W});
+      apply_state(m, ApplyState<R>{S(), c.z + gh * c.F, heads, c.E, N, W});
     }
     std::memcpy(c.N + gh * heads * c.E, N, sizeof(R) * size_t(heads * c.E));
     std::memcpy(c.W + gh * heads, W, sizeof(R) * size_t(heads));
@@ -185,11 +184,11 @@ static int64_t scratch_size(const Decode<R>& c) {
   return s.used;
 }
 template <class R>
-static void ask_task(const Decode<R>& c, int64_t task, R* scratch) {
+static void forward_task(const Decode<R>& c, int64_t task, R* scratch) {
   Scratch<R> s{scratch};
   Step<R> step(c, s);
   step.move(task);
-  step.ask();
+  step.forward();
 }
 template <class R>
 static void fold_task(const Decode<R>& c, int64_t task, R* scratch) {
@@ -199,9 +198,8 @@ static void fold_task(const Decode<R>& c, int64_t task, R* scratch) {
   step.fold();
 }
 
-const DecodeKernels<float> decode_float{scratch_size<float>, ask_task<float>, fold_task<float>};
-const DecodeKernels<double> decode_double{scratch_size<double>, ask_task<double>,
+const DecodeKernels<float> decode_float{scratch_size<float>, forward_task<float>, fold_task<float>};
+const DecodeKernels<double> decode_double{scratch_size<double>, forward_task<double>,
                                           fold_task<double>};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -1,26 +1,24 @@
-// What happens to a row after its sums: denominator, gates and norm, forward and backward, on one
-// row at a time.
+// The epilogue of one row, forward and backward: denominator, gates and norm.
 //   y = out * N / Z,   o = post * norm(y)
-// N and W are e^-shift times their true values; a divisor that is not their sum leaves that factor
-// in y, and only the eps of a norm sees it.
+// N and W are e^-shift times their true values. Dividing by W cancels that factor; another divisor
+// leaves it in y, where only the eps of a norm has to account for it.
 #pragma once
 
 #include "attn/kernels/cpu/fused/fused.h"
-#include "core/simd/vec.h"
+#include "attn/kernels/cpu/vectors.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 static constexpr float kTinySum = 1e-6f, kTinyLength = 1e-12f;
 
 template <class F>
-static float over_channels(int64_t E, const F& f) {  // sum_e f(e), f gives kWidth channels at once
+static float over_channels(int64_t E, const F& f) {  // sum_e f(e), where f returns kWidth channels
   Vec s{};
   for (int64_t e = 0; e < E; e += kWidth) s += f(e);
   return sum(s);
 }
 
-// One row between its sums and its result.
+// From the sums of one row to its result.
 struct Row {
   const Epilogue& p;
   int64_t row;  // of [B, H, T]
@@ -29,9 +27,9 @@ struct Row {
   float W, shift;
 
   float Z, to_y;               // the divisor; y = N * to_y
-  float mean, r;               // of y: o = (y - mean) * r before weight, bias and post
+  float mean, r;               // of y: o = (y - mean) * r, before weight, bias and post
   float eps;                   // of the norm, at the scale of y
-  bool z_follows_w, at_bound;  // at_bound: L2 of a row without length
+  bool z_follows_w, at_bound;  // at_bound: the L2 norm of y is below its lower bound
 
   Row(const Epilogue& p, int64_t row, int64_t E, const float* N, float W, float shift)
       : p(p),
@@ -73,7 +71,7 @@ struct Row {
     if (p.least != 0 && Z < p.least * unit) Z = p.least * unit, z_follows_w = false;
     if (fabsf(Z) < kTinySum) Z = Z < 0 ? -kTinySum : kTinySum, z_follows_w = false;
   }
-  float squares(float centre) const {  // without the padding, which a centre would make count
+  float squares(float centre) const {  // excludes the padding, which `centre` would make nonzero
     const int64_t whole = p.channels / kWidth * kWidth;
     float s = over_channels(whole, [&](int64_t e) {
       const Vec y = load(N + e) * to_y - centre;
@@ -83,7 +81,7 @@ struct Row {
       s += (N[e] * to_y - centre) * (N[e] * to_y - centre);
     return s;
   }
-  // A row without weights gives 0.
+  // A row without weights gives 0, also with a bias.
   bool empty() const {
     return W == 0 && over_channels(E, [&](int64_t e) { return load(N + e) * load(N + e); }) == 0;
   }
@@ -101,7 +99,7 @@ struct Row {
       for (int64_t e = 0; e < E; e += kWidth) store(o + e, Vec{});
   }
 
-  // From the gradient of o to that of N, which may be the same memory; returns that of W.
+  // From the gradient of o to that of N (may be in place); returns the gradient of W.
   float backward(const float* d_o, float* d) const {
     if (empty()) {
       for (int64_t e = 0; e < E; e += kWidth) store(d + e, Vec{});
@@ -133,8 +131,8 @@ struct Row {
     if (p.d_post_gate) p.d_post_gate[row] = sum(d_post);
     const float dot = sum(d_dot);
     through_norm(d, sum(d_sum), dot);
-    // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y
-    // through its eps alone, so there dy.y is what the eps leaves of it.
+    // y = N out / Z, so d_out = dy.y / out and dZ = -dy.y / Z. A norm is invariant to the scale of
+    // y except through its eps, so with a norm dy.y is the eps term only.
     float dy_y = dot * eps * r * r;
     if (p.norm == Epilogue::none || at_bound)
       dy_y = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * to_y;
@@ -150,7 +148,7 @@ struct Row {
     const float n = float(p.channels);
     float by_u = 0, less = 0;
     if (p.norm == Epilogue::l2) {
-      const float unit = p.times_dim ? n : 1;  // |u| = unit, unless the length is at its bound
+      const float unit = p.times_dim ? n : 1;  // |u| = unit, unless at_bound
       by_u = at_bound ? 0 : d_dot / (unit * unit);
     }
     if (p.norm == Epilogue::rms || p.norm == Epilogue::layer) by_u = d_dot / n;
@@ -160,5 +158,4 @@ struct Row {
   }
 };
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -1,16 +1,15 @@
-// The tiled forward and backward. Compiled once per instruction set, each in a namespace of its own
-// (HORNER_ISA). Nothing of the standard library here: its inline functions would be shared by the
-// sets.
+// Tiled forward and backward. Compiled once per instruction set, in a namespace named after it
+// (HORNER_ISA). Uses no standard library functions: the sets would share their inline code.
 #include <cmath>
 
 #include "attn/kernels/cpu/fused/tile.h"
 #include "core/simd/amx.h"
-#include "core/simd/gemm.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
-// [rows, C] -> [C, kTile], of 32-bit words; beyond the rows, zeros.
+using simd::HORNER_ISA::transpose;
+
+// [rows, C] -> [C, kTile] of 32-bit words, padded with zeros.
 static void transpose(const float* x, int64_t C, int rows, float* to) {
   const int64_t whole = C / kWidth * kWidth;
   const FloatLoose* from = x;
@@ -33,7 +32,7 @@ struct Single {
   const Fused& f = t.f;
   const int D = int(f.D), E = int(f.E);
   struct Registers {};
-  struct Keys {  // of a block, transposed
+  struct Keys {  // one block, transposed
     alignas(64) float k[kMostChannels * kTile], v[kMostChannels * kTile];
   };
 
@@ -67,7 +66,7 @@ struct Single {
   }
   Vec value(int j, int64_t e) const { return load(f.v + t.key(j) * E + e); }
 
-  // Where the rows of a block keep dN.
+  // Where rows() writes dN for a block.
   struct Kept {
     float* dN;
     Kept(const Fused& f, int64_t row) : dN(f.dN + row * f.E) {}
@@ -76,7 +75,7 @@ struct Single {
 };
 
 #ifdef __AVX512BF16__
-// The same in bfloat16, summed in float32.
+// The same products of bfloat16 pairs, summed in float32.
 struct Paired {
   const Tile& t;
   const Fused& f = t.f;
@@ -96,7 +95,7 @@ struct Paired {
   void add_values(const float* w, float* N) const {
     add_by_rows(w, f.pairs.v_columns + t.key_block() * kHalf * E, N, E);
   }
-  // C[queries, channels] += x B, B the pairs of a block of keys.
+  // C[queries, channels] += x B, where B are the pairs of a block of keys.
   void add_by_rows(const float* x, const uint32_t* b, float* c, int channels) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_columns(x, kTile, a, kHalf, t.rows, kTile);
@@ -116,18 +115,18 @@ struct Paired {
     multiply_tiles<false>(PairProduct{f.pairs.dN + t.row(0) * (E / 2), E / 2, 1, keys.v, kTile, dp,
                                       kTile, t.rows, kTile, E / 2});
   }
-  // C[keys, channels] += x^T B, B the pairs of a block of queries.
+  // C[keys, channels] += x^T B, where B are the pairs of a block of queries.
   void add_transposed(const float* x, const uint32_t* b, float* c, int channels) const {
     alignas(64) uint32_t a[kTile * kHalf];
     pair_rows(x, kTile, a, kTile, t.rows, kTile);
     b += t.query_block() * kHalf * channels;
     const int pairs = (t.rows + 1) / 2;
-    if constexpr (kTileRegisters) {  // they want the pairs of a row side by side
-      alignas(64) uint32_t turned[kTile * kHalf];
+    if constexpr (kTileRegisters) {  // AMX needs the pairs of a row to be contiguous
+      alignas(64) uint32_t transposed[kTile * kHalf];
       for (int i = 0; i < pairs; ++i)
-        for (int j = 0; j < kTile; ++j) turned[j * kHalf + i] = a[i * kTile + j];
+        for (int j = 0; j < kTile; ++j) transposed[j * kHalf + i] = a[i * kTile + j];
       multiply_tiles<true>(
-          {turned, kHalf, 1, b, channels, c, channels, t.columns, channels, pairs});
+          {transposed, kHalf, 1, b, channels, c, channels, t.columns, channels, pairs});
     } else {
       multiply<true>(
           PairProduct{a, 1, kTile, b, channels, c, channels, t.columns, channels, pairs});
@@ -148,8 +147,8 @@ struct Paired {
     alignas(64) float dN[kTile * kMostChannels];
     Kept(const Fused&, int64_t) {}
     void done(const Fused& f, int64_t task, int64_t row, int rows) {
-      kernels::HORNER_ISA::pair_columns(dN, f.E, f.pairs.dN + row * (f.E / 2), f.E / 2, rows,
-                                        int(f.E));
+      simd::HORNER_ISA::pair_columns(dN, f.E, f.pairs.dN + row * (f.E / 2), f.E / 2, rows,
+                                     int(f.E));
       pair_rows(dN, f.E, f.pairs.dN_columns + task * kHalf * f.E, f.E, rows, int(f.E));
     }
   };
@@ -207,7 +206,7 @@ static void forward(const Fused& f, int64_t task) {
 
 // Backward.
 
-// From the gradient of the result to those of the sums, for the rows of one block.
+// From the gradient of the result to dN and dW, for one block of rows.
 template <class Products>
 static void rows(const Fused& f, int64_t task) {
   const int64_t n = blocks(f.T), t0 = task % n * kTile, row0 = task / n * f.T + t0;
@@ -228,7 +227,7 @@ static void zero(float* x, int64_t n) {
   for (int64_t i = 0; i < n; i += kWidth) store(x + i, Vec{});
 }
 
-// The blocks of queries of one part against a block of keys.
+// One part of the queries against one block of keys.
 template <class Products>
 static void backward_keys(const Fused& f, Tile& tile, const typename Products::Keys& keys,
                           int64_t queries_part) {
@@ -236,7 +235,7 @@ static void backward_keys(const Fused& f, Tile& tile, const typename Products::K
   const Products products{tile};
   float *dk = f.dk + tile.key(0) * f.D, *dv = f.dv + tile.key(0) * f.E;
   const auto [first, last] = queries(f, tile.s0, tile.s0 + tile.columns);
-  const int64_t past = (first / kTile - queries_part) % f.parts;  // the part's next block
+  const int64_t past = (first / kTile - queries_part) % f.parts;  // to the part's next block
   const int64_t begin = first / kTile + (past > 0 ? f.parts - past : -past);
   for (tile.t0 = begin * kTile; tile.t0 < last; tile.t0 += f.parts * kTile) {
     tile.rows = least(kTile, f.T - tile.t0);
@@ -254,8 +253,8 @@ static void backward_keys(const Fused& f, Tile& tile, const typename Products::K
   }
 }
 
-// A part is every parts-th block: the blocks of a causal mask differ in length, so each part gets
-// some of each.
+// A part is every parts-th block: under a causal mask the cost of a block depends on its position,
+// so every part gets a mix.
 template <class Products>
 static void backward(const Fused& f, int64_t round, int64_t task) {
   const int64_t part = task % f.parts, head = task / f.parts, shared = f.H / f.G;
@@ -297,5 +296,4 @@ const FusedKernels fused_bf16_kernels{transpose, pair_columns, forward<Paired>, 
                                       backward<Paired>};
 #endif
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -1,26 +1,27 @@
-// A variant on the CPU, in tiles: forward gives the result, and for backward the sums (N, W) of
-// every row; backward first takes the gradient of the result to (dN, dW), row by row, then those to
-// q, k, v. Raw pointers: no torch header in this folder. One source, compiled once per instruction
-// set.
+// Tiled attention on the CPU, for weights that depend on one score only. Forward writes the result
+// and, for backward, the sums (N, W) of every row. Backward converts the gradient of the result to
+// (dN, dW), row by row, and then to the gradients of q, k and v. One source, compiled once per
+// instruction set.
 #pragma once
 
 #include <cstdint>
 
 #include "attn/math.h"
+#include "core/simd/isa.h"
 
 namespace horner::attn::kernels {
 
-inline constexpr int kTile = 64;  // queries and keys of a tile
+inline constexpr int kTile = 64;  // queries and keys per tile
 inline constexpr int kPad = 16;   // channels are padded with zeros to a multiple of this
 inline constexpr int kMostChannels = 256;
 
-// Weights of one score.
+// Weights that depend on one score only.
 using Pointwise = OneScore<float>;
 
-// Denominator, gates and norm (epilogue.h). Pointers may be null: then there is no such stage.
+// Denominator, gates and norm (epilogue.h). A null pointer means that the stage is absent.
 struct Epilogue {
-  int64_t channels;  // of the result, without padding
-  bool by_sum;       // Z = max(W + plus, least); otherwise the divisor
+  int64_t channels;  // of the result, without the padding
+  bool by_sum;       // Z = max(W + plus, least); otherwise Z is the divisor
   float plus, least;
   bool detach;
   const float *divisor, *out_gate, *post_gate;  // [B, H, T]
@@ -29,11 +30,10 @@ struct Epilogue {
   float eps;
   const float *norm_weight, *norm_bias;         // [E]
   float *d_divisor, *d_out_gate, *d_post_gate;  // [B, H, T]
-  float *d_norm_weight, *d_norm_bias;           // [B * H * blocks(T), E]: one row for each task
+  float *d_norm_weight, *d_norm_bias;           // [B * H * blocks(T), E]: one row per task
 };
 
-// Tensors are float32 and contiguous; D and E are padded. Head h of batch b reads key head h / (H /
-// G).
+// Tensors are float32 and contiguous; D and E are padded. Query head h reads key head h / (H / G).
 struct Fused {
   int64_t B, H, G, T, S, D, E;
   Pointwise weight;
@@ -41,52 +41,52 @@ struct Fused {
   const float* q;        // [B, H, T, D]
   const float* k;        // [B, G, S, D]
   const float* v;        // [B, G, S, E]
-  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed; forward alone
-  // The same for bfloat16, as pairs in 32-bit words: of neighbours in a row (q, k, v, the tiles and
-  // dN), or of neighbours in a column, kTile / 2 of them for each block (the rest). kernels/bf16.h
+  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed; forward only
+  // The bfloat16 inputs, as pairs in 32-bit words (core/simd/bf16.h): pairs of neighbours in a row
+  // (q, k, v, k_tiles, dN), or of neighbours in a column, kTile / 2 rows per block (*_columns).
   struct {
     const uint32_t *q, *k, *v;  // [B, H, T, D / 2], ...
-    const uint32_t* k_tiles;    // [B, G, blocks, D / 2, kTile]; forward alone
-    const uint32_t* v_columns;  // [B, G, blocks, kTile / 2, E]; forward alone
-    const uint32_t* q_columns;  // [B, H, blocks, kTile / 2, D]; backward alone
+    const uint32_t* k_tiles;    // [B, G, blocks, D / 2, kTile]; forward only
+    const uint32_t* v_columns;  // [B, G, blocks, kTile / 2, E]; forward only
+    const uint32_t* q_columns;  // [B, H, blocks, kTile / 2, D]; backward only
     uint32_t *dN, *dN_columns;  // [B, H, T, E / 2], [B, H, blocks, kTile / 2, E]
   } pairs;
   const float* in_gate;    // [B, G, S], or null
   const float* centre;     // [B, H, T], or null
-  const double* decay;     // [B, G, S], running sums of the log gates, or null
-  const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; neither decreases with t
+  const double* decay;     // [B, G, S], running sums of the log decay gates, or null
+  const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; both never decrease with t
   const uint8_t* keep;     // [B, S], or null
 
   Epilogue epilogue;
 
-  // Forward writes the result, and unless they are null the sums, which backward reads.
+  // Forward writes o, and N, W and shift, which backward reads, unless they are null.
   float* o;              // [B, H, T, E]
-  float* statistics;     // [4, B, H, T] (tally.h), or null
+  float* statistics;     // [4, B, H, T] (statistics.h), or null
   float *N, *W, *shift;  // [B, H, T, E], [B, H, T], [B, H, T]
 
-  // Backward. Keys and queries are in `parts`; in round r, part p of the keys takes part p + r of
-  // the queries, so no two tasks of a round add to the same numbers, and the order of the sums is
-  // that of the rounds.
+  // Backward. Keys and queries are divided into `parts`. In round r, part p of the keys is paired
+  // with part p + r of the queries, so no two tasks of a round add to the same numbers, and the
+  // rounds fix the order of the sums.
   int64_t parts;
   const float* d_o;                     // [B, H, T, E]
   float *dN, *dW;                       // [B, H, T, E] (null for pairs), [B, H, T]
   float *dq, *dk, *dv;                  // [B, H, T, D], [B, G, S, D], [B, G, S, E]
-  float *d_in_gate, *d_centre;          // [B, G, S], [B, H, T] from zeros, or null
-  double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], from zeros, or null
+  float *d_in_gate, *d_centre;          // [B, G, S], [B, H, T] (starts at zero), or null
+  double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S]; start at zero, or null
 };
 
 inline int64_t blocks(int64_t n) {
   return (n + kTile - 1) / kTile;
 }
 
-// x [rows, C] in tiles [blocks, C, kTile], each transposed, with zeros beyond the rows.
+// x [rows, C] -> tiles [blocks, C, kTile], each transposed, padded with zeros.
 struct Transpose {
   const float* x;
   float* tiles;
   int64_t rows, C;
 };
 
-// x [rows, C], bfloat16, in blocks [kTile / 2, C] of pairs of neighbours in a column.
+// x [rows, C], bfloat16 -> blocks [kTile / 2, C] of pairs of neighbours in a column.
 struct PairColumns {
   const uint16_t* x;
   uint32_t* pairs;
@@ -95,27 +95,14 @@ struct PairColumns {
 
 struct FusedKernels {
   void (*transpose)(const Transpose&, int64_t block);
-  void (*pair_columns)(const PairColumns&, int64_t block);  // of bfloat16 kernels alone
+  void (*pair_columns)(const PairColumns&, int64_t block);  // bfloat16 kernels only
   void (*forward)(const Fused&, int64_t task);              // tasks: B * H * blocks(T)
-  void (*rows)(const Fused&, int64_t task);  // tasks: B * H * blocks(T); comes before backward
-  void (*backward)(const Fused&, int64_t round, int64_t task);  // tasks: B * G * parts, each round
+  void (*rows)(const Fused&, int64_t task);  // tasks: B * H * blocks(T); runs before backward
+  void (*backward)(const Fused&, int64_t round,
+                   int64_t task);  // tasks: B * G * parts in each round
 };
 
-// One for each instruction set; bfloat16 inputs take the second where there is one, else float32.
-namespace portable {
-extern const FusedKernels fused_kernels;
-}
-namespace avx2 {
-extern const FusedKernels fused_kernels;
-}
-namespace avx512 {
-extern const FusedKernels fused_kernels;
-}
-namespace amx {
-extern const FusedKernels fused_kernels, fused_bf16_kernels;
-}
-namespace avx512_bf16 {
-extern const FusedKernels fused_kernels, fused_bf16_kernels;
-}
+// fused_bf16_kernels, in avx512_bf16 and amx only, take bfloat16 inputs.
+HORNER_PER_ISA(extern const FusedKernels fused_kernels, fused_bf16_kernels;)
 
 }  // namespace horner::attn::kernels

@@ -1,14 +1,11 @@
-// What the kernels of all dtypes share: from the products of a tile to its weights, forward and
-// backward.
+// From the products of a tile to its weights and score gradients, for every dtype.
 #pragma once
 
 #include "attn/kernels/cpu/fused/epilogue.h"
 #include "attn/kernels/cpu/fused/fused.h"
-#include "attn/kernels/cpu/fused/tally.h"
-#include "core/simd/vec.h"
+#include "attn/kernels/cpu/fused/statistics.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 static constexpr int kVecs = kTile / kWidth;
 
@@ -16,7 +13,7 @@ static int least(int64_t a, int64_t b) {
   return int(a < b ? a : b);
 }
 
-// A tile of weights: queries t0.. of one head, keys s0.. of its key head.
+// A tile of weights: queries from t0 of one head, keys from s0 of its key head.
 struct Tile {
   const Fused& f;
   int64_t b, h, g;  // batch, head, key head
@@ -27,13 +24,13 @@ struct Tile {
   int64_t key(int j) const { return (b * f.G + g) * f.S + s0 + j; }
   int64_t key_block() const { return (b * f.G + g) * blocks(f.S) + s0 / kTile; }
   int64_t query_block() const { return (b * f.H + h) * blocks(f.T) + t0 / kTile; }
-  // Whether some query does not see some key of the tile.
+  // Whether some query of the tile does not see some key of it.
   bool partial() const {
     return f.keep || columns < kTile || f.lo[t0 + rows - 1] > s0 || f.hi[t0] < s0 + columns;
   }
-  // Whether a score is a scaled product, clamped or not, and no more.
+  // Whether a score is just a scaled product, possibly clamped.
   bool plain() const { return f.scale > 0 && !f.centre && !f.decay; }
-  // Which of kWidth keys from j on query i sees.
+  // Which of the kWidth keys from j query i sees.
   VecInt seen(int i, int j) const {
     const VecInt s = lanes(int(s0) + j);
     VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
@@ -45,21 +42,21 @@ struct Tile {
     }
     return yes;
   }
-  // The score of key j, from the product.
+  // The scores of kWidth keys from j, from the products x.
   Vec score(const float* x, int i, int j) const {
     Vec y = load(x + i * kTile + j) * f.scale;
     if (f.centre) y -= f.centre[row(i)];
     return min(splat(f.clamp), y);
   }
-  // The log of the product of the gates in (s, t], for kWidth keys from j on.
-  Vec log_fade(int i, int j) const {
+  // The log of the decay factor, the sum of log gates in (s, t], for kWidth keys from j.
+  Vec log_decay(int i, int j) const {
     const double* gate = f.decay + (b * f.G + g) * f.S;
     const double query = gate[query_position(i)];
     float x[kWidth];
     for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
     return min(load(x), Vec{});
   }
-  Vec fade(int i, int j) const { return exp(log_fade(i, j)); }
+  Vec decay_factor(int i, int j) const { return exp(log_decay(i, j)); }
   int64_t query_position(int i) const {
     const int64_t p = t0 + i + f.S - f.T;
     return p > 0 ? p : 0;
@@ -70,14 +67,14 @@ struct Tile {
 
 struct Sums {
   float N[kTile * kMostChannels];  // [rows, E]
-  Vec W[kTile];                    // of every kWidth-th key
+  Vec W[kTile];                    // lane l sums every kWidth-th key, from l
   float shift[kTile];
-  // The parts of each row's Tally, rows side by side: that is where the caches want them.
+  // RowStatistics as a struct of arrays, which suits the caches.
   Vec total[kTile], most[kTile], moment[kTile];
   float first[kTile];
 };
 
-// Makes `max` the row's maximum so far; what has been summed is brought to the new scale.
+// Raises the running maximum of row i and rescales its sums.
 static void raise(float new_max, const Fused& f, int i, Sums& sums) {
   const float before = sums.shift[i];
   if (!(new_max > before)) return;
@@ -93,7 +90,7 @@ static void raise(float new_max, const Fused& f, int i, Sums& sums) {
     store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
 }
 
-// The same as weigh() below for the plainest of tiles: exp of a scaled product, all of it seen.
+// weigh() for the simplest tiles: exp of a scaled product, with every key seen.
 template <bool Statistics, bool Clamped>
 static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
   const float clamp = tile.f.clamp;
@@ -117,8 +114,8 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
   }
 }
 
-// From scores to weights, in place; adds the weights to W, and for exp to the tally: there the
-// weights are their own sizes, and their logs are known.
+// From products to weights, in place. Adds the weights to W, and for exp to the statistics: there
+// the weights are positive and their logs are known.
 template <bool Partial, bool Statistics, class W>
 static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
   constexpr bool is_exp = __is_same(W, Exp);
@@ -149,14 +146,14 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
         if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
       }
       if (tile.f.decay) {
-        const Vec log_fade = tile.log_fade(i, j);
-        y *= exp(log_fade);
-        log_y += log_fade;
+        const Vec log_decay = tile.log_decay(i, j);
+        y *= exp(log_decay);
+        log_y += log_decay;
       }
       store(x + i * kTile + j, y);
       total += y;
       if constexpr (Statistics) {
-        moment += y * max(splat(-1000), log_y);  // 0 where hidden: y = 0
+        moment += y * max(splat(-1000), log_y);  // 0 where masked: y = 0
         most = max(most, y);
       }
     }
@@ -169,9 +166,9 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
 }
 
 template <bool Positive>
-static void tally_tile(const Tile& tile, const float* x, Sums& sums) {
+static void add_statistics(const Tile& tile, const float* x, Sums& sums) {
   for (int i = 0; i < tile.rows; ++i) {
-    Tally t;
+    RowStatistics t;
     for (int j = 0; j < kTile; j += kWidth) {
       const Vec w = load(x + i * kTile + j);
       Positive ? t.add_positive(w) : t.add(w);
@@ -191,11 +188,11 @@ static void weigh_tile(const W& w, const Tile& tile, float* x, Sums& sums) {
     partial ? weigh<true, true>(w, tile, x, sums) : weigh<false, true>(w, tile, x, sums);
   } else {
     partial ? weigh<true, false>(w, tile, x, sums) : weigh<false, false>(w, tile, x, sums);
-    positive(w) ? tally_tile<true>(tile, x, sums) : tally_tile<false>(tile, x, sums);
+    positive(w) ? add_statistics<true>(tile, x, sums) : add_statistics<false>(tile, x, sums);
   }
   if (tile.f.lo[tile.t0] >= tile.s0 + tile.columns || tile.f.lo[tile.t0 + tile.rows - 1] < tile.s0)
     return;
-  for (int i = 0; i < tile.rows; ++i) {  // the first key of each row, where this tile has it
+  for (int i = 0; i < tile.rows; ++i) {  // the first key of each row, if it is in this tile
     const int64_t j = tile.f.lo[tile.t0 + i] - tile.s0;
     if (j >= 0 && j < tile.columns) sums.first[i] = fabsf(x[i * kTile + j]);
   }
@@ -206,18 +203,20 @@ static void write_statistics(const Tile& tile, const float* W, const Sums& sums)
   const bool is_exp = std::holds_alternative<Exp>(f.weight);
   const bool all_positive = std::visit([](const auto& w) { return positive(w); }, f.weight);
   for (int i = 0; i < tile.rows; i += kWidth) {
-    Tally rows[kWidth];
+    RowStatistics rows[kWidth];
     for (int j = 0; j < kWidth; ++j)
       rows[j] = {
           all_positive ? sums.W[i + j] : sums.total[i + j],
-          is_exp && !f.decay ? splat(1) : sums.most[i + j],  // the shift is the largest score
+          is_exp && !f.decay
+              ? splat(1)
+              : sums.most[i + j],  // the shift is the largest score, so the largest weight is 1
           sums.moment[i + j], sums.first[i + j]};
     write(rows, W + i, least(kWidth, tile.rows - i), is_exp, f.statistics + tile.row(i),
           f.B * f.H * f.T);
   }
 }
 
-// Columns of a tile times the gates of their values.
+// Multiplies the columns of a tile by the input gates of their values.
 static void gate_values(const Tile& tile, float* x) {
   alignas(64) float gates[kTile] = {};
   for (int j = 0; j < tile.columns; ++j) gates[j] = tile.f.in_gate[tile.key(j)];
@@ -228,7 +227,7 @@ static void gate_values(const Tile& tile, float* x) {
 
 // Backward.
 
-// From scores x and dp = v.dN to the weights (in x) and the gradients of the scores (in dp).
+// From products x and dp = v.dN to the weights (in x) and the gradients of the products (in dp).
 template <bool Partial, class W>
 static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
   const Fused& f = tile.f;
@@ -246,9 +245,9 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
         y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})};
       }
       if (f.decay) {
-        const Vec fade = tile.fade(i, j);
-        y.w *= fade;
-        dw *= fade;
+        const Vec decay_factor = tile.decay_factor(i, j);
+        y.w *= decay_factor;
+        dw *= decay_factor;
         const Vec d = y.w * (load(dp + i * kTile + j) + dW);
         d_decay += d;
         d_key[j / kWidth] += d;
@@ -266,7 +265,7 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
     f.d_decay_key[tile.key(j)] -= d_key[j / kWidth][j % kWidth];
 }
 
-// From dv as it would be without gates to dv and the gradients of the gates:
+// Applies the input gates to dv, which holds u, and writes their gradients:
 //   dv_s = in_s u_s,  d_in_s = v_s.u_s,  u_s = sum_t w_ts dN_t
 template <class Value>
 static void gate_d_values(const Tile& tile, const Value& value, float* dv) {
@@ -283,7 +282,7 @@ static void gate_d_values(const Tile& tile, const Value& value, float* dv) {
   }
 }
 
-// The blocks of queries that see some key of [s0, s1).
+// The queries that see some key of [s0, s1); `first` is rounded down to a block.
 struct Queries {
   int64_t first, last;
 };
@@ -294,5 +293,4 @@ static Queries queries(const Fused& f, int64_t s0, int64_t s1) {
   return {a / kTile * kTile, b};
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

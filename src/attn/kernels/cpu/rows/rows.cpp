@@ -1,21 +1,20 @@
-// Compiled once per instruction set, as fused_cpu.cpp is. A block of queries: its strip of scores
-// x_ts, per row what its weights need (Found), the weights in place of the scores, and N = w v.
-// Backward: the strip again, dw_ts = decay_ts (v_s.dN_t + dW_t), and from it dx (row_weights.h).
+// Compiled once per instruction set, like fused.cpp. Forward, for each block of queries: the strip
+// of scores x_ts, the threshold of each row, the weights in place of the scores, and N = w v.
+// Backward: recompute the strip, then dw_ts = decay_ts (v_s.dN_t + dW_t) and dx (weights.h).
 #include "attn/kernels/cpu/rows/rows.h"
 
-#include "attn/kernels/cpu/fused/tally.h"
+#include "attn/kernels/cpu/fused/statistics.h"
 #include "attn/kernels/cpu/rows/weights.h"
 #include "core/simd/gemm.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
-// A block of queries of one head, and the keys that some of them see.
+// A block of queries of one head, and the keys that any of them sees.
 struct Block {
   const Rows& f;
   int64_t b, h, g, t0;  // batch, head, key head, first query
   int rows;
-  int64_t s0, width;  // whole tiles
+  int64_t s0, width;  // rounded to whole tiles
 
   Block(const Rows& f, int64_t head, int64_t index)
       : f(f), b(head / f.H), h(head % f.H), g(h / (f.H / f.G)), t0(index * kStrip) {
@@ -30,7 +29,7 @@ struct Block {
   int columns(int64_t j) const { return int(f.S - s0 - j < kTile ? f.S - s0 - j : kTile); }
   int64_t tile(int64_t j) const { return (key_head() * blocks(f.S) + (s0 + j) / kTile) * kTile; }
 
-  // Which of kWidth keys from j on query i sees.
+  // Which of the kWidth keys from j query i sees.
   VecInt seen(int i, int64_t j) const {
     const VecInt s = lanes(int(s0 + j));
     VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
@@ -47,8 +46,8 @@ struct Block {
     const int64_t j = f.lo[t0 + i] - s0;
     return j >= 0 && j < width ? fabsf(row[j]) : 0;
   }
-  // The product of the gates in (s, t], for kWidth keys from j on.
-  Vec fade(int i, int64_t j) const {
+  // The product of the decay gates in (s, t], for kWidth keys from j.
+  Vec decay_factor(int i, int64_t j) const {
     const double* gate = f.decay + key_head() * f.S;
     const int64_t position = t0 + i + f.S - f.T;
     const double query = gate[position > 0 ? position : 0];
@@ -58,7 +57,7 @@ struct Block {
   }
 };
 
-// The products of rows a [rows, channels] with the keys of tiles [.., channels, kTile].
+// x = a tiles: rows a [rows, channels] times the keys in tiles [.., channels, kTile].
 static void products(const Block& k, const float* a, int64_t channels, const float* tiles,
                      float* x) {
   for (int64_t j = 0; j < k.width; j += kTile)
@@ -66,7 +65,7 @@ static void products(const Block& k, const float* a, int64_t channels, const flo
                      kTile, int(channels)});
 }
 
-// Subtracts from the numbers of query i their mean over the keys that it sees.
+// Subtracts from row i its mean over the keys that it sees.
 static void centre(const Block& k, int i, float* x) {
   Vec total{};
   VecInt count{};
@@ -80,7 +79,7 @@ static void centre(const Block& k, int i, float* x) {
     store(x + j, load(x + j) - choose(k.seen(i, j), splat(mean), Vec{}));
 }
 
-// From the products of query i to its scores, in place; `beta` is found, or given by a former pass.
+// From the products of query i to its scores, in place. Computes `beta` unless it is given.
 static void score(const Block& k, int i, float* x, float* beta, bool given) {
   const Rows& f = k.f;
   const float scale = f.scale[k.row(i)];
@@ -101,30 +100,30 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
   products(k, f.q + k.row(0) * f.D, f.D, f.k_tiles, x);
   for (int i = 0; i < k.rows; ++i) {
     float* const row = x + i * f.stride;
-    Found r{};
+    RowThreshold r{};
     score(k, i, row, &r.beta, false);
     const Scores scores{row, k.width, spare};
     r.top = top(scores);
     if (r.top == -INFINITY)
-      r.top = 0, r.sum = 1;  // nothing seen
+      r.top = 0, r.sum = 1;  // the row sees no key
     else if (r.top == r.top)
-      find(w, scores, r);
+      find_threshold(w, scores, r);
     Vec total{};
-    Tally tally;
+    RowStatistics statistics;
     for (int64_t j = 0; j < k.width; j += kWidth) {
       Vec y = parts(w, load(row + j), r).w;
-      if (f.decay) y *= k.fade(i, j);
+      if (f.decay) y *= k.decay_factor(i, j);
       if (r.top != r.top) y = splat(NAN);
       store(row + j, y);
       total += y;
-      if (f.statistics) tally.add(y);
+      if (f.statistics) statistics.add(y);
     }
     if (f.statistics) {
-      tally.first = k.first_weight(i, row);
+      statistics.first = k.first_weight(i, row);
       const float whole = sum(total);
-      write(&tally, &whole, 1, false, f.statistics + k.row(i), f.B * f.H * f.T);
+      write(&statistics, &whole, 1, false, f.statistics + k.row(i), f.B * f.H * f.T);
     }
-    f.found[k.row(i)] = r;
+    f.thresholds[k.row(i)] = r;
     f.W[k.row(i)] = sum(total);
   }
   float* N = f.N + k.row(0) * f.E;
@@ -134,15 +133,16 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
         {x + j, f.stride, 1, f.v + k.key(j) * f.E, f.E, N, f.E, k.rows, int(f.E), k.columns(j)});
 }
 
-// What a row's gradients share: sum pull dw, and for SelfAdjusted those of its least and its
-// largest score times their range, evenly among the keys that have it.
+// Terms that all score gradients of a row share: sum pull dw, and for SelfAdjusted the gradients of
+// the smallest and the largest score times their range, divided evenly among the keys that have it.
 struct Shared {
   float pull, at_low, at_high;
 };
 
-// Makes dp = v.dN into dw.
+// Replaces dp = v.dN by dw.
 template <class W>
-static Shared shared(const W& w, const Block& k, int i, const float* x, float* dp, const Found& r) {
+static Shared shared(const W& w, const Block& k, int i, const float* x, float* dp,
+                     const RowThreshold& r) {
   const Vec dW = splat(k.f.dW[k.row(i)]);
   const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
   Vec pull{}, share{};
@@ -150,7 +150,7 @@ static Shared shared(const W& w, const Block& k, int i, const float* x, float* d
   for (int64_t j = 0; j < k.width; j += kWidth) {
     const Parts p = parts(w, load(x + j), r);
     Vec dw = load(dp + j) + dW;
-    if (k.f.decay) dw *= k.fade(i, j);
+    if (k.f.decay) dw *= k.decay_factor(i, j);
     store(dp + j, dw);
     pull += p.pull * dw;
     if constexpr (__is_same(W, SelfAdjusted)) {
@@ -167,13 +167,13 @@ static Shared shared(const W& w, const Block& k, int i, const float* x, float* d
   return s;
 }
 
-// From the scores x and dp = v.dN of query i to its weights (in x) and the gradients of the
+// From the products x and dp = v.dN of query i to its weights (in x) and the gradients of the
 // products (in dp).
 template <class W>
 static void slopes(const W& w, const Block& k, int i, float* x, float* dp, double* d_decay_key) {
   const Rows& f = k.f;
   const int64_t row = k.row(i);
-  Found r = f.found[row];
+  RowThreshold r = f.thresholds[row];
   score(k, i, x, &r.beta, true);
   const Shared s = shared(w, k, i, x, dp, r);
   const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
@@ -188,7 +188,7 @@ static void slopes(const W& w, const Block& k, int i, float* x, float* dp, doubl
             range(r);
     dx = choose(y < f.clamp, dx * r.beta, Vec{});
     store(dp + j, dx);
-    store(x + j, f.decay ? p.w * k.fade(i, j) : p.w);
+    store(x + j, f.decay ? p.w * k.decay_factor(i, j) : p.w);
     if (!f.decay) continue;
     const Vec d = p.w * dw;
     d_decay += sum(d);
@@ -204,7 +204,7 @@ static void backward(const W& w, const Block& k, float* x, float* dp, int64_t pa
   const float *q = f.scaled + k.row(0) * f.D, *dN = f.dN + k.row(0) * f.E;
   products(k, f.q + k.row(0) * f.D, f.D, f.k_tiles, x);
   products(k, dN, f.E, f.v_tiles, dp);
-  const int64_t keys = part * f.B * f.G * f.S;  // of the parts before
+  const int64_t keys = part * f.B * f.G * f.S;  // offset of this part in dk and dv
   for (int i = 0; i < k.rows; ++i)
     slopes(w, k, i, x + i * f.stride, dp + i * f.stride, f.decay ? f.d_decay_key + keys : nullptr);
   const int D = int(f.D), E = int(f.E);
@@ -225,7 +225,7 @@ static void forward_task(const Rows& f, int64_t task, float* scratch) {
              f.weight);
 }
 
-// Every parts-th block of queries of the heads of a key head.
+// Every parts-th block of queries, for the query heads of one key head.
 static void backward_task(const Rows& f, int64_t task, float* scratch) {
   const int64_t part = task % f.parts, key_head = task / f.parts, each = f.H / f.G;
   for (int64_t r = 0; r < each; ++r)
@@ -239,5 +239,4 @@ static void backward_task(const Rows& f, int64_t task, float* scratch) {
 
 const RowKernels row_kernels{forward_task, backward_task};
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

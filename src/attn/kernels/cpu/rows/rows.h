@@ -1,51 +1,49 @@
-// The T x S work on the CPU of those variants whose weights need the whole row: a block of queries
-// at a time, with its strip of scores [kStrip, keys seen]. Forward gives the sums (N, W) of every
-// row and what the weights needed to know of it, backward takes (dN, dW). Raw pointers, as in
-// fused_cpu.h.
+// Attention on the CPU for weights or a sharpness that depend on the whole row: one block of
+// queries at a time, with its strip of scores [kStrip, keys seen]. Forward writes the sums (N, W)
+// and the threshold of every row; backward reads (dN, dW).
 #pragma once
 
 #include "attn/kernels/cpu/fused/fused.h"
 
 namespace horner::attn::kernels {
 
-inline constexpr int kStrip = 32;  // queries of a block
+inline constexpr int kStrip = 32;  // queries per block
 
-// Those of one score are here for the sharpness that needs the row.
+// Weights of one score are here for a sharpness that depends on the row.
 using RowWeight = decltype(joined(OneScore<float>(), WholeRow()));
 
-// What the weights of a row need to know of it.
-struct Found {
-  float beta;  // what the sharpness multiplies the scores by
-  float top;   // the largest score, or 0; NaN where a score is not finite
-  float cut;   // Entmax: tau; TopK: the least score kept; SelfAdjusted: min(x, 0) over the row
-  float sum;   // Entmax: of p^(2 - alpha); TopK, SelfAdjusted: of e^(x - top)
+// What the weights of a row depend on.
+struct RowThreshold {
+  float beta;  // sharpness: multiplies the scores
+  float top;   // the largest score, or 0; NaN if a score is NaN or +inf
+  float cut;   // Entmax: tau; TopK: the smallest score kept; SelfAdjusted: min(x, 0) over the row
+  float sum;   // Entmax: sum p^(2 - alpha); TopK, SelfAdjusted: sum e^(x - top)
 };
 
-// Tensors are float32 and contiguous; D and E are padded. Head h of batch b reads key head h / (H /
-// G).
+// Tensors are float32 and contiguous; D and E are padded. Query head h reads key head h / (H / G).
 struct Rows {
   int64_t B, H, G, T, S, D, E;
   RowWeight weight;
   bool adaptive, centred;
   float clamp;
   const float* q;          // [B, H, T, D]
-  const float* scale;      // [B, H, T]: what multiplies the products
-  const float* scaled;     // [B, H, T, D]: q times it; backward alone
+  const float* scale;      // [B, H, T]: multiplies the products
+  const float* scaled;     // [B, H, T, D]: q * scale; backward only
   const float* k;          // [B, G, S, D]
   const float* v;          // [B, G, S, E]
-  const float* k_tiles;    // [B, G, blocks, D, kTile]: each tile of k transposed, zeros beyond S
-  const float* v_tiles;    // [B, G, blocks, E, kTile]; backward alone
-  const double* decay;     // [B, G, S], running sums of the log gates, or null
-  const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; neither decreases with t
+  const float* k_tiles;    // [B, G, blocks, D, kTile]: each tile of k transposed, padded with zeros
+  const float* v_tiles;    // [B, G, blocks, E, kTile]; backward only
+  const double* decay;     // [B, G, S], running sums of the log decay gates, or null
+  const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; both never decrease with t
   const uint8_t* keep;     // [B, S], or null
-  int64_t stride;          // floats between the rows of a strip: the widest, and kTile more
+  int64_t stride;          // floats per row of a strip: the widest row plus kTile
 
   // Forward.
-  float *N, *W;       // [B, H, T, E], [B, H, T]
-  Found* found;       // [B, H, T]; backward reads it
-  float* statistics;  // [4, B, H, T] (tally.h), or null
+  float *N, *W;              // [B, H, T, E], [B, H, T]
+  RowThreshold* thresholds;  // [B, H, T]; backward reads it
+  float* statistics;         // [4, B, H, T] (statistics.h), or null
 
-  // Backward. Each part of the queries has its own dk and dv; the caller adds those up.
+  // Backward. Each part of the queries has its own dk and dv, which the caller sums.
   int64_t parts;
   const float *dN, *dW;                 // [B, H, T, E], [B, H, T]
   float *dq, *dk, *dv;                  // [B, H, T, D], [parts, B, G, S, D], [parts, B, G, S, E]
@@ -53,26 +51,11 @@ struct Rows {
 };
 
 struct RowKernels {
-  // `scratch`: 2 * kStrip * stride floats of the caller's thread.
+  // `scratch`: 2 * kStrip * stride floats, one buffer per thread.
   void (*forward)(const Rows&, int64_t task, float* scratch);   // tasks: B * H * blocks of queries
   void (*backward)(const Rows&, int64_t task, float* scratch);  // tasks: B * G * parts
 };
 
-// One for each instruction set.
-namespace portable {
-extern const RowKernels row_kernels;
-}
-namespace avx2 {
-extern const RowKernels row_kernels;
-}
-namespace avx512 {
-extern const RowKernels row_kernels;
-}
-namespace amx {
-extern const RowKernels row_kernels;
-}
-namespace avx512_bf16 {
-extern const RowKernels row_kernels;
-}
+HORNER_PER_ISA(extern const RowKernels row_kernels;)
 
 }  // namespace horner::attn::kernels

@@ -1,29 +1,28 @@
-// The scores of one query and what is looked for among them: the largest, the k-th largest, the sum
-// of their exponentials, the sharpness. In the namespace of an instruction set, as vec.h is.
+// Reductions over the scores of one query: the largest, the k-th largest, the sum of exponentials,
+// and the sharpness.
 #pragma once
 
 #include <cfloat>
 #include <cmath>
 
-#include "core/simd/vec.h"
+#include "attn/kernels/cpu/vectors.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
 inline float greater(float a, float b) {
   return a > b ? a : b;
 }
 
-// The scores of one query, -inf where hidden.
+// The scores of one query, -inf where masked.
 struct Scores {
   const float* x;
-  int64_t n;     // whole tiles
+  int64_t n;     // a multiple of kTile
   float* spare;  // [n + kWidth]
 
   Vec at(int64_t j) const { return load(x + j); }
 };
 
-// The largest; NaN where one of them is not a number below infinity.
+// The largest; NaN if any score is NaN or +inf.
 inline float top(const Scores& s) {
   Vec most = splat(-INFINITY);
   VecInt fine = lanes(0) >= 0;
@@ -43,7 +42,7 @@ inline float sum_of_exp(const Scores& s, float top, float least) {
   return sum(total);
 }
 
-// From the entropy H of the softmax of the row, as the reference has it.
+// The adaptive temperature from the entropy H of the softmax of the row, as in the reference.
 inline float sharpness(const Scores& s) {
   const float most = top(s), total = sum_of_exp(s, most, -INFINITY);
   if (!(total > 0)) return 1;
@@ -56,8 +55,8 @@ inline float sharpness(const Scores& s) {
   return H > 0.5 && beta > 1 ? float(beta) : 1;
 }
 
-// The k-th largest of the scores, -inf where there are fewer. It lies between two of them, low and
-// high: each step moves one past the middle.
+// The k-th largest score, -inf if there are fewer. Bisection: it lies between the scores low and
+// high, and each step moves one of them past the middle.
 inline float kth_largest(const Scores& s, int64_t k, float high) {
   float low = -INFINITY, middle = -FLT_MAX;
   while (low < high) {
@@ -83,5 +82,4 @@ inline float kth_largest(const Scores& s, int64_t k, float high) {
   return low;
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

@@ -1,19 +1,17 @@
-// The weights that need the whole row: what they need to know of it (find), their values, and what
-// their gradients are made of (parts), with dw the gradient of a weight:
+// Weights that depend on the whole row: find_threshold computes what they depend on, and parts
+// their values and the factors of the score gradients, where dw is the gradient of a weight:
 //   dx_s = slope_s dw_s - share_s sum_r pull_r dw_r
 #pragma once
 
 #include "attn/kernels/cpu/rows/rows.h"
 #include "attn/kernels/cpu/rows/scores.h"
-#include "attn/math.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
-// What a weight needs to know of a row, whose `top` is known and finite.
+// find_threshold: requires r.top, which is finite.
 
 template <class W>
-inline void find(const W&, const Scores&, Found& r) {
+inline void find_threshold(const W&, const Scores&, RowThreshold& r) {
   if (!__is_same(W, Exp)) r.top = 0;
 }
 
@@ -24,10 +22,10 @@ inline Vec power(Vec z, float a) {
   return exp(log(z) * (1 / a));
 }
 
-// tau by Newton's steps from -1, up to where the weights p sum to 1. The sum is convex in tau, and
-// so is its power a, which far from 1 is the straighter: from the left no step goes too far. A key
-// whose (alpha - 1) x is more than 1 below the top has no weight at any tau.
-inline void find(const Entmax& w, const Scores& s, Found& r) {
+// Newton's method for tau, from -1 up to where the weights p sum to 1. The sum is convex in tau,
+// and so is its a-th power, which is closer to linear far from 1; so no step from the left
+// overshoots. A key with (alpha - 1) x more than 1 below the top has weight 0 for every tau.
+inline void find_threshold(const Entmax& w, const Scores& s, RowThreshold& r) {
   const float a = w.alpha - 1;
   int64_t n = 0;
   for (int64_t j = 0; j < s.n; ++j) {
@@ -51,12 +49,12 @@ inline void find(const Entmax& w, const Scores& s, Found& r) {
   }
 }
 
-inline void find(const TopK& w, const Scores& s, Found& r) {
+inline void find_threshold(const TopK& w, const Scores& s, RowThreshold& r) {
   r.cut = kth_largest(s, w.k, r.top);
   r.sum = sum_of_exp(s, r.top, w.renormalise ? r.cut : -INFINITY);
 }
 
-inline void find(const SelfAdjusted&, const Scores& s, Found& r) {
+inline void find_threshold(const SelfAdjusted&, const Scores& s, RowThreshold& r) {
   Vec least{};
   for (int64_t j = 0; j < s.n; j += kWidth)
     least = min(least, choose(s.at(j) > -INFINITY, s.at(j), least));
@@ -64,35 +62,34 @@ inline void find(const SelfAdjusted&, const Scores& s, Found& r) {
   r.sum = sum_of_exp(s, r.top, -INFINITY);
 }
 
-// The weights of some scores of a row, and what their gradients are made of. All 0 where hidden.
+// The weights of kWidth scores of a row, and the factors of their gradients. All 0 where masked.
 struct Parts {
   Vec w, slope, share, pull;
 };
 
 template <class W>
-inline Parts parts(const W& w, Vec x, const Found& r) {
+inline Parts parts(const W& w, Vec x, const RowThreshold& r) {
   const Slope<Vec> y = weight(w, x - r.top);
   const VecInt seen = x > -INFINITY;
   return {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{}), Vec{}, Vec{}};
 }
-inline Parts parts(const Entmax& w, Vec x, const Found& r) {
+inline Parts parts(const Entmax& w, Vec x, const RowThreshold& r) {
   const float a = w.alpha - 1;
   const Vec z = max((x - r.top) * a - r.cut, Vec{}), p = power(z, a);
   const Vec slope = choose(z > 0, p / z, Vec{});  // p^(2 - alpha)
   return {p, slope, slope / r.sum, slope};
 }
-inline Parts parts(const TopK& w, Vec x, const Found& r) {
+inline Parts parts(const TopK& w, Vec x, const RowThreshold& r) {
   const Vec p = exp(x - r.top) / r.sum, kept = choose(x >= r.cut, p, Vec{});
   return {kept, kept, w.renormalise ? kept : p, kept};
 }
-inline float range(const Found& r) {
+inline float range(const RowThreshold& r) {
   return greater(r.top, 0) - r.cut + 1e-10f;
 }
-inline Parts parts(const SelfAdjusted&, Vec x, const Found& r) {
+inline Parts parts(const SelfAdjusted&, Vec x, const RowThreshold& r) {
   const Vec p = exp(x - r.top) / r.sum;
   const Vec place = choose(x > -INFINITY, (x - r.cut) / range(r), Vec{}), w = place * p;
   return {w, w, p, w};
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA

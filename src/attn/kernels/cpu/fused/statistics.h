@@ -1,18 +1,17 @@
-// What a row says of itself beside its sums, from a = |w| over the keys that it sees, A = sum a:
+// The statistics of a row, from a = |w| over the keys that it sees and A = sum a:
 //   entropy -sum a/A log a/A = log A - sum a log a / A,  largest a/A,  a/A of the first key,
-//   and the share of the weights that are negative, (A - W) / 2A.
+//   and the negative share of the weights, (A - W) / 2A.
 #pragma once
 
-#include "core/simd/vec.h"
+#include "attn/kernels/cpu/vectors.h"
 
-namespace horner::attn::kernels {
-namespace HORNER_ISA {
+namespace horner::attn::kernels::HORNER_ISA {
 
-// log2 x - kLogStart of x >= 0, within 1.4e-5 (what an entropy needs), and a number for 0:
-// x = 2^e m, 1 <= m < 2, log2 m by a polynomial whose constant is kLogStart.
+// log2 x - kLogStart for x >= 0, within 1.4e-5 (enough for an entropy) and finite for 0:
+// x = 2^e m, 1 <= m < 2, log2 m by a polynomial whose constant term is kLogStart.
 inline constexpr float kLogStart = -2.8003640f;
 inline Vec log2_from_start(Vec x) {
-  x += 1.17549435e-38f;  // what is lost in anything larger
+  x += 1.17549435e-38f;  // the smallest normal float: no effect on larger numbers
   const Vec m = mantissa(x);
   Vec p = m * 4.4873614e-2f - 4.1656372e-1f;
   p = p * m + 1.6311488f;
@@ -21,9 +20,9 @@ inline Vec log2_from_start(Vec x) {
   return p * m + exponent(x);
 }
 
-// One row. Of every kWidth-th key: A, the largest a, and sum a log a, its log natural where the
-// logs of the weights were known, else log2_from_start.
-struct Tally {
+// One row; each lane covers every kWidth-th key: A, the largest a, and sum a log a, with natural
+// logs if the logs of the weights were known, else log2_from_start.
+struct RowStatistics {
   Vec total{}, most{}, moment{};
   float first = 0;
 
@@ -32,14 +31,14 @@ struct Tally {
     total += a;
     add_positive(a);
   }
-  void add_positive(Vec w) {  // w >= 0; leaves the total, which is W
+  void add_positive(Vec w) {  // w >= 0; does not add to the total, which is W
     most = max(most, w);
     moment += w * log2_from_start(w);
   }
 };
 
-// The statistics of n <= kWidth rows, into [4, stride]. W: sums of their weights.
-inline void write(const Tally* rows, const float* W, int n, bool logs_known, float* to,
+// Writes the statistics of n <= kWidth rows to [4, stride]. W: the sums of their weights.
+inline void write(const RowStatistics* rows, const float* W, int n, bool logs_known, float* to,
                   int64_t stride) {
   alignas(64) float sums[kWidth] = {}, firsts[kWidth] = {};
   Vec total[kWidth] = {}, most[kWidth] = {}, moment[kWidth] = {};
@@ -58,5 +57,4 @@ inline void write(const Tally* rows, const float* W, int n, bool logs_known, flo
     for (int i = 0; i < n; ++i) to[s * stride + i] = out[s][i];
 }
 
-}  // namespace HORNER_ISA
-}  // namespace horner::attn::kernels
+}  // namespace horner::attn::kernels::HORNER_ISA
