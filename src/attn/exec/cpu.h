@@ -52,8 +52,9 @@ struct Prepared {
   at::Tensor factor;  // what multiplies q.k: one number, or [1 or B, H, T, 1]
   at::Tensor decay;   // [B, G, S], running sums in double, or undefined
 
-  // After `before` [B] keys, unless that is undefined.
-  Prepared(const Spec&, const Inputs&, const at::Tensor& before = {});
+  // After `before` [B] keys, unless that is undefined. `ones` and `count` are left undefined where
+  // the caller does not count keys and the factor does not need it.
+  Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
   at::Tensor gates(
       const Inputs&) const;  // sums of e^denominator_gate over the keys seen: [B, H, T, 1]
 };

@@ -238,8 +238,15 @@ static at::Tensor differentiable(const c10::intrusive_ptr<Job>& job, const Tenso
 static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
+
+// Whether the number of keys, or a sum over them, is part of the result.
+static bool counts_keys(const Spec& spec) {
+  return spec.centred || !(is<Sum>(spec.denominator) || is<Nothing>(spec.denominator));
+}
+
 // What divides a row where that is not its sum: [B, H, T], or undefined for 1.
 static at::Tensor divisor(const Spec& spec, const Inputs& in, const Prepared& p) {
+  if (!counts_keys(spec)) return {};
   const std::vector<int64_t> shape = {in.q.size(0), in.q.size(1), in.q.size(2)};
   const at::Tensor n = p.count.clamp_min(1).squeeze(-1);  // [1 or B, 1, T]
   if (is<Count>(spec.denominator)) return n.expand(shape);
@@ -258,7 +265,7 @@ static bool needs_the_row(const Spec& spec) {
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
   if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
-  const Prepared p(spec, in);
+  const Prepared p(spec, in, {}, counts_keys(spec));
   auto job = c10::make_intrusive<Job>();
   job->weight = std::visit(Pointwise{}, spec.weight);
   job->clamp = spec.clamp;
