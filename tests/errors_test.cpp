@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attn/catalog.h"
+#include "attn/inputs.h"
 #include "attn/spec_text.h"
 #include "core/check.h"
 #include "instruments/verify.h"
@@ -63,90 +64,93 @@ TEST(Inputs, ThatAreRightGiveNoError) {
 
 TEST(Shapes, OfQueriesKeysAndValues) {
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.q = in.q[0]; }),
-            "q must be [B, H, T, D], not [4, 5, 3]");
+            "q must have shape [B, H, T, D], got [4, 5, 3]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.k = in.k.narrow(3, 0, 2); }),
-            "k must be [B, G, S, D] with D = 3, not [2, 2, 7, 2]");
+            "k must have shape [B, G, S, D] with D = 3, got [2, 2, 7, 2]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.v = in.v.narrow(2, 0, 6); }),
-            "v must be [B, G, S, E] with S = 7, not [2, 2, 6, 6]");
+            "v must have shape [B, G, S, E] with S = 7, got [2, 2, 6, 6]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.v = in.v.narrow(1, 0, 1); }),
-            "v must be [B, G, S, E] with G = 2, not [2, 1, 7, 6]");
+            "v must have shape [B, G, S, E] with G = 2, got [2, 1, 7, 6]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.k = in.k.narrow(0, 0, 1); }),
-            "k must be [B, G, S, D] with B = 2, not [1, 2, 7, 3]");
+            "k must have shape [B, G, S, D] with B = 2, got [1, 2, 7, 3]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.q = in.q.narrow(1, 0, 3); }),
-            "the 3 heads of q must be a multiple of the 2 heads of k and v");
+            "the heads of q must be a multiple of the heads of k and v, got 3 and 2");
   expect_parts(
       of_inputs("softmax",
                 [](Inputs& in) { in.q = in.q.narrow(3, 0, 0), in.k = in.k.narrow(3, 0, 0); }),
-      {"head dimensions must be at least 1", "0"});
+      {"head dimensions must be at least 1, got D = 0 and E = 6"});
   expect_parts(
       of_inputs("softmax",
                 [](Inputs& in) { in.k = in.k.narrow(1, 0, 0), in.v = in.v.narrow(1, 0, 0); }),
-      {"4 heads of q", "0 heads of k and v"});
+      {"the heads of q must be a multiple of the heads of k and v, got 4 and 0"});
 }
 
 TEST(Shapes, OfGatesParametersAndMasks) {
   EXPECT_EQ(of_inputs("gate", [](Inputs& in) { in.output_gate = in.output_gate.narrow(2, 0, 4); }),
-            "output_gate must be [B, H, T] with T = 5, not [2, 4, 4]");
+            "output_gate must have shape [B, H, T] with T = 5, got [2, 4, 4]");
   EXPECT_EQ(of_inputs("gated", [](Inputs& in) { in.input_gate = in.input_gate.unsqueeze(-1); }),
-            "input_gate must be [B, G, S], not [2, 2, 7, 1]");
+            "input_gate must have shape [B, G, S], got [2, 2, 7, 1]");
   EXPECT_EQ(of_inputs("retention", [](Inputs& in) { in.decay = in.decay.repeat({1, 2, 1}); }),
-            "decay must be [B, G, S] with G = 2, not [2, 4, 7]");
+            "decay must have shape [B, G, S] with G = 2, got [2, 4, 7]");
   EXPECT_EQ(of_inputs("rms", [](Inputs& in) { in.norm_weight = at::ones({3}); }),
-            "norm_weight must be [E] with E = 6, not [3]");
+            "norm_weight must have shape [E] with E = 6, got [3]");
   EXPECT_EQ(of_inputs("asentmax", [](Inputs& in) { in.log_power = at::ones({4, 2}); }),
-            "log_power must be [H, 3], not [4, 2]");
+            "log_power must have shape [H, 3], got [4, 2]");
   EXPECT_EQ(of_inputs("based", [](Inputs& in) { in.query_projection = at::ones({4, 3, 8}); }),
-            "query_projection must be [H, D, F] with F = 16, not [4, 3, 8]");
+            "query_projection must have shape [H, D, F] with F = 16, got [4, 3, 8]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.keep = at::ones({2, 5}, at::kBool); }),
-            "keep must be [B, S] with S = 7, not [2, 5]");
+            "keep must have shape [B, S] with S = 7, got [2, 5]");
 }
 
 TEST(Types, AreNamed) {
   expect_parts(of_inputs("softmax", [](Inputs& in) { in.q = in.q.to(at::kInt); }),
-               {"q must be float64, float32, bfloat16 or float16, not int32"});
+               {"q must have dtype float64, float32, bfloat16 or float16, got int32"});
   expect_parts(of_inputs("softmax", [](Inputs& in) { in.k = in.k.to(at::kDouble); }),
-               {"q, k and v must have one dtype", "q is float32", "k is float64"});
+               {"q, k and v must have the same dtype", "q is float32", "k is float64"});
   expect_parts(of_inputs("gate", [](Inputs& in) { in.output_gate = in.output_gate.to(at::kLong); }),
-               {"output_gate must be float64, float32, bfloat16 or float16, not int64"});
+               {"output_gate must have dtype float64, float32, bfloat16 or float16, got int64"});
   expect_parts(of_inputs("softmax", [](Inputs& in) { in.keep = at::ones({2, 7}, at::kFloat); }),
-               {"keep must be bool, not float32"});
+               {"keep must have dtype bool, got float32"});
   expect_parts(of_packing(at::tensor({0.f, 5.f})),
-               {"cu_seqlens must be int32 or int64, not float32"});
+               {"cu_seqlens must have dtype int32 or int64, got float32"});
 }
 
 TEST(Presence, IsWhatTheVariantTakes) {
   expect_parts(of_inputs("softmax", [](Inputs& in) { in.v = at::Tensor(); }),
-               {"this variant takes v [B, G, S, E] (values): none was given"});
+               {"missing input 'v' [B, G, S, E] (values), required by this variant"});
   expect_parts(message([] { attend(Spec{}, Inputs{}); }),
-               {"this variant takes q [B, H, T, D] (queries): none was given"});
+               {"missing input 'q' [B, H, T, D] (queries), required by this variant"});
   expect_parts(of_inputs("gate", [](Inputs& in) { in.output_gate = at::Tensor(); }),
-               {"takes output_gate", "what multiplies each output before the norm", "[B, H, T]"});
+               {"missing input 'output_gate' [B, H, T] (factor of each output, before the norm)"});
   expect_parts(of_inputs("layer_norm", [](Inputs& in) { in.norm_bias = at::Tensor(); }),
-               {"takes norm_bias", "[E]"});
+               {"missing input 'norm_bias' [E]"});
+  Inputs plain = random_inputs(Spec{}, {});
+  EXPECT_EQ(message([&] { check_inputs(find("retention").spec, plain, "retention"); }),
+            "missing input 'decay' [B, G, S] (log of each token's gate), required by variant "
+            "'retention'");
   expect_parts(of_inputs("softmax", [](Inputs& in) { in.output_gate = at::ones({2, 4, 5}); }),
-               {"this variant takes no output_gate"});
+               {"input 'output_gate' was given, but this variant does not use it"});
   expect_parts(of_inputs("rms", [](Inputs& in) { in.norm_bias = at::ones({6}); }),
-               {"this variant takes no norm_bias"});
+               {"input 'norm_bias' was given, but this variant does not use it"});
 }
 
 TEST(Shapes, HaveAtLeastOneKey) {
   EXPECT_EQ(of_inputs("softmax",
                       [](Inputs& in) { in.k = in.k.narrow(2, 0, 0), in.v = in.v.narrow(2, 0, 0); }),
-            "there must be at least one key: k is [2, 2, 0, 3]");
+            "k must have at least one key, got [2, 2, 0, 3]");
 }
 
 TEST(Packing, IsASequenceFromZeroToTheEnd) {
   EXPECT_EQ(of_packing(at::tensor({0, 4, 2, 5}, at::kInt)),
-            "cu_seqlens must not decrease: it goes from 4 to 2");
+            "cu_seqlens must not decrease, got 4 before 2");
   EXPECT_EQ(of_packing(at::tensor({0, 2, 4}, at::kInt)),
-            "cu_seqlens must go from 0 to 5, not from 0 to 4");
-  EXPECT_EQ(of_packing(at::tensor({1, 5}, at::kInt)),
-            "cu_seqlens must go from 0 to 5, not from 1 to 5");
+            "cu_seqlens must go from 0 to 5, got 0 to 4");
+  EXPECT_EQ(of_packing(at::tensor({1, 5}, at::kInt)), "cu_seqlens must go from 0 to 5, got 1 to 5");
   EXPECT_EQ(of_packing(at::tensor({5}, at::kInt)),
-            "cu_seqlens must hold at least a beginning and an end, not 1 numbers");
-  EXPECT_EQ(of_packing(at::zeros({1, 2}, at::kInt)), "cu_seqlens must be [n], not [1, 2]");
+            "cu_seqlens must have at least 2 elements, 0 and the length, got 1");
+  EXPECT_EQ(of_packing(at::zeros({1, 2}, at::kInt)), "cu_seqlens must have shape [n], got [1, 2]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.cu_seqlens = at::tensor({0, 5}, at::kInt); }),
-            "packed sequences need as many keys as queries: there are 5 queries and 7 keys");
+            "cu_seqlens requires as many keys as queries, got 5 queries and 7 keys");
 }
 
 TEST(Names, OfVariantsHaveASuggestion) {

@@ -1,15 +1,14 @@
 """The Python package: every variant through torch's own checks of an operator."""
 
+import inspect
+import re
+
 import pytest
 import torch
 
 import horner
 
-SHAPES = {
-    "decay": "BGS", "input_gate": "BGS", "denominator_gate": "BGS", "output_gate": "BHT", "post_gate": "BHT",
-    "length_scale": "H", "log_power": "H3", "count_exponent": "H", "norm_weight": "E", "norm_bias": "E",
-    "query_projection": "HDF", "key_projection": "GDF",
-}  # fmt: skip
+SHAPES = {name: shape for name, shape, role, _ in torch.ops.horner.inputs() if role != "tensor"}
 SIZES = {"B": 2, "H": 4, "G": 2, "T": 5, "S": 5, "D": 3, "E": 2, "F": 16, "3": 3}
 
 
@@ -25,9 +24,8 @@ def inputs(variant, dtype=torch.double, **sizes):
 
 
 def call(variant, q, k, v, stages):
-    """The raw operator and its arguments."""
-    order = list(SHAPES) + ["keep", "cu_seqlens"]
-    return torch.ops.horner.attend, (q, k, v, *[stages.get(name) for name in order], variant, "auto")
+    """The raw operator, its arguments and its keywords."""
+    return torch.ops.horner.attend.default, (q, k, v, variant, "auto", None, None, None, None), stages
 
 
 # No gradient flows through parts of these, which a numeric derivative cannot know.
@@ -49,18 +47,23 @@ def test_gradcheck(variant):
 @pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
 def test_opcheck(variant, dtype):
     q, k, v, stages = inputs(variant, dtype)
-    op, arguments = call(variant, q, k, v, stages)
-    torch.library.opcheck(op, arguments)
+    torch.library.opcheck(*call(variant, q, k, v, stages))
+
+
+def test_opcheck_of_settings():
+    q, k, v, _ = inputs("softmax", torch.float)
+    torch.library.opcheck(torch.ops.horner.attend.default, (q, k, v, "taylor4:centred", "auto", "full", 0.3, 0.5, 3.0))
 
 
 def test_opcheck_of_masks_and_of_the_gradient():
     q, k, v, _ = inputs("l2", torch.float)
     keep, cuts = torch.tensor([[True] * 4 + [False]] * 2), torch.tensor([0, 0, 2, 5])
     for stages in ({"keep": keep}, {"cu_seqlens": cuts}):
-        op, arguments = call("l2", q, k, v, stages)
-        torch.library.opcheck(op, arguments)
+        op, arguments, _ = call("l2", q, k, v, stages)
+        torch.library.opcheck(op, arguments, stages)
         plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-        torch.library.opcheck(torch.ops.horner.attend_backward, (torch.rand(2, 4, 5, 2), *plain, [0, 1, 2]))
+        backward = torch.ops.horner.attend_backward.default
+        torch.library.opcheck(backward, (torch.rand(2, 4, 5, 2), [0, 1, 2], *plain), stages)
 
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -212,12 +215,46 @@ def test_errors_say_what_is_possible():
     q, k, v, _ = inputs("softmax")
     with pytest.raises(RuntimeError, match="no attention variant 'sofmax'; did you mean 'softmax'"):
         horner.attend(q, k, v, variant="sofmax")
-    with pytest.raises(RuntimeError, match="this variant takes output_gate"):
+    with pytest.raises(RuntimeError, match=r"missing input 'output_gate' \[B, H, T\] \(.*\), required by variant 'gate'"):
         horner.attend(q, k, v, variant="gate")
-    with pytest.raises(TypeError, match="no input 'gate'; possible: decay"):
+    with pytest.raises(TypeError, match="unknown input 'gate'; possible: decay, input_gate"):
         horner.attend(q, k, v, gate=q)
+    with pytest.raises(RuntimeError, match="'decay' was given, but variant 'softmax:norm=l2' does not use it"):
+        horner.attend(q, k, v, variant="softmax:norm=l2", decay=q[..., 0])
+    with pytest.raises(RuntimeError, match="no mask 'diagonal'; possible: 'full', 'causal' or 'window'"):
+        horner.attend(q, k, v, mask="diagonal")
+    with pytest.raises(RuntimeError, match="temperature must be 1e-06 to 1e[+]06, not 0"):
+        horner.attend(q, k, v, temperature=0)
+    with pytest.raises(RuntimeError, match="temperature must be 1e-06 to 1e[+]06, not 0"):
+        horner.State("taylor2", batch=2, heads=2, dim=4, temperature=0)
     with pytest.raises(RuntimeError, match="no execution 'fast'; possible: "):
         horner.attend(q, k, v, execution="fast")
+
+
+def test_signature_and_help_name_the_inputs():
+    rows = torch.ops.horner.inputs()
+    assert [name for name, *_ in rows[:3]] == ["q", "k", "v"]
+    for function in (horner.attend, horner.statistics, horner.why_not, horner.State.step):
+        parameters = inspect.signature(function).parameters
+        assert {name for name, *_ in rows} <= set(parameters)
+        assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+    for name, shape, _, about in rows[3:]:
+        assert re.search(rf"^ +{name} +\[{', '.join(shape)}\] +{about}$", horner.attend.__doc__, re.M)
+    assert re.search(r"decay +\[B, G, S\] +log of each token's gate", horner.attend.__doc__)
+
+
+def test_settings_are_the_stages_of_the_text():
+    """To the bit, in every operator that takes them."""
+    q, k, v, _ = inputs("taylor2", torch.float, T=9, S=9)
+    settings = {"mask": "window(3)", "scale": 0.3, "temperature": 0.7, "clamp": 1.1}
+    text = "taylor2:mask=window(3),scale=fixed(0.3),temperature=0.7,clamp=1.1"
+    assert torch.equal(horner.attend(q, k, v, variant="taylor2", **settings), horner.attend(q, k, v, variant=text))
+    typed, written = horner.statistics(q, k, v, variant="taylor2", **settings), horner.statistics(q, k, v, variant=text)
+    assert all(torch.equal(typed[1][name], x) for name, x in written[1].items())
+    assert horner.why_not(q, k, v, execution="chunked", variant="taylor2", clamp=1.1) == "a clamped score has no finite state"
+    shape = {"batch": 2, "heads": 2, "dim": 3, "value_dim": 2}
+    typed, written = horner.State("taylor2", **settings, **shape), horner.State(text, **shape)
+    assert torch.equal(typed.step(q, k, v), written.step(q, k, v))
 
 
 def test_tables():

@@ -5,11 +5,12 @@
 >>> o = horner.attend(q, k, v, variant="taylor4")
 >>> o = horner.attend(q, k, v, variant="softmax:norm=l2,denominator=nothing")  # composed on the spot
 
-`horner.variants()` names the variants, `horner.describe(name)` says what one is.
+`horner.variants()` lists the variants, `horner.describe(name)` describes one.
 """
 
+import inspect
 from pathlib import Path
-from typing import Optional, Union
+from typing import Callable, Optional, TypeVar, Union
 
 import torch
 
@@ -21,40 +22,37 @@ if not _library.exists():
 _check_torch(torch.__version__)
 torch.ops.load_library(_library)
 _ops = torch.ops.horner
+_attend, _statistics, _why_not = _ops.attend.default, _ops.statistics.default, _ops.why_not.default
 
 __all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "why_not"]
 
-_STAGE_INPUTS = (
-    "decay", "input_gate", "denominator_gate", "output_gate", "post_gate", "length_scale", "log_power",
-    "count_exponent", "norm_weight", "norm_bias", "query_projection", "key_projection", "keep", "cu_seqlens",
-)  # fmt: skip
+# The inputs besides q, k and v. The library declares them (src/attn/inputs.cpp): name, shape, role, meaning.
+_ROWS = [row for row in _ops.inputs() if row[2] != "tensor"]
+_INPUTS = dict.fromkeys(row[0] for row in _ROWS)
+
+_Function = TypeVar("_Function", bound=Callable)
 
 
-def _spelled(variant, mask, scale, temperature, clamp):
-    """The variant with the stages that keywords change, as text."""
-    changes = [
-        f"{stage}={value}"
-        for stage, value in (
-            ("mask", mask),
-            ("scale", None if scale is None else f"fixed({float(scale)!r})"),
-            ("temperature", None if temperature is None else repr(float(temperature))),
-            ("clamp", None if clamp is None else repr(float(clamp))),
-        )
-        if value is not None
-    ]
-    if not changes:
-        return variant
-    return variant + ("," if ":" in variant else ":") + ",".join(changes)
+def _with_inputs(function: _Function) -> _Function:
+    """Names the library's inputs in the function's signature, and in its documentation where that says {inputs}."""
+    signature = inspect.signature(function)
+    kind, tensor = inspect.Parameter.KEYWORD_ONLY, Optional[torch.Tensor]
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters += [inspect.Parameter(name, kind, default=None, annotation=tensor) for name in _INPUTS]
+    function.__signature__ = signature.replace(parameters=parameters)
+    if function.__doc__:  # python -OO has none
+        rows = [f"    {name:18}{'[' + ', '.join(shape) + ']':11}{about}" for name, shape, _, about in _ROWS]
+        function.__doc__ = function.__doc__.replace("    {inputs}", "\n".join(rows))
+    return function
 
 
-def _arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages):
-    unknown = set(stages) - set(_STAGE_INPUTS)
+def _check_names(inputs):
+    unknown = [name for name in inputs if name not in _INPUTS]
     if unknown:
-        raise TypeError(f"no input {sorted(unknown)[0]!r}; possible: {', '.join(_STAGE_INPUTS)}")
-    inputs = [stages.get(name) for name in _STAGE_INPUTS]
-    return (q, k, v, *inputs, _spelled(variant, mask, scale, temperature, clamp), execution)
+        raise TypeError(f"unknown input {unknown[0]!r}; possible: {', '.join(_INPUTS)}")
 
 
+@_with_inputs
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -66,9 +64,9 @@ def attend(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
-    **stages: Optional[torch.Tensor],
+    **inputs: Optional[torch.Tensor],
 ) -> torch.Tensor:
-    """Attention of queries to keys, with gradients.
+    """Attention of queries to keys, differentiable.
 
         x_ts = min(clamp, scale_t * f(q_t).f(k_s) - centre_t)
         N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * in_s * v_s
@@ -76,23 +74,25 @@ def attend(
         o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 
     q is [B, H, T, D], k is [B, G, S, D], v is [B, G, S, E]; H is a multiple of G. Returns [B, H, T, E].
-    Where S > T, the last query stands at the last key.
+    If S > T, the last query has the position of the last key.
 
-    variant      a name of `variants()`, and after a colon stages to change: "taylor4:norm=l2"
-    execution    "auto" or a name of `executions()`
-    mask         "causal", "full" or "window(128)"; the variant's own when None
-    scale        what multiplies q.k instead of the variant's scale (most have 1/sqrt(D))
-    temperature  what divides the scale
-    clamp        the largest score
-    **stages     what the variant's stages take (`describe(variant)["inputs"]`): decay, input_gate,
-                 denominator_gate [B, G, S]; output_gate, post_gate [B, H, T]; length_scale, count_exponent
-                 [H]; log_power [H, 3]; norm_weight, norm_bias [E]; query_projection [H, D, F];
-                 key_projection [G, D, F]. And for every variant: keep [B, S] (bool, False hides a key),
-                 cu_seqlens [n + 1] (int: where packed sequences begin, and the end).
+    variant           a name from `variants()`, optionally followed by a colon and the stages to change: "taylor4:norm=l2"
+    execution         "auto" or a name from `executions()`
+    mask              "causal", "full" or "window(128)"; None keeps the mask of the variant
+    scale             factor of q.k; None keeps the scale of the variant, in most 1/sqrt(D)
+    temperature       divides the scale
+    clamp             upper bound of the scores
+
+    A variant requires the inputs that `describe(variant)["inputs"]` lists; every variant accepts keep and cu_seqlens.
+
+    {inputs}
     """
-    return _ops.attend(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
+    if inputs:
+        _check_names(inputs)
+    return _attend(q, k, v, variant, execution, mask, scale, temperature, clamp, **inputs)
 
 
+@_with_inputs
 def statistics(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -104,17 +104,20 @@ def statistics(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
-    **stages: Optional[torch.Tensor],
+    **inputs: Optional[torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """What `attend` gives, and what each row says of its weights, from the same pass: [B, H, T] each.
+    """The result of `attend` and, from the same pass, statistics of the weights of each row: [B, H, T] each.
 
-    With a_s = |weight of key s| and A their sum over the keys that the row sees:
-    entropy -sum a/A log(a/A), largest a/A, first: a/A of the first key, negative: the share of negative weights.
+    Let a_s = |weight of key s| and A be the sum of a_s over the keys that the row sees. The statistics are
+    entropy: -sum a/A log(a/A); largest: the largest a/A; first: a/A of the first key; negative: the sum of a/A over
+    negative weights. The arguments are those of `attend`.
     """
-    out, *rows = _ops.statistics(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
+    _check_names(inputs)
+    out, *rows = _statistics(q, k, v, variant, execution, mask, scale, temperature, clamp, **inputs)
     return out, dict(zip(("entropy", "largest", "first", "negative"), rows))
 
 
+@_with_inputs
 def why_not(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -126,56 +129,70 @@ def why_not(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
-    **stages: Optional[torch.Tensor],
+    **inputs: Optional[torch.Tensor],
 ) -> str:
-    """Why an execution cannot run these inputs; "" when it can."""
-    return _ops.why_not(*_arguments(q, k, v, variant, execution, mask, scale, temperature, clamp, stages))
+    """Why an execution cannot run these inputs; "" if it can. The arguments are those of `attend`."""
+    _check_names(inputs)
+    return _why_not(q, k, v, variant, execution, mask, scale, temperature, clamp, **inputs)
 
 
 class State:
-    """A stream of tokens: what they left behind, of fixed size where the variant's weight has a finite state.
+    """What a stream of tokens leaves behind. Its size is fixed if the weight of the variant has a finite state.
 
         S_t = g_t S_(t-1) + phi(k_t) v_t^T,   N_t = phi(q_t) S_t
 
     >>> state = horner.State("taylor2", batch=1, heads=8, dim=16)
-    >>> o = state.step(q, k, v)        # a prompt: as `attend` of it
-    >>> o = state.step(q1, k1, v1)     # one token more: as `attend` of all so far, the last row
+    >>> o = state.step(q, k, v)        # prefill: equal to `attend`
+    >>> o = state.step(q1, k1, v1)     # the next token: equal to the last row of `attend` of all tokens
 
-    heads are those of k and v. Without a finite state (`describe(variant)["no_state"]` says why) all keys and
-    values are held, or those in the window; on a GPU above order 3 too. Without gradients.
+    `heads` are the heads of k and v. If there is no finite state (`describe(variant)["no_state"]` says why), or on a GPU
+    above order 3, the state is a KV cache, limited to the window if the mask has one. There are no gradients.
     """
 
-    def __init__(self, variant: str = "softmax", *, batch: int, heads: int, dim: int, value_dim: Optional[int] = None,
-                 dtype: torch.dtype = torch.float32, device: Union[torch.device, str] = "cpu", mask: Optional[str] = None,
-                 scale: Optional[float] = None, temperature: Optional[float] = None, clamp: Optional[float] = None):  # fmt: skip
-        text = _spelled(variant, mask, scale, temperature, clamp)
-        device = torch.empty(0, device=device).device  # "cuda" is one of them
-        self._state = torch.classes.horner.State(text, [batch, heads, dim, value_dim or dim], dtype, device)
+    def __init__(
+        self,
+        variant: str = "softmax",
+        *,
+        batch: int,
+        heads: int,
+        dim: int,
+        value_dim: Optional[int] = None,
+        dtype: torch.dtype = torch.float32,
+        device: Union[torch.device, str] = "cpu",
+        mask: Optional[str] = None,
+        scale: Optional[float] = None,
+        temperature: Optional[float] = None,
+        clamp: Optional[float] = None,
+    ):
+        device = torch.empty(0, device=device).device  # "cuda" becomes the current one, "cuda:0"
+        shape = [batch, heads, dim, value_dim or dim]
+        self._state = torch.classes.horner.State(variant, mask, scale, temperature, clamp, shape, dtype, device)
 
-    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **stages: Optional[torch.Tensor]) -> torch.Tensor:
-        """Takes in T tokens and gives their results [B, H, T, E]."""
-        *inputs, _, _ = _arguments(q, k, v, "", "", None, None, None, None, stages)
-        return self._state.step(inputs)
+    @_with_inputs
+    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **inputs: Optional[torch.Tensor]) -> torch.Tensor:
+        """Adds T tokens and returns their results [B, H, T, E]. The inputs are those of `attend`."""
+        _check_names(inputs)
+        return self._state.step([q, k, v, *(inputs.get(name) for name in _INPUTS)])
 
     def select(self, rows: torch.Tensor) -> "State":
-        """A copy that has these rows of the batch, in this order."""
+        """A copy with these rows of the batch, in this order."""
         copy = object.__new__(State)
         copy._state = self._state.select(rows)
         return copy
 
     @property
     def tokens(self) -> int:
-        """How many were taken in."""
+        """The number of tokens so far."""
         return self._state.tokens()
 
     @property
     def bytes(self) -> int:
-        """That it holds now."""
+        """The memory in use now."""
         return self._state.bytes()
 
 
 def variants() -> list[str]:
-    """The names of the attention variants. Families go on: any order n of "taylor<n>" is one."""
+    """The names of the attention variants. Every other order of a family is a name too: "taylor<n>" for any n."""
     return _ops.variants()
 
 
@@ -185,6 +202,6 @@ def executions() -> list[str]:
 
 
 def describe(variant: str) -> dict[str, str]:
-    """What a variant is: its name, about, source, spec, notes, the inputs that it takes, and why there is no_state of
-    fixed size ("" where there is one)."""
+    """A variant's name, about, source, spec, notes, the inputs that it requires, and no_state: why it has no state of
+    fixed size ("" if it has one)."""
     return dict(_ops.describe(variant))

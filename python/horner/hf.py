@@ -13,7 +13,6 @@ honoured is an error that names it.
 
 import functools
 import inspect
-import re
 from typing import NamedTuple, Optional
 
 import torch
@@ -154,11 +153,9 @@ def _variant(text):
     about = horner.describe(text)
     if about["inputs"]:
         raise ValueError(f"horner variant {text!r} takes {about['inputs']}, which models of transformers do not have")
-    own_mask = re.search(r"(?:^|,)mask=(\w+)(?:\(size=(\d+)\))?", about["spec"])
-    if own_mask and own_mask[1] == "full":
-        raise ValueError(f"horner variant {text!r} has a full mask: here the model says what its queries see")
-    window = int(own_mask[2] or 128) if own_mask else None
-    own_scale = bool(re.search(r"(?:^|,)scale=", about["spec"]))
+    mask, window, own_scale = torch.ops.horner.mask_and_scale(text)
+    if mask == "full":
+        raise ValueError(f"horner variant {text!r} has a full mask: here the model determines what its queries see")
     return _variants.setdefault(text, _Variant(text, own_scale, window, about["no_state"]))
 
 

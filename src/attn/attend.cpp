@@ -51,7 +51,7 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
     const std::string reason =
         statistics && !e->statistics ? "does not compute row statistics" : e->why_not(spec, in);
     if (!reason.empty())
-      reasons += "\n  " + std::string(e->name) + ": " + reason;
+      reasons.append("\n  ").append(e->name).append(": ").append(reason);
     else if (!best || (best->work && e->work && e->work(spec, in) < best->work(spec, in)))
       best = e;
   }

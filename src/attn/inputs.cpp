@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <map>
+#include <array>
 
 #include "attn/spec_text.h"
 #include "core/check.h"
@@ -22,25 +22,32 @@ static const Input kInputs[] = {
     {"q",                &Inputs::q,                "BHTD", Role::tensor,    always, "queries"},
     {"k",                &Inputs::k,                "BGSD", Role::tensor,    always, "keys"},
     {"v",                &Inputs::v,                "BGSE", Role::tensor,    always, "values"},
-    {"decay",            &Inputs::decay,            "BGS",  Role::log_gate,  [](const Spec& s) { return is<TokenGate>(s.decay); },             "the log of each token's gate"},
-    {"input_gate",       &Inputs::input_gate,       "BGS",  Role::gate,      [](const Spec& s) { return s.input_gate; },                       "what multiplies each value"},
-    {"denominator_gate", &Inputs::denominator_gate, "BGS",  Role::log_gate,  [](const Spec& s) { return is<CumulativeGate>(s.denominator); },  "the log of each token's share of the denominator"},
-    {"output_gate",      &Inputs::output_gate,      "BHT",  Role::gate,      [](const Spec& s) { return s.output_gate; },                      "what multiplies each output before the norm"},
-    {"post_gate",        &Inputs::post_gate,        "BHT",  Role::gate,      [](const Spec& s) { return s.post_gate; },                        "what multiplies each output after the norm"},
+    {"decay",            &Inputs::decay,            "BGS",  Role::log_gate,  [](const Spec& s) { return is<TokenGate>(s.decay); },             "log of each token's gate"},
+    {"input_gate",       &Inputs::input_gate,       "BGS",  Role::gate,      [](const Spec& s) { return s.input_gate; },                       "factor of each value"},
+    {"denominator_gate", &Inputs::denominator_gate, "BGS",  Role::log_gate,  [](const Spec& s) { return is<CumulativeGate>(s.denominator); },  "log of each token's share of the denominator"},
+    {"output_gate",      &Inputs::output_gate,      "BHT",  Role::gate,      [](const Spec& s) { return s.output_gate; },                      "factor of each output, before the norm"},
+    {"post_gate",        &Inputs::post_gate,        "BHT",  Role::gate,      [](const Spec& s) { return s.post_gate; },                        "factor of each output, after the norm"},
     {"length_scale",     &Inputs::length_scale,     "H",    Role::parameter, [](const Spec& s) { return is<LogLength>(s.sharpness); },         "s of SSMax"},
     {"log_power",        &Inputs::log_power,        "H3",   Role::parameter, [](const Spec& s) { return is<LogPower>(s.sharpness); },          "delta, beta and gamma of ASEntmax"},
-    {"count_exponent",   &Inputs::count_exponent,   "H",    Role::parameter, [](const Spec& s) { return is<CountPower>(s.denominator); },      "the count's power, before a sigmoid"},
-    {"norm_weight",      &Inputs::norm_weight,      "E",    Role::parameter, [](const Spec& s) { return is<Rms>(s.norm) || is<Layer>(s.norm); }, "the norm's weight"},
-    {"norm_bias",        &Inputs::norm_bias,        "E",    Role::parameter, [](const Spec& s) { return is<Layer>(s.norm); },                  "the norm's bias"},
-    {"query_projection", &Inputs::query_projection, "HDF",  Role::parameter, [](const Spec& s) { return is<Project>(s.features); },            "what projects the queries"},
-    {"key_projection",   &Inputs::key_projection,   "GDF",  Role::parameter, [](const Spec& s) { return is<Project>(s.features); },            "what projects the keys"},
-    {"keep",             &Inputs::keep,             "BS",   Role::mask,      nullptr, "false hides a key"},
-    {"cu_seqlens",       &Inputs::cu_seqlens,       "n",    Role::mask,      nullptr, "where packed sequences begin, and the end"},
+    {"count_exponent",   &Inputs::count_exponent,   "H",    Role::parameter, [](const Spec& s) { return is<CountPower>(s.denominator); },      "exponent of the count, before a sigmoid"},
+    {"norm_weight",      &Inputs::norm_weight,      "E",    Role::parameter, [](const Spec& s) { return is<Rms>(s.norm) || is<Layer>(s.norm); }, "weight of the norm"},
+    {"norm_bias",        &Inputs::norm_bias,        "E",    Role::parameter, [](const Spec& s) { return is<Layer>(s.norm); },                  "bias of the norm"},
+    {"query_projection", &Inputs::query_projection, "HDF",  Role::parameter, [](const Spec& s) { return is<Project>(s.features); },            "projection of the queries"},
+    {"key_projection",   &Inputs::key_projection,   "GDF",  Role::parameter, [](const Spec& s) { return is<Project>(s.features); },            "projection of the keys"},
+    {"keep",             &Inputs::keep,             "BS",   Role::mask,      nullptr, "bool, false hides a key"},
+    {"cu_seqlens",       &Inputs::cu_seqlens,       "n",    Role::mask,      nullptr, "int, where each packed sequence begins, and the end"},
 };
 // clang-format on
+static_assert(std::size(kInputs) == kInputCount, "every member of Inputs has one row");
 
-std::span<const Input> input_table() {
+std::span<const Input, kInputCount> input_table() {
   return kInputs;
+}
+
+std::string shape_text(const char* shape) {
+  std::string out;
+  for (const char* c = shape; *c; ++c) out += (out.empty() ? "" : ", ") + std::string(1, *c);
+  return "[" + out + "]";
 }
 
 Inputs tokens(Inputs in, int64_t from, int64_t to) {
@@ -52,82 +59,92 @@ Inputs tokens(Inputs in, int64_t from, int64_t to) {
   return in;
 }
 
-// The shape as a reader wants it: "[B, H, 3]".
-static std::string shape_text(const char* shape) {
-  std::string out;
-  for (const char* c = shape; *c; ++c) out += (out.empty() ? "" : ", ") + std::string(1, *c);
-  return "[" + out + "]";
-}
+// Sizes by letter; -1 until the first input that has the letter sets it. Texts of errors are built
+// only when there is an error: this runs at every call.
+struct Sizes {
+  std::array<int64_t, 128> of;
 
-// Each letter is set by the first input that has it, and binds the others.
-static void check_shape(const Input& i, const at::Tensor& x, std::map<char, int64_t>& sizes) {
+  Sizes() { of.fill(-1); }
+  int64_t& operator[](char letter) { return of[size_t(letter)]; }
+};
+
+static void check_shape(const Input& i, const at::Tensor& x, Sizes& sizes) {
   const std::string_view shape = i.shape;
-  check(x.dim() == int64_t(shape.size()), i.name, " must be ", shape_text(i.shape), ", not ",
-        x.sizes());
+  if (x.dim() != int64_t(shape.size()))
+    fail(i.name, " must have shape ", shape_text(i.shape), ", got ", x.sizes());
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] == 'n') continue;
     const int64_t size = x.size(int64_t(d));
-    const int64_t wanted =
-        std::isdigit(shape[d]) ? shape[d] - '0' : sizes.try_emplace(shape[d], size).first->second;
+    const bool is_number = std::isdigit(shape[d]);
+    int64_t& expected = sizes[shape[d]];
+    if (is_number) expected = shape[d] - '0';
+    if (expected < 0) expected = size;
+    if (size == expected) continue;
     const std::string where =
-        std::isdigit(shape[d]) ? ""
-                               : std::string(" with ") + shape[d] + " = " + std::to_string(wanted);
-    check(size == wanted, i.name, " must be ", shape_text(i.shape), where, ", not ", x.sizes());
+        is_number ? "" : std::string(" with ") + shape[d] + " = " + std::to_string(expected);
+    fail(i.name, " must have shape ", shape_text(i.shape), where, ", got ", x.sizes());
   }
 }
 
 static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
-  check(x.device() == in.q.device(), i.name, " is on ", x.device(), ", q on ", in.q.device());
-  if (i.role == Role::mask) {
-    const bool whole = x.scalar_type() == at::kInt || x.scalar_type() == at::kLong;
-    const bool is_keep = i.at == &Inputs::keep;
-    check(is_keep ? x.scalar_type() == at::kBool : whole, i.name, " must be ",
-          is_keep ? "bool" : "int32 or int64", ", not ", dtype_name(x.scalar_type()));
-    return;
-  }
-  check(at::isFloatingType(x.scalar_type()), i.name,
-        " must be float64, float32, bfloat16 or float16, not ", dtype_name(x.scalar_type()));
-  if (i.role == Role::tensor)
-    check(x.scalar_type() == in.q.scalar_type(), "q, k and v must have one dtype: q is ",
-          dtype_name(in.q.scalar_type()), ", ", i.name, " is ", dtype_name(x.scalar_type()));
+  const at::ScalarType dtype = x.scalar_type();
+  if (x.device() != in.q.device())
+    fail(i.name, " must be on the same device as q (", in.q.device(), "), got ", x.device());
+  const char* expected = "float64, float32, bfloat16 or float16";
+  bool ok = at::isFloatingType(dtype);
+  if (i.at == &Inputs::keep) expected = "bool", ok = dtype == at::kBool;
+  if (i.at == &Inputs::cu_seqlens)
+    expected = "int32 or int64", ok = dtype == at::kInt || dtype == at::kLong;
+  if (!ok) fail(i.name, " must have dtype ", expected, ", got ", dtype_name(dtype));
+  if (i.role == Role::tensor && dtype != in.q.scalar_type())
+    fail("q, k and v must have the same dtype: q is ", dtype_name(in.q.scalar_type()), ", ", i.name,
+         " is ", dtype_name(dtype));
 }
 
 static void check_packing(const Inputs& in) {
   const at::Tensor& c = in.cu_seqlens;
-  check(in.q.size(2) == in.k.size(2), "packed sequences need as many keys as queries: there are ",
-        in.q.size(2), " queries and ", in.k.size(2), " keys");
-  check(c.numel() >= 2, "cu_seqlens must hold at least a beginning and an end, not ", c.numel(),
-        " numbers");
+  const int64_t n = c.numel(), T = in.q.size(2), S = in.k.size(2);
+  check(T == S, "cu_seqlens requires as many keys as queries, got ", T, " queries and ", S,
+        " keys");
+  check(n >= 2, "cu_seqlens must have at least 2 elements, 0 and the length, got ", n);
   if (!c.is_cpu()) return;  // reading it would wait for the device
   const at::Tensor whole = c.to(at::kLong).contiguous();
-  const int64_t *at = whole.const_data_ptr<int64_t>(), n = whole.numel();
-  check(at[0] == 0 && at[n - 1] == in.q.size(2), "cu_seqlens must go from 0 to ", in.q.size(2),
-        ", not from ", at[0], " to ", at[n - 1]);
+  const int64_t* at = whole.const_data_ptr<int64_t>();
+  check(at[0] == 0 && at[n - 1] == T, "cu_seqlens must go from 0 to ", T, ", got ", at[0], " to ",
+        at[n - 1]);
   for (int64_t i = 1; i < n; ++i)
-    check(at[i - 1] <= at[i], "cu_seqlens must not decrease: it goes from ", at[i - 1], " to ",
-          at[i]);
+    check(at[i - 1] <= at[i], "cu_seqlens must not decrease, got ", at[i - 1], " before ", at[i]);
 }
 
-void check_inputs(const Spec& spec, const Inputs& in) {
+static void check_presence(const Input& i, const Spec& spec, bool given, std::string_view variant) {
+  if (!i.wanted || i.wanted(spec) == given) return;
+  const std::string user =
+      variant.empty() ? "this variant" : "variant '" + std::string(variant) + "'";
+  if (given) fail("input '", i.name, "' was given, but ", user, " does not use it");
+  fail("missing input '", i.name, "' ", shape_text(i.shape), " (", i.about, "), required by ",
+       user);
+}
+
+void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) {
   check_spec(spec);
   check(is<NoDecay>(spec.decay) || !sees_future(spec.mask),
-        "decay fades with the distance to a past key: it needs a causal or window mask, not full");
-  std::map<char, int64_t> sizes;
+        "decay depends on the distance to a past key: it requires a causal or window mask, got "
+        "full");
+  Sizes sizes;
   if (const auto* p = std::get_if<Project>(&spec.features)) sizes['F'] = p->dim;
   for (const Input& i : kInputs) {
     const at::Tensor& x = in.*i.at;
-    if (i.wanted)
-      check(i.wanted(spec) == x.defined(), "this variant takes ", x.defined() ? "no " : "", i.name,
-            x.defined() ? "" : " " + shape_text(i.shape) + " (" + i.about + "): none was given");
+    check_presence(i, spec, x.defined(), variant);
     if (!x.defined()) continue;
     check_shape(i, x, sizes);
     check_type(i, x, in);
   }
-  check(sizes['G'] > 0 && sizes['H'] % sizes['G'] == 0, "the ", sizes['H'],
-        " heads of q must be a multiple of the ", sizes['G'], " heads of k and v");
-  check(sizes['S'] > 0, "there must be at least one key: k is ", in.k.sizes());
-  check(sizes['D'] > 0 && sizes['E'] > 0, "head dimensions must be at least 1, not ", sizes['D'],
-        " and ", sizes['E']);
+  check(sizes['G'] > 0 && sizes['H'] % sizes['G'] == 0,
+        "the heads of q must be a multiple of the heads of k and v, got ", sizes['H'], " and ",
+        sizes['G']);
+  check(sizes['S'] > 0, "k must have at least one key, got ", in.k.sizes());
+  check(sizes['D'] > 0 && sizes['E'] > 0,
+        "head dimensions must be at least 1, got D = ", sizes['D'], " and E = ", sizes['E']);
   if (in.cu_seqlens.defined()) check_packing(in);
 }
 

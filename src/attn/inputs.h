@@ -1,4 +1,5 @@
-// The table of inputs: what each is called, who needs it and what shape it has.
+// The table of inputs: the name, shape, role and meaning of each, and which variants require it.
+// C++, the operator of Python, its keywords and its documentation are all made from these rows.
 #pragma once
 
 #include <span>
@@ -7,7 +8,7 @@
 
 namespace horner::attn {
 
-// How an input is used, hence what values make sense in it.
+// How an input is used, hence which values make sense in it.
 enum class Role { tensor, gate, log_gate, parameter, mask };
 
 struct Input {
@@ -15,18 +16,22 @@ struct Input {
   at::Tensor Inputs::* at;
   const char* shape;  // letters of attend.h, one a dimension; 'n' is any length; a digit is itself
   Role role;
-  bool (*wanted)(const Spec&);  // null: every variant may have it
+  bool (*wanted)(const Spec&);  // null: optional for every variant
   const char* about;
 };
 
-std::span<const Input> input_table();
+inline constexpr size_t kInputCount = sizeof(Inputs) / sizeof(at::Tensor);
+std::span<const Input, kInputCount> input_table();  // q, k and v come first
+
+std::string shape_text(const char* shape);  // "BH3" as "[B, H, 3]"
 
 // Tokens from <= t < to of one stream: of every input that has tokens, keys' and queries' alike.
 Inputs tokens(Inputs, int64_t from, int64_t to);
 
 std::string dtype_name(at::ScalarType);  // "float32"
 
-// Throws, naming what was wanted and what came, unless the inputs are those that the spec takes.
-void check_inputs(const Spec&, const Inputs&);
+// Throws unless the inputs are those that the spec requires. The messages name `variant` where it
+// is given.
+void check_inputs(const Spec&, const Inputs&, std::string_view variant = {});
 
 }  // namespace horner::attn

@@ -113,8 +113,9 @@ static std::pair<std::string_view, std::string_view> halves(std::string_view s) 
 
 template <class T>
 static void check_range(const Parameter<T>& p) {
-  check(p.value >= T(p.least) && p.value <= T(p.most), p.name, " must be ", number(p.least, false),
-        " to ", number(p.most, false), ", not ", double(p.value));
+  if (p.value >= T(p.least) && p.value <= T(p.most)) return;
+  fail(p.name, " must be ", number(p.least, false), " to ", number(p.most, false), ", not ",
+       double(p.value));
 }
 
 static void parse(std::string_view value, const Parameter<bool>& p) {

@@ -1,7 +1,7 @@
 // The whole Python binding: torch.ops.load_library("libhorner_python.so"), then torch.ops.horner.*
 //
-// The arguments of `attend` are the rows of attn::input_table(), then the variant and the
-// execution. Its kernels are boxed and loop over that table, so a new input is a new row there.
+// The arguments of `attend` are the rows of attn::input_table() and kSettings below. Its kernels
+// are boxed and loop over that table, so a new input is a new row there.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -9,6 +9,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
+
+#include <map>
+#include <mutex>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
@@ -18,53 +21,93 @@
 
 namespace horner::python {
 
+using attn::kInputCount;
+using c10::IValue;
 using torch::jit::Stack;
-using Tensors = std::vector<at::Tensor>;  // in the order of the table; undefined where absent
+using Tensors = std::vector<at::Tensor>;
+using Text = std::optional<std::string>;
+using Number = std::optional<double>;
 
-constexpr size_t kInputs = 17;  // checked against the table when the library is loaded
+constexpr size_t kTensors = 3;  // q, k and v: the rows before the settings
+constexpr const char* kSettings[] = {"str variant",  "str execution",      "str? mask",
+                                     "float? scale", "float? temperature", "float? clamp"};
+using Settings = std::array<IValue, std::size(kSettings)>;
+constexpr size_t kArguments = kInputCount + std::size(kSettings);
 
-// What stands on the stack: [grad], the inputs, variant, execution, [wanted].
+// Every text is parsed once: calls with the same variant and mask share its Spec.
+static attn::Spec parsed(const std::string& variant, const Text& mask) {
+  constexpr size_t kMost = 1000;
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, Text>, attn::Spec> known;
+  const std::lock_guard lock(mutex);
+  std::pair key(variant, mask);
+  if (const auto at = known.find(key); at != known.end()) return at->second;
+  attn::Spec spec = attn::find(variant).spec;
+  if (mask) spec = attn::with(spec, "mask=" + *mask);
+  if (known.size() == kMost) known.clear();
+  return known[std::move(key)] = spec;
+}
+
+static attn::Spec make_spec(const std::string& variant, const Text& mask, Number scale,
+                            Number temperature, Number clamp) {
+  attn::Spec spec = parsed(variant, mask);
+  if (scale) spec.scale = attn::Fixed{float(*scale)};
+  if (temperature) spec.temperature = float(*temperature);
+  if (clamp) spec.clamp = float(*clamp);
+  return spec;
+}
+
+// The arguments on the stack: [grad, wanted], q, k, v, the settings, the other inputs.
 struct Call {
-  at::Tensor grad;  // of `attend_backward` alone
-  Tensors inputs;
-  std::string variant, execution;
-  std::vector<int64_t> wanted;  // of `attend_backward` alone: the inputs whose gradients to return
+  at::Tensor grad;              // `attend_backward` only
+  std::vector<int64_t> wanted;  // `attend_backward` only: the inputs whose gradients to return
+  attn::Inputs inputs;
+  Settings settings;
 
-  static Call read(Stack& stack, bool backward) {
-    const size_t n = kInputs + 2 + 2 * backward;
-    auto arguments = torch::jit::last(stack, n);
+  static Call read(Stack& stack, bool backward = false) {
+    const size_t n = kArguments + 2 * backward;
+    auto at = stack.end() - std::ptrdiff_t(n);
     Call c;
-    size_t i = 0;
-    if (backward) c.grad = arguments[i++].toTensor();
-    for (; c.inputs.size() < kInputs; ++i)
-      c.inputs.push_back(arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor());
-    c.variant = arguments[i++].toStringRef();
-    c.execution = arguments[i++].toStringRef();
-    if (backward) c.wanted = arguments[i].toIntVector();
+    if (backward) c.grad = (at++)->toTensor(), c.wanted = (at++)->toIntVector();
+    for (const attn::Input& i : attn::input_table()) {
+      if (&i == &attn::input_table()[kTensors])
+        for (IValue& setting : c.settings) setting = std::move(*at++);
+      if (at->isTensor()) c.inputs.*i.at = std::move(*at).toTensor();
+      ++at;
+    }
     torch::jit::drop(stack, n);
     return c;
   }
-  Stack write(bool backward) const {
+  Stack write(bool backward = false) const {
     Stack stack;
-    if (backward) stack.emplace_back(grad);
-    for (const at::Tensor& x : inputs)
-      stack.push_back(x.defined() ? c10::IValue(x) : c10::IValue());
-    stack.emplace_back(variant);
-    stack.emplace_back(execution);
-    if (backward) stack.emplace_back(wanted);
+    stack.reserve(kArguments + 2 * backward);
+    if (backward) stack.emplace_back(grad), stack.emplace_back(wanted);
+    for (const attn::Input& i : attn::input_table()) {
+      if (&i == &attn::input_table()[kTensors])
+        stack.insert(stack.end(), settings.begin(), settings.end());
+      const at::Tensor& x = inputs.*i.at;
+      stack.push_back(x.defined() ? IValue(x) : IValue());
+    }
     return stack;
+  }
+  at::Tensor& input(int64_t i) { return inputs.*attn::input_table()[size_t(i)].at; }
+  const std::string& variant() const { return settings[0].toStringRef(); }
+  const std::string& execution() const { return settings[1].toStringRef(); }
+  attn::Spec spec() const {
+    return make_spec(variant(), settings[2].toOptional<std::string>(),
+                     settings[3].toOptional<double>(), settings[4].toOptional<double>(),
+                     settings[5].toOptional<double>());
+  }
+  at::Tensor run(attn::Statistics* statistics = nullptr) const {
+    const attn::Spec spec = this->spec();
+    attn::check_inputs(spec, inputs, variant());
+    return attn::choose(spec, inputs, execution(), statistics).run(spec, inputs, statistics);
   }
 };
 
-static attn::Inputs as_inputs(const Tensors& tensors) {
-  attn::Inputs in;
-  for (size_t i = 0; i < kInputs; ++i) in.*attn::input_table()[i].at = tensors[i];
-  return in;
-}
-
 static at::Tensor call_attend(const Call& c) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("horner::attend", "");
-  Stack stack = c.write(false);
+  Stack stack = c.write();
   op.callBoxed(&stack);
   return stack.at(0).toTensor();
 }
@@ -79,12 +122,10 @@ static Tensors call_backward(const Call& c) {
 // CPU and CUDA.
 
 static void attend(const c10::OperatorHandle&, Stack* stack) {
-  const Call c = Call::read(*stack, false);
-  const attn::Spec spec = attn::find(c.variant).spec;
-  stack->emplace_back(attn::attend(spec, as_inputs(c.inputs), c.execution).contiguous());
+  stack->emplace_back(Call::read(*stack).run().contiguous());
 }
 
-// By running forward again, this time with autograd.
+// Runs forward again, this time with autograd.
 static void attend_backward(const c10::OperatorHandle&, Stack* stack) {
   Call c = Call::read(*stack, true);
   const auto local = c10::impl::tls_local_dispatch_key_set();
@@ -93,12 +134,11 @@ static void attend_backward(const c10::OperatorHandle&, Stack* stack) {
   const at::AutoGradMode mode(true);
   Tensors leaves;
   for (int64_t i : c.wanted) {
-    at::Tensor& x = c.inputs.at(size_t(i));
+    at::Tensor& x = c.input(i);
     x = x.detach().requires_grad_();
     leaves.push_back(x);
   }
-  const at::Tensor out = attn::attend(attn::find(c.variant).spec, as_inputs(c.inputs), c.execution);
-  Tensors gradients = torch::autograd::grad({out}, leaves, {c.grad}, false, false, true);
+  Tensors gradients = torch::autograd::grad({c.run()}, leaves, {c.grad}, false, false, true);
   for (size_t i = 0; i < leaves.size(); ++i)
     gradients[i] = gradients[i].defined() ? gradients[i].contiguous()
                                           : at::zeros_like(leaves[i], at::MemoryFormat::Contiguous);
@@ -112,16 +152,16 @@ static at::Tensor unwritten(const at::Tensor& like, std::vector<c10::SymInt> sha
 }
 
 static void attend_meta(const c10::OperatorHandle&, Stack* stack) {
-  const Call c = Call::read(*stack, false);
-  const at::Tensor &q = c.inputs[0], &v = c.inputs[2];
+  const Call c = Call::read(*stack);
+  const at::Tensor &q = c.inputs.q, &v = c.inputs.v;
   stack->emplace_back(unwritten(q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), v.sym_size(3)}));
 }
 
 static void attend_backward_meta(const c10::OperatorHandle&, Stack* stack) {
-  const Call c = Call::read(*stack, true);
+  Call c = Call::read(*stack, true);
   Tensors gradients;
   for (int64_t i : c.wanted) {
-    const at::Tensor& x = c.inputs.at(size_t(i));
+    const at::Tensor& x = c.input(i);
     gradients.push_back(unwritten(x, x.sym_sizes().vec()));
   }
   stack->emplace_back(gradients);
@@ -131,95 +171,91 @@ static void attend_backward_meta(const c10::OperatorHandle&, Stack* stack) {
 
 struct Attend : torch::autograd::Function<Attend> {
   template <class... Rest>
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const Rest&... arguments) {
-    Call c;
-    (take(c, arguments), ...);
-    ctx->save_for_backward(c.inputs);
-    ctx->saved_data["variant"] = c.variant;
-    ctx->saved_data["execution"] = c.execution;
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const Settings& settings,
+                            const Rest&... inputs) {
+    const Tensors tensors{inputs.value_or(at::Tensor())...};
+    ctx->save_for_backward(tensors);
+    ctx->saved_data["settings"] =
+        c10::ivalue::Tuple::create(std::vector<IValue>(settings.begin(), settings.end()));
     const at::AutoDispatchBelowADInplaceOrView below;
-    return call_attend(c);
+    return call_attend(call(tensors, settings));
   }
   static Tensors backward(torch::autograd::AutogradContext* ctx, const Tensors& grads) {
-    Call c{grads.at(0),
-           ctx->get_saved_variables(),
-           ctx->saved_data["variant"].toStringRef(),
-           ctx->saved_data["execution"].toStringRef(),
-           {}};
-    size_t edge = 0;  // the inputs that are there are numbered
-    for (size_t i = 0; i < kInputs; ++i)
-      if (c.inputs[i].defined() && ctx->needs_input_grad(edge++)) c.wanted.push_back(int64_t(i));
+    Settings settings;
+    const auto& saved = ctx->saved_data["settings"].toTupleRef().elements();
+    std::copy(saved.begin(), saved.end(), settings.begin());
+    Call c = call(ctx->get_saved_variables(), settings);
+    c.grad = grads.at(0);
+    size_t edge = 0;  // only inputs that are present have an edge
+    for (size_t i = 0; i < kInputCount; ++i)
+      if (c.input(int64_t(i)).defined() && ctx->needs_input_grad(edge++))
+        c.wanted.push_back(int64_t(i));
     const Tensors gradients = call_backward(c);
-    Tensors all(kInputs + 2);  // the variant and the execution have none
-    for (size_t i = 0; i < c.wanted.size(); ++i) all[size_t(c.wanted[i])] = gradients[i];
+    Tensors all(1 + kInputCount);  // the settings come first and have none
+    for (size_t i = 0; i < c.wanted.size(); ++i) all[1 + size_t(c.wanted[i])] = gradients[i];
     return all;
   }
-  static void take(Call& c, const std::optional<at::Tensor>& x) {
-    c.inputs.push_back(x.value_or(at::Tensor()));
-  }
-  static void take(Call& c, const std::string& s) {
-    (c.variant.empty() ? c.variant : c.execution) = s;
+  static Call call(const Tensors& tensors, const Settings& settings) {
+    Call c{.settings = settings};
+    for (size_t i = 0; i < kInputCount; ++i) c.input(int64_t(i)) = tensors[i];
+    return c;
   }
 };
 
 template <size_t... I>
-static at::Tensor apply(const Call& c, std::index_sequence<I...>) {
+static at::Tensor apply(Call c, std::index_sequence<I...>) {
   auto optional = [](const at::Tensor& x) {
     return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
   };
-  return Attend::apply(optional(c.inputs[I])..., c.variant, c.execution);
+  return Attend::apply(c.settings, optional(c.input(I))...);
 }
 
 // Plain tensors go straight to the library, whose executions save what their gradients need;
 // tensors that stand for others (in torch.compile and the like) see one operator and its gradient.
 static void attend_autograd(const c10::OperatorHandle& op, Stack* stack) {
-  const Call c = Call::read(*stack, false);
-  bool plain = true;
-  for (const at::Tensor& x : c.inputs)
-    plain &= !x.defined() ||
-             !x.key_set().has_any(
-                 c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}) |
-                 c10::functorch_transforms_ks);
-  if (plain && (c.inputs[0].is_cpu() || c.inputs[0].is_cuda())) {
-    *stack = c.write(false);
+  static const c10::DispatchKeySet stand_ins =
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}) |
+      c10::functorch_transforms_ks;
+  const auto arguments = torch::jit::last(*stack, kArguments);
+  const at::Tensor& q = arguments[0].toTensor();
+  bool plain = q.is_cpu() || q.is_cuda();
+  for (const IValue& x : arguments)
+    plain &= !x.isTensor() || !x.toTensor().key_set().has_any(stand_ins);
+  if (plain)
     attend(op, stack);
-  } else {
-    stack->emplace_back(apply(c, std::make_index_sequence<kInputs>()));
-  }
+  else
+    stack->emplace_back(apply(Call::read(*stack), std::make_index_sequence<kInputCount>()));
 }
 
 // Autocast: q, k and v take the autocast dtype, gates and parameters keep theirs.
 template <at::DeviceType device>
 static void attend_autocast(const c10::OperatorHandle&, Stack* stack) {
-  Call c = Call::read(*stack, false);
+  Call c = Call::read(*stack);
   const c10::impl::ExcludeDispatchKeyGuard off(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const auto dtype = at::autocast::get_autocast_dtype(device);
-  for (size_t i = 0; i < kInputs; ++i)
-    if (attn::input_table()[i].role == attn::Role::tensor)
-      c.inputs[i] = at::autocast::cached_cast(dtype, c.inputs[i], device);
+  for (const attn::Input& i : attn::input_table())
+    if (i.role == attn::Role::tensor)
+      c.inputs.*i.at = at::autocast::cached_cast(dtype, c.inputs.*i.at, device);
   stack->emplace_back(call_attend(c));
 }
 
 // What can run, and why not.
 
 static void why_not(const c10::OperatorHandle&, Stack* stack) {
-  const Call c = Call::read(*stack, false);
-  const attn::Spec spec = attn::find(c.variant).spec;
-  const attn::Inputs in = as_inputs(c.inputs);
-  attn::check_inputs(spec, in);
-  stack->emplace_back(attn::execution(c.execution).why_not(spec, in));
+  const Call c = Call::read(*stack);
+  const attn::Spec spec = c.spec();
+  attn::check_inputs(spec, c.inputs, c.variant());
+  stack->emplace_back(attn::execution(c.execution()).why_not(spec, c.inputs));
 }
 
 static void statistics(const c10::OperatorHandle&, Stack* stack) {
-  const Call c = Call::read(*stack, false);
   attn::Statistics s;
-  stack->emplace_back(
-      attn::attend(attn::find(c.variant).spec, as_inputs(c.inputs), c.execution, &s));
+  stack->emplace_back(Call::read(*stack).run(&s));
   for (const at::Tensor& x : {s.entropy, s.largest, s.first, s.negative}) stack->emplace_back(x);
 }
 
-// attn::State, as an object of Python.
+// attn::State as a Python object.
 struct Stream : torch::CustomClassHolder {
   attn::State state;
   explicit Stream(attn::State s) : state(std::move(s)) {}
@@ -227,21 +263,27 @@ struct Stream : torch::CustomClassHolder {
 using StreamPtr = c10::intrusive_ptr<Stream>;
 
 // `shape`: B, G, D, E.
-static StreamPtr make_stream(const std::string& variant, const std::vector<int64_t>& shape,
+static StreamPtr make_stream(const std::string& variant, const Text& mask, Number scale,
+                             Number temperature, Number clamp, const std::vector<int64_t>& shape,
                              at::ScalarType dtype, at::Device device) {
   const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
-  return c10::make_intrusive<Stream>(
-      attn::make_state(attn::find(variant).spec, s, dtype, attn::kWaiting, device));
+  const attn::Spec spec = make_spec(variant, mask, scale, temperature, clamp);
+  attn::check_spec(spec);
+  return c10::make_intrusive<Stream>(attn::make_state(spec, s, dtype, attn::kWaiting, device));
 }
 
-static at::Tensor step(const StreamPtr& self, const std::vector<std::optional<at::Tensor>>& rows) {
-  check(rows.size() == kInputs, "a step takes ", kInputs, " inputs, not ", rows.size());
-  Tensors tensors;
-  for (const auto& x : rows) tensors.push_back(x.value_or(at::Tensor()));
-  return attn::step(self->state, as_inputs(tensors));
+// `tensors`: in the order of the table.
+static at::Tensor step(const StreamPtr& self,
+                       const std::vector<std::optional<at::Tensor>>& tensors) {
+  check(tensors.size() == kInputCount, "step expects ", kInputCount, " inputs, got ",
+        tensors.size());
+  attn::Inputs in;
+  for (size_t i = 0; i < kInputCount; ++i)
+    in.*attn::input_table()[i].at = tensors[i].value_or(at::Tensor());
+  return attn::step(self->state, in);
 }
 
-// All that it holds; the batch is the first dimension of each.
+// Every tensor of the state; the batch is its first dimension.
 static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
   attn::Carry& c = s.carry;
   std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.decay_sums};
@@ -253,7 +295,7 @@ static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Te
   return held;
 }
 
-// Another, of these rows of the batch.
+// A copy with these rows of the batch.
 static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
   attn::State s = self->state;
   const at::Tensor index = rows.to(s.carry.count.device());
@@ -299,12 +341,35 @@ static c10::Dict<std::string, std::string> describe(const std::string& name) {
   return out;
 }
 
-static std::string schema(const std::string& name, const std::string& first,
-                          const std::string& last, const std::string& result) {
-  std::string s = "horner::" + name + "(" + first;
+// The table of inputs: name, shape, role and meaning.
+static std::vector<std::tuple<std::string, std::string, std::string, std::string>> inputs() {
+  static constexpr const char* kRoles[] = {"tensor", "gate", "log_gate", "parameter", "mask"};
+  std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (const attn::Input& i : attn::input_table())
-    s += (i.role == attn::Role::tensor ? "Tensor " : "Tensor? ") + std::string(i.name) + ", ";
-  return s + "str variant, str execution" + last + ") -> " + result;
+    rows.emplace_back(i.name, i.shape, kRoles[size_t(i.role)], i.about);
+  return rows;
+}
+
+// The variant's mask ("full", "causal" or "window"), the size of its window, and whether its scale
+// is a fixed number.
+static std::tuple<std::string, std::optional<int64_t>, bool> mask_and_scale(const std::string& of) {
+  const attn::Spec spec = parsed(of, std::nullopt);
+  const bool fixed = attn::is<attn::Fixed>(spec.scale);
+  if (const auto* window = std::get_if<attn::Window>(&spec.mask))
+    return {"window", window->size, fixed};
+  return {attn::is<attn::Full>(spec.mask) ? "full" : "causal", std::nullopt, fixed};
+}
+
+static c10::FunctionSchema schema(const std::string& name, const std::string& result,
+                                  const std::string& first = "") {
+  std::string s = "horner::" + name + "(" + first;
+  for (const attn::Input& i : attn::input_table().first<kTensors>())
+    s += "Tensor " + std::string(i.name) + ", ";
+  for (const char* setting : kSettings) s += setting + std::string(", ");
+  s += "*";
+  for (const attn::Input& i : attn::input_table().subspan<kTensors>())
+    s += ", Tensor? " + std::string(i.name) + "=None";
+  return torch::schema((s + ") -> " + result).c_str());
 }
 
 template <auto function>
@@ -313,15 +378,12 @@ static torch::CppFunction boxed() {
 }
 
 TORCH_LIBRARY(horner, m) {
-  TORCH_CHECK(attn::input_table().size() == kInputs, "kInputs must be ",
-              attn::input_table().size());
-  m.def(torch::schema(schema("attend", "", "", "Tensor").c_str()));
-  m.def(torch::schema(
-      schema("attend_backward", "Tensor grad, ", ", int[] wanted", "Tensor[]").c_str()));
-  m.def(torch::schema(schema("why_not", "", "", "str").c_str()), boxed<&why_not>());
-  m.def(torch::schema(
-            schema("statistics", "", "", "(Tensor, Tensor, Tensor, Tensor, Tensor)").c_str()),
-        boxed<&statistics>());
+  m.def(schema("attend", "Tensor"));
+  m.def(schema("attend_backward", "Tensor[]", "Tensor grad, int[] wanted, "));
+  m.def(schema("why_not", "str"), boxed<&why_not>());
+  m.def(schema("statistics", "(Tensor, Tensor, Tensor, Tensor, Tensor)"), boxed<&statistics>());
+  m.def("inputs", &inputs);
+  m.def("mask_and_scale(str variant) -> (str, int?, bool)", &mask_and_scale);
   m.def("variants() -> str[]", &variants);
   m.def("executions() -> str[]", &executions);
   m.def("describe(str variant) -> Dict(str, str)", &describe);

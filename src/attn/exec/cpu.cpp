@@ -34,18 +34,23 @@ at::Tensor Intervals::sums(const at::Tensor& x) const {
   return running.index_select(-2, hi) - running.index_select(-2, at::minimum(lo, hi));
 }
 
-Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before)
+Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before, bool counted)
     : seen(spec.mask, in), repeats(in.q.size(1) / in.k.size(1)) {
+  const at::ScalarType dtype = wide(in.q.scalar_type());
+  q = mapped(spec.features, in.q, in.query_projection);
+  k = mapped(spec.features, in.k, in.key_projection, repeats);
+  decay = log_gates(spec.decay, in);
+  if (decay.defined()) decay = decay.to(at::kDouble).cumsum(-1);
+  if (!counted && is<Flat>(spec.sharpness)) {
+    factor = at::scalar_tensor(scale_factor(spec, in), dtype);
+    return;
+  }
   ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
                            : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
   count = seen.sums(ones);
   if (before.defined()) count = count + before.view({-1, 1, 1, 1});
-  count = count.to(wide(in.q.scalar_type()));
-  q = mapped(spec.features, in.q, in.query_projection);
-  k = mapped(spec.features, in.k, in.key_projection, repeats);
+  count = count.to(dtype);
   factor = scale(spec, in, count);
-  decay = log_gates(spec.decay, in);
-  if (decay.defined()) decay = decay.to(at::kDouble).cumsum(-1);
 }
 
 at::Tensor Prepared::gates(const Inputs& in) const {

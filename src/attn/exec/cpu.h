@@ -27,8 +27,9 @@ struct Prepared {
   at::Tensor factor;  // of q.k: one number, or [1 or B, H, T, 1]
   at::Tensor decay;   // [B, G, S], running sums in double, or undefined
 
-  // `before` [B]: how many keys precede these; undefined for none.
-  Prepared(const Spec&, const Inputs&, const at::Tensor& before = {});
+  // `before` [B]: how many keys precede these; undefined for none. `ones` and `count` are left
+  // undefined where the caller does not count keys and the factor does not need it.
+  Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
   // The sums of e^denominator_gate over the keys seen: [B, H, T, 1].
   at::Tensor gates(const Inputs&) const;
 };

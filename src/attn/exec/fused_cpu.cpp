@@ -182,6 +182,16 @@ static FusedTensors backward(const Job& job, const FusedTensors& x, const Result
 static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
+
+// Whether the denominator needs the number of keys, or a sum over them.
+struct CountsKeys {
+  bool operator()(Sum) const { return false; }
+  bool operator()(Nothing) const { return false; }
+  bool operator()(Count) const { return true; }
+  bool operator()(CountPower) const { return true; }
+  bool operator()(CumulativeGate) const { return true; }
+};
+
 // Tells the kernel to divide by the sum, or gives another divisor of each row; undefined for 1.
 struct Divisor {
   const Inputs& in;
@@ -210,7 +220,8 @@ struct Divisor {
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
   if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
-  const Prepared p(spec, in);
+  const bool counted = spec.centred || std::visit(CountsKeys{}, spec.denominator);
+  const Prepared p(spec, in, {}, counted);
   Job job;
   job.weight = one_score<float>(spec.weight);
   job.clamp = spec.clamp;
