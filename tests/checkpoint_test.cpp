@@ -95,7 +95,7 @@ void use(const Path& folder) {
   logits(m, hidden(m, at::arange(3, at::kLong).unsqueeze(0)));
 }
 void use_tokenizer(const Path& folder) {
-  const Tokenizer t(folder);
+  const text::Tokenizer t(folder);
   t.decode(t.encode("The other thing, then.\n"), false);
 }
 

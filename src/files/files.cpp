@@ -13,7 +13,7 @@
 
 #include "core/check.h"
 
-namespace horner {
+namespace horner::files {
 
 namespace {
 
@@ -99,4 +99,4 @@ void NewFile::commit() {
   if (d.file >= 0) ::fsync(d.file);
 }
 
-}  // namespace horner
+}  // namespace horner::files

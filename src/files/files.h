@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-namespace horner {
+namespace horner::files {
 
 using Bytes = std::span<const std::byte>;
 
@@ -52,4 +52,4 @@ class NewFile {
   size_t size_ = 0;
 };
 
-}  // namespace horner
+}  // namespace horner::files

@@ -10,7 +10,7 @@
 
 #include "core/check.h"
 
-namespace horner::safetensors {
+namespace horner::files::safetensors {
 
 namespace {
 
@@ -286,4 +286,4 @@ void write_sharded(const Path& folder, const Contents& contents, uint64_t most) 
   std::filesystem::remove(folder / "model.safetensors");  // it would be read in place of the shards
 }
 
-}  // namespace horner::safetensors
+}  // namespace horner::files::safetensors

@@ -11,7 +11,7 @@
 
 #include "files/files.h"
 
-namespace horner::safetensors {
+namespace horner::files::safetensors {
 
 struct Array {
   std::string dtype;  // as the format spells it: "F32", "BF16", …
@@ -40,4 +40,4 @@ void write(const std::filesystem::path& file, const Contents&);
 void write_sharded(const std::filesystem::path& folder, const Contents&,
                    uint64_t most = 5'000'000'000);
 
-}  // namespace horner::safetensors
+}  // namespace horner::files::safetensors

@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 
-namespace horner::attn {
+namespace horner::files {
 
 namespace {
 
@@ -42,7 +42,7 @@ at::Tensor view(const std::string& name, const safetensors::Array& a) {
   check(d != std::end(kDtypes), "'", a.file->path().string(), "': tensor '", name,
         "': torch has no dtype for ", a.dtype);
   const auto options = at::TensorOptions(d->type);
-  // The mapping is private and writable (core/files.h), so this takes no right that is not there.
+  // The mapping is private and writable (files/files.h), so this takes no right that is not there.
   auto* data = const_cast<std::byte*>(a.bytes.data());
   if (a.bytes.empty()) return at::empty(a.shape, options);
   if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(d->type) == 0)
@@ -84,4 +84,4 @@ void save_tensors(const std::filesystem::path& path, const TensorsFile& file) {
   safetensors::write(path, arrays_of(file, kept));
 }
 
-}  // namespace horner::attn
+}  // namespace horner::files

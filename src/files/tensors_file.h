@@ -10,7 +10,7 @@
 
 #include "files/safetensors.h"
 
-namespace horner::attn {
+namespace horner::files {
 
 struct TensorsFile {
   std::map<std::string, at::Tensor> tensors;
@@ -27,4 +27,4 @@ void save_tensors(const std::filesystem::path& file, const TensorsFile&);
 // without a copy. `kept` owns the copies of the others.
 safetensors::Contents arrays_of(const TensorsFile&, std::vector<at::Tensor>& kept);
 
-}  // namespace horner::attn
+}  // namespace horner::files

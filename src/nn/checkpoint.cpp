@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 Json read_json(const fs::path& file) {
   check(fs::is_regular_file(file), "there is no file '", file.string(), "'");
-  const MappedFile mapped(file);
+  const files::MappedFile mapped(file);
   try {
     return Json::parse(mapped.text());
   } catch (const Json::exception& e) {
@@ -33,7 +33,7 @@ static bool is_joined(const Slot& s) {
 // Without a generator every tensor must be there.
 static Model load(const fs::path& folder, const ModelConfig& config, const at::Generator* random) {
   Model m{config};
-  const attn::TensorsFile file = attn::load_tensors(folder);
+  const files::TensorsFile file = files::load_tensors(folder);
   std::map<std::string, int64_t> taken;  // of joined tensors: how many rows
   for (Slot& s : slots(m)) {
     auto found = file.tensors.find(s.name);
@@ -75,7 +75,7 @@ Model load_model(const fs::path& folder, const ModelConfig& config, uint64_t see
 void save_model(const Model& model, const fs::path& folder) {
   fs::create_directories(folder);
   Model m = model;
-  attn::TensorsFile file;
+  files::TensorsFile file;
   file.metadata["format"] = "pt";
   std::map<std::string, std::vector<at::Tensor>> joined;
   for (const Slot& s : slots(m)) {
@@ -90,12 +90,12 @@ void save_model(const Model& model, const fs::path& folder) {
     file.tensors[name] = x.dim() == 2 ? x.t().contiguous() : x;
   }
   std::vector<at::Tensor> kept;
-  safetensors::write_sharded(folder, attn::arrays_of(file, kept));
+  files::safetensors::write_sharded(folder, files::arrays_of(file, kept));
   Json config = m.config.json;
   config["dtype"] = m.embedding.scalar_type() == at::kBFloat16 ? "bfloat16"
                     : m.embedding.scalar_type() == at::kHalf   ? "float16"
                                                                : "float32";
-  NewFile out(folder / "config.json");
+  files::NewFile out(folder / "config.json");
   const std::string text = config.dump(2) + "\n";
   out.write(text);
   out.commit();

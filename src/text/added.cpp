@@ -5,7 +5,7 @@
 
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -101,4 +101,4 @@ std::optional<AddedFinder::Match> AddedFinder::find(std::string_view text, size_
   return std::nullopt;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

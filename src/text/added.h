@@ -11,7 +11,7 @@
 #include "text/bpe.h"
 #include "text/regex.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct AddedToken {
   std::string content;
@@ -45,4 +45,4 @@ class AddedFinder {
   std::bitset<65536> starts_;   // the first two bytes of all
 };
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

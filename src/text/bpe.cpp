@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -328,4 +328,4 @@ void encode(const Bpe& bpe, WordCache& cache, std::string_view word, std::vector
   encode_cut(bpe, cache, word.substr(begin), out);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

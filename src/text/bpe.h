@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 using Token = uint32_t;
 inline constexpr Token kNone = ~Token(0);
@@ -88,4 +88,4 @@ void finish(Bpe&, const std::vector<std::pair<std::string, Token>>& vocabulary,
 
 void encode(const Bpe&, WordCache&, std::string_view word, std::vector<Token>& out);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

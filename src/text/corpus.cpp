@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 
-namespace horner::nn {
+namespace horner::text {
 
 namespace {
 
@@ -68,4 +68,4 @@ std::string text_of_line(std::string_view line, const std::string& key, const st
   return at->get<std::string>();
 }
 
-}  // namespace horner::nn
+}  // namespace horner::text

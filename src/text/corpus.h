@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace horner::nn {
+namespace horner::text {
 
 // The Python sources inside the installed torch package, sorted by path: a real text of some 40 MB
 // that every machine has on which this runs. Throws where torch is not loaded.
@@ -19,4 +19,4 @@ std::vector<std::filesystem::path> files_of(const std::vector<std::filesystem::p
 // The text of a line of JSONL: the string under `key`. `where` is for the error.
 std::string text_of_line(std::string_view line, const std::string& key, const std::string& where);
 
-}  // namespace horner::nn
+}  // namespace horner::text

@@ -6,7 +6,7 @@
 
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -120,4 +120,4 @@ std::string decoded(const std::vector<Decoder>& decoders, Parts parts) {
   return out;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

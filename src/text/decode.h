@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct DecodeBytes {};  // the characters that stand for bytes, see byte_of
 struct DecodeReplace {
@@ -34,4 +34,4 @@ bool to_bytes(std::string_view text, std::string& out);
 // The byte that "<0x0A>" names, or -1.
 int fallback_byte(std::string_view token);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

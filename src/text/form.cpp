@@ -10,7 +10,7 @@
 #include "core/check.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -68,4 +68,4 @@ void append_nfc(std::string_view text, std::string& out) {
   append_known(text.substr(done), out);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -2,7 +2,7 @@
 #include "core/check.h"
 #include "text/form.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 bool stable_in_nfc(char32_t c) {
   return c < 0x300;
@@ -12,4 +12,4 @@ void append_nfc(std::string_view, std::string&) {
   fail("this text needs Unicode normalization: build with utf8proc (Debian: libutf8proc-dev)");
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

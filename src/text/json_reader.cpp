@@ -3,7 +3,7 @@
 
 #include "core/check.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -135,4 +135,4 @@ TokenizerJson parse_tokenizer_json(std::string_view text) {
   return std::move(reader.out);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

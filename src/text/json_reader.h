@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct TokenizerJson {
   nlohmann::json settings;  // all but model.vocab and model.merges, which are null in it
@@ -19,4 +19,4 @@ struct TokenizerJson {
 
 TokenizerJson parse_tokenizer_json(std::string_view text);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

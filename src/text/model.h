@@ -12,7 +12,7 @@
 #include "text/normalize.h"
 #include "text/split.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Model {
   bool raw_bytes = false;  // the tokens are bytes: nothing below is used
@@ -31,4 +31,4 @@ struct Model {
 
 Model read_model(const std::filesystem::path& tokenizer_json);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -7,7 +7,7 @@
 #include "text/form.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -84,4 +84,4 @@ std::string_view normalized(const std::vector<Normalizer>& steps, std::string_vi
   return text;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

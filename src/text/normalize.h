@@ -8,7 +8,7 @@
 
 #include "text/regex.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Nfc {};  // Unicode's form C
 struct Replace {
@@ -26,4 +26,4 @@ using Normalizer = std::variant<Nfc, Replace, Prepend>;
 std::string_view normalized(const std::vector<Normalizer>&, std::string_view text, bool continues,
                             std::string& buffer);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

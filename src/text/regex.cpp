@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "text/unicode16.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -153,4 +153,4 @@ std::optional<Range> Regex::find(std::string_view text, size_t from) const {
   return Range{at[0], at[1]};
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -10,7 +10,7 @@
 struct pcre2_real_code_8;
 struct pcre2_real_match_data_8;
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Range {
   size_t begin, end;
@@ -44,4 +44,4 @@ class Regex {
   bool jit_ = false;
 };
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

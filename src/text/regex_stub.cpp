@@ -2,7 +2,7 @@
 #include "core/check.h"
 #include "text/regex.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 void Regex::Free::operator()(pcre2_real_match_data_8*) const {}
 void Regex::make_match() {}
@@ -27,4 +27,4 @@ std::optional<Range> Regex::find(std::string_view, size_t) const {
   return std::nullopt;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -2,7 +2,7 @@
 // is.
 #include "text/split.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -91,4 +91,4 @@ void encode_words(std::span<const Splitter> steps, std::string_view text, Place 
   std::visit([&](const auto& step) { pieces(step, text, place, give); }, steps[0]);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -10,7 +10,7 @@
 #include "text/bpe.h"
 #include "text/regex.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
@@ -41,4 +41,4 @@ struct Place {
 void encode_words(std::span<const Splitter>, std::string_view text, Place, const Bpe&, WordCache&,
                   std::vector<Token>& out);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 
-namespace horner::nn {
+namespace horner::text {
 
 namespace {
 
@@ -22,7 +22,7 @@ constexpr Kind kNarrow{20240520, 1, 2}, kWide{20240801, 7, 4};
 }  // namespace
 
 TokenFile open_tokens(const std::filesystem::path& path) {
-  const auto file = std::make_shared<const MappedFile>(path);
+  const auto file = std::make_shared<const files::MappedFile>(path);
   const size_t bytes = file->bytes().size();
   const std::string name = "'" + path.string() + "'";
   int32_t header[3] = {};
@@ -82,7 +82,7 @@ void TokenWriter::open() {
     std::snprintf(number, sizeof number, "_%06zu", files_.size());
     path.replace_filename(path_.stem().string() + number + path_.extension().string());
   }
-  file_ = std::make_unique<NewFile>(path);
+  file_ = std::make_unique<files::NewFile>(path);
   files_.push_back(path);
   in_file_ = 0;
   const std::array<int32_t, 256> header = {};
@@ -120,4 +120,4 @@ void TokenWriter::finish() {
   close();
 }
 
-}  // namespace horner::nn
+}  // namespace horner::text

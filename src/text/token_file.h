@@ -13,14 +13,14 @@
 #include "files/files.h"
 #include "text/tokenizer.h"
 
-namespace horner::nn {
+namespace horner::text {
 
 struct TokenFile {
   std::string layout;  // "llm.c" or "nanoGPT"
   size_t size;         // tokens
   size_t width;        // bytes of each
   size_t offset;       // of the first, in the file
-  std::shared_ptr<const MappedFile> file;
+  std::shared_ptr<const files::MappedFile> file;
 };
 
 // A file with llm.c's magic is that; any other with an even size is nanoGPT's, which nothing marks.
@@ -52,8 +52,8 @@ class TokenWriter {
   std::filesystem::path path_;
   size_t most_, written_ = 0, in_file_ = 0;
   bool wide_;
-  std::unique_ptr<NewFile> file_;
+  std::unique_ptr<files::NewFile> file_;
   std::vector<std::filesystem::path> files_;
 };
 
-}  // namespace horner::nn
+}  // namespace horner::text

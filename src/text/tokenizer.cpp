@@ -7,9 +7,7 @@
 #include "text/model.h"
 #include "text/utf8.h"
 
-namespace horner::nn {
-
-namespace text {
+namespace horner::text {
 
 // What changes while text is encoded: each tokenizer has its own.
 struct Workspace {
@@ -42,22 +40,18 @@ static void encode_piece(const Model& m, Workspace& w, std::string_view piece, P
   }
 }
 
-}  // namespace text
-
-using text::Place;
-
 static std::filesystem::path file_at(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
 }
 
-Tokenizer::Tokenizer() : model_(std::make_shared<text::Model>(text::Model{.raw_bytes = true})) {}
+Tokenizer::Tokenizer() : model_(std::make_shared<Model>(Model{.raw_bytes = true})) {}
 
 Tokenizer::Tokenizer(const std::filesystem::path& path)
-    : model_(std::make_shared<text::Model>(text::read_model(file_at(path)))),
-      work_(text::workspace(*model_)) {}
+    : model_(std::make_shared<Model>(read_model(file_at(path)))),
+      work_(workspace(*model_)) {}
 
 Tokenizer::Tokenizer(const Tokenizer& other)
-    : model_(other.model_), work_(text::workspace(*other.model_)) {}
+    : model_(other.model_), work_(workspace(*other.model_)) {}
 
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
@@ -69,13 +63,13 @@ Tokenizer& Tokenizer::operator=(Tokenizer other) noexcept {
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<Token>& out, EncodeOptions o) const {
-  const text::Model& m = *model_;
+  const Model& m = *model_;
   if (m.raw_bytes) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     out.insert(out.end(), bytes, bytes + text.size());
     return;
   }
-  const size_t valid = text::valid_size(text);
+  const size_t valid = valid_size(text);
   check(valid == text.size(), "byte ", valid, " of the text is no UTF-8");
   if (o.special) out.insert(out.end(), m.before.begin(), m.before.end());
   size_t done = 0, next = 0;
@@ -83,7 +77,7 @@ void Tokenizer::encode(std::string_view text, std::vector<Token>& out, EncodeOpt
     const auto match = m.in_raw.find(text, next, done);
     const size_t end = match ? match->range.begin : text.size();
     const Place here{.first = done == 0, .continues = o.continues && done == 0};
-    if (end > done) text::encode_piece(m, *work_, text.substr(done, end - done), here, out);
+    if (end > done) encode_piece(m, *work_, text.substr(done, end - done), here, out);
     if (!match) break;
     out.push_back(match->token->id);
     done = match->range.end;
@@ -105,13 +99,13 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool skip_special) 
       check(t < 256, "token ", t, " is no byte");
       bytes += char(t);
     }
-    return text::lossy(bytes);
+    return lossy(bytes);
   }
   std::vector<std::string> parts;
   for (const Token t : tokens)
     if (t < model_->names.size() && model_->exists[t] && !(skip_special && model_->special[t]))
       parts.push_back(model_->names[t]);
-  return text::decoded(model_->decoders, std::move(parts));
+  return decoded(model_->decoders, std::move(parts));
 }
 
 bool Tokenizer::is_bytes() const {
@@ -181,4 +175,4 @@ size_t safe_cut(const Tokenizer& t, std::string_view text, size_t most) {
   return text.size();
 }
 
-}  // namespace horner::nn
+}  // namespace horner::text

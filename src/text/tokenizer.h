@@ -10,14 +10,12 @@
 #include <string_view>
 #include <vector>
 
-namespace horner::nn {
+namespace horner::text {
 
 using Token = uint32_t;
 
-namespace text {
 struct Model;
 struct Workspace;
-}  // namespace text
 
 struct EncodeOptions {
   bool special = true;     // put the tokens around the text that the tokenizer's template has
@@ -48,8 +46,8 @@ class Tokenizer {
   bool is_special(Token) const;
 
  private:
-  std::shared_ptr<const text::Model> model_;
-  std::unique_ptr<text::Workspace> work_;
+  std::shared_ptr<const Model> model_;
+  std::unique_ptr<Workspace> work_;
 };
 
 // Tokens one by one, text as soon as it is certain: characters can take several tokens.
@@ -69,4 +67,4 @@ class DecodeStream {
 // both parts give the tokens of the whole: a position from 1 to text.size().
 size_t safe_cut(const Tokenizer&, std::string_view text, size_t most);
 
-}  // namespace horner::nn
+}  // namespace horner::text

@@ -11,7 +11,7 @@
 #include "text/model.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -343,7 +343,7 @@ Model read(TokenizerJson file) {
 }  // namespace
 
 Model read_model(const std::filesystem::path& path) {
-  const MappedFile file(path);
+  const files::MappedFile file(path);
   try {
     return read(parse_tokenizer_json(file.text()));
   } catch (const Error& e) {
@@ -351,4 +351,4 @@ Model read_model(const std::filesystem::path& path) {
   }
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

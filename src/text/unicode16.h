@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Category {
   std::string_view name, added;  // in the syntax of a set
@@ -34,4 +34,4 @@ inline constexpr Category kCategories[] = {
     {"Z", ""},
 };
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -77,4 +77,4 @@ std::string lossy(std::string_view bytes) {
   return out;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 // The code point that begins at `at`, which moves behind it. Only for valid text.
 inline char32_t next(std::string_view text, size_t& at) {
@@ -27,4 +27,4 @@ size_t valid_size(std::string_view text);  // the bytes before the first that is
 // recommends.
 std::string lossy(std::string_view bytes);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text
