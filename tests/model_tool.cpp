@@ -2,11 +2,12 @@
 //   model_tool new PRESET VARIANT SEED FOLDER    a random model
 //   model_tool copy FOLDER FOLDER                load and save
 //   model_tool logits FOLDER TOKENS OUT          logits of the tokens
-//   model_tool stream FOLDER TOKENS OUT N        the same: N tokens as a prompt, the rest one by
-//   one model_tool loss FOLDER TOKENS OUT [DTYPE]    the loss of each token's next, and its
-//   gradients model_tool steps FOLDER TOKENS DTYPE         a step of training for each line of
-//   input, and its
-//                                                seconds and loss
+//   model_tool stream FOLDER TOKENS OUT N        the same: a prompt of N tokens, then one by one
+//   model_tool loss FOLDER TOKENS OUT [DTYPE]    the loss of the next tokens, and its gradients
+//   model_tool steps FOLDER TOKENS DTYPE         for each line of input one training step: prints
+//                                                its seconds and loss
+//   model_tool times FOLDER TOKENS               for each line of input (load, logits or decode N):
+//                                                prints its seconds and a value
 #include <ATen/ATen.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/GradMode.h>

@@ -131,11 +131,11 @@ TEST_F(Safetensors, ShardErrors) {
     return message([&] { files::safetensors::read(folder); });
   };
   EXPECT_PRED_FORMAT2(says, "'q'", of(R"({"weight_map":{"q":"../x"}})"));
-  EXPECT_PRED_FORMAT2(says, "tensor 'q': it is not in 'model-00001",
+  EXPECT_PRED_FORMAT2(says, "tensor 'q': not found in 'model-00001",
                       of(R"({"weight_map":{"q":"model-00001-of-00004.safetensors"}})"));
   EXPECT_PRED_FORMAT2(says, "No such file", of(R"({"weight_map":{"q":"gone"}})"));
-  EXPECT_PRED_FORMAT2(says, "'weight_map' is missing", of("{}"));
-  EXPECT_PRED_FORMAT2(says, "no JSON", of(good.substr(0, 100)));
+  EXPECT_PRED_FORMAT2(says, "missing 'weight_map'", of("{}"));
+  EXPECT_PRED_FORMAT2(says, "is not valid JSON", of(good.substr(0, 100)));
   EXPECT_EQ(of(good), "no error");
 }
 
@@ -145,32 +145,32 @@ TEST_F(Safetensors, Errors) {
     const char* wanted;
   } cases[] = {
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})",
-       "needs 8 bytes, the file has 4"},
+       "requires 8 bytes, the file has 4"},
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", "truncated"},
-      {R"({"a":{"dtype":"U8","shape":[6],"data_offsets":[2,8]}})", "it begins at byte 2"},
+      {R"({"a":{"dtype":"U8","shape":[6],"data_offsets":[2,8]}})", "data begins at byte 2"},
       {R"({"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]}})", "tensors end at byte 6 of 8"},
       {R"({"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]},)"
        R"("b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-       "'b': it begins at byte 4, the one before it ends at 6"},
+       "'b': data begins at byte 4, the previous tensor ends at 6"},
       {R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"
        R"("a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
-       "'a' is there twice"},
-      {R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", "no dtype 'F33'"},
-      {R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "not -2"},
-      {R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", "not 2.0"},
+       "duplicate key 'a'"},
+      {R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", "unknown dtype 'F33'"},
+      {R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "got -2"},
+      {R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", "got 2.0"},
       {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})",
-       "more than any memory"},
+       "shape overflows 64 bits"},
       {R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,8]}})",
-       "more than any memory"},
+       "shape overflows 64 bits"},
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "truncated"},
       {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8,9]}})", "two numbers"},
-      {R"({"a":{"dtype":"F32","shape":[2]}})", "'data_offsets' is missing"},
+      {R"({"a":{"dtype":"F32","shape":[2]}})", "missing 'data_offsets'"},
       {R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})", "whole bytes"},
-      {R"({"a":3})", "'dtype' is missing"},
+      {R"({"a":3})", "missing 'dtype'"},
       {R"({"__metadata__":{"a":1}})", "__metadata__ 'a' must be a string"},
-      {R"([[[[[[[[[[]]]]]]]]]])", "no JSON object"},
-      {R"({"a":[[[[[[[[[[]]]]]]]]]]})", "too deep"},
-      {R"({"a":)", "no JSON"},
+      {R"([[[[[[[[[[]]]]]]]]]])", "header is not a JSON object"},
+      {R"({"a":[[[[[[[[[[]]]]]]]]]]})", "nested too deeply"},
+      {R"({"a":)", "is not valid JSON"},
   };
   const Path file = folder / "x.safetensors";
   for (const auto& c : cases) {
@@ -186,7 +186,7 @@ TEST_F(Safetensors, Errors) {
   EXPECT_PRED_FORMAT2(says, "No such", message([&] { files::safetensors::read(folder / "gone"); }));
   EXPECT_PRED_FORMAT2(says, "has neither", message([&] { files::safetensors::read(folder); }));
   files::safetensors::Contents bad{.arrays = {{"a", {.dtype = "F32", .shape = {3}, .bytes = {}}}}};
-  EXPECT_PRED_FORMAT2(says, "needs 12 bytes", message([&] { files::safetensors::write(file, bad); }));
+  EXPECT_PRED_FORMAT2(says, "requires 12 bytes", message([&] { files::safetensors::write(file, bad); }));
   EXPECT_PRED_FORMAT2(says, "No such file",
                       message([&] { files::save_tensors(folder / "no" / "x", some_tensors()); }));
 }

@@ -90,7 +90,7 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
   const fs::path folder = model_folder(o.model);
   const nn::Model model = on(device, nn::load_model(folder));
   const int64_t length = o.settings.lengths.back();
-  const int64_t room = model.config.family->rotary
+  const int64_t room = model.config.family->rotary()
                            ? o.what_if_tokens
                            : std::min(o.what_if_tokens, model.config.positions);
   const at::Tensor tokens =

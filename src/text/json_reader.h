@@ -1,5 +1,4 @@
-// A tokenizer.json in two parts: its few settings as JSON, and its two long lists as they are
-// needed.
+// A tokenizer.json in two parts: its settings as JSON, and its two long lists as vectors.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +11,7 @@
 namespace horner::text {
 
 struct TokenizerJson {
-  nlohmann::json settings;  // all but model.vocab and model.merges, which are null in it
+  nlohmann::json settings;  // everything except model.vocab and model.merges, which are null
   std::vector<std::pair<std::string, uint64_t>> vocabulary;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
 };

@@ -13,7 +13,7 @@ namespace horner::text {
 
 namespace {
 
-// Room for the backtracking of long matches; one for all of a thread's expressions.
+// A stack large enough for long matches; one per thread.
 pcre2_match_context* match_context() {
   struct Context {
     pcre2_match_context* match = pcre2_match_context_create(nullptr);
@@ -28,7 +28,7 @@ pcre2_match_context* match_context() {
   return context.match;
 }
 
-// \p{…} or \P{…} at `at`, which moves to its end, in PCRE2's words; "" where it is not known.
+// Translates \p{…} or \P{…} at `at` to PCRE2 and moves `at` to its end; "" if it is not supported.
 std::string category(const std::string& pattern, size_t& at, bool in_class) {
   const size_t end = pattern.find('}', at);
   if (pattern.compare(at + 2, 1, "{") != 0 || end == std::string::npos) return "";
@@ -42,12 +42,12 @@ std::string category(const std::string& pattern, size_t& at, bool in_class) {
   return in_class ? both : (negative ? "[^" : "[") + both + "]";
 }
 
-// The pattern in PCRE2's words.
+// The pattern in PCRE2's syntax.
 std::string translated(const std::string& field, const std::string& pattern) {
   std::string out;
   bool in_class = false;
   const auto refuse = [&](const std::string& what) {
-    fail(field, ": the pattern ", pattern, " has ", what, ", which is not read here");
+    fail(field, ": the pattern ", pattern, " uses ", what, ", which is not supported");
   };
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
@@ -71,7 +71,7 @@ std::string translated(const std::string& field, const std::string& pattern) {
       out += {c, next};
       continue;
     }
-    if (in_class && (c == '[' || pattern.compare(i, 2, "&&") == 0)) refuse("sets of sets");
+    if (in_class && (c == '[' || pattern.compare(i, 2, "&&") == 0)) refuse("nested sets");
     if (!in_class && (c == '^' || c == '$')) refuse(std::string(1, c));
     if (!in_class && c == '(' && pattern.compare(i, 2, "(?") == 0) {
       const std::string kind = pattern.substr(i + 2, 2);
@@ -118,7 +118,7 @@ void Regex::compile(const std::string& field, const std::string& pattern, bool l
   code_.reset(code, pcre2_code_free);
   uint32_t empty = 0;
   pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
-  check(!empty, field, ": the pattern ", pattern, " matches an empty text, which is not read here");
+  check(!empty, field, ": the pattern ", pattern, " matches empty text, which is not supported");
   jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
   make_match();
 }
@@ -148,7 +148,7 @@ std::optional<Range> Regex::find(std::string_view text, size_t from) const {
                       : pcre2_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK,
                                     match_.get(), match_context());
   if (rc == PCRE2_ERROR_NOMATCH) return std::nullopt;
-  check(rc >= 0, "a tokenizer's regular expression gave up (PCRE2 error ", rc, ")");
+  check(rc >= 0, "a regular expression of the tokenizer failed (PCRE2 error ", rc, ")");
   const size_t* at = pcre2_get_ovector_pointer(match_.get());
   return Range{at[0], at[1]};
 }

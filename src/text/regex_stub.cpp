@@ -1,4 +1,4 @@
-// Regular expressions where PCRE2 is not installed: none can be made.
+// Stub where PCRE2 is not installed: every construction throws.
 #include "core/check.h"
 #include "text/regex.h"
 
@@ -8,7 +8,7 @@ void Regex::Free::operator()(pcre2_real_match_data_8*) const {}
 void Regex::make_match() {}
 Regex::Regex(const Regex&) {}
 void Regex::compile(const std::string& field, const std::string&, bool) {
-  fail(field, ": regular expressions need PCRE2: build with it (Debian: libpcre2-dev)");
+  fail(field, ": regular expressions require PCRE2: build with it (Debian: libpcre2-dev)");
 }
 
 Regex Regex::pattern(const std::string& field, const std::string& pattern) {

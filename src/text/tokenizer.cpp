@@ -9,7 +9,7 @@
 
 namespace horner::text {
 
-// What changes while text is encoded: each tokenizer has its own.
+// Mutable state of encoding; each Tokenizer has its own.
 struct Workspace {
   std::vector<Normalizer> normalizers;
   std::vector<Splitter> splitters;
@@ -22,7 +22,7 @@ static std::unique_ptr<Workspace> workspace(const Model& m) {
   return std::make_unique<Workspace>(Workspace{m.normalizers, m.splitters, {}, {}});
 }
 
-// A piece without tokens of in_raw.
+// Encodes a piece without tokens of in_raw.
 static void encode_piece(const Model& m, Workspace& w, std::string_view piece, Place place,
                          std::vector<Token>& out) {
   const std::string_view all = normalized(w.normalizers, piece, place.continues, w.normalized);
@@ -70,7 +70,7 @@ void Tokenizer::encode(std::string_view text, std::vector<Token>& out, EncodeOpt
     return;
   }
   const size_t valid = valid_size(text);
-  check(valid == text.size(), "byte ", valid, " of the text is no UTF-8");
+  check(valid == text.size(), "the text is not valid UTF-8 at byte ", valid);
   if (o.special) out.insert(out.end(), m.before.begin(), m.before.end());
   size_t done = 0, next = 0;
   while (true) {
@@ -96,7 +96,7 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool skip_special) 
   if (model_->raw_bytes) {
     std::string bytes;
     for (const Token t : tokens) {
-      check(t < 256, "token ", t, " is no byte");
+      check(t < 256, "token ", t, " is not a byte");
       bytes += char(t);
     }
     return lossy(bytes);
@@ -133,7 +133,7 @@ bool Tokenizer::is_special(Token t) const {
 }
 
 std::string DecodeStream::add(Token t) {
-  constexpr size_t kMostWaiting = 8;  // a character has at most 4 bytes: the rest is no character
+  constexpr size_t kMostWaiting = 8;  // a character has at most 4 bytes: more is invalid
   tokens_.push_back(t);
   const std::string all = tokenizer_.decode(tokens_);
   if (all.ends_with("\xEF\xBF\xBD") && tokens_.size() - context_ < kMostWaiting) return "";
@@ -148,9 +148,9 @@ std::string DecodeStream::rest() {
   return all.size() > given ? all.substr(given) : "";
 }
 
-// Cuts at white space, or if there is none anywhere, and believes a cut only when the text around
-// it gives the same tokens with and without it. What is farther away than that does not matter:
-// every splitter goes on from where its last word ended.
+// Tries white space first, then any character. A cut is safe if the text around it gives the same
+// tokens with and without it. Text farther away does not matter: every splitter continues where its
+// last word ended.
 size_t safe_cut(const Tokenizer& t, std::string_view text, size_t most) {
   constexpr size_t kAround = 1024, kMostTries = 4096;
   if (text.size() <= most + kAround || most < 2) return text.size();
