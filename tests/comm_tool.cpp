@@ -129,7 +129,7 @@ static int unused(const Words& a) {
   }
   check(!none.grad().defined(), "a gradient of a parameter that nobody uses");
   files::save_tensors(a[1] + std::to_string(r.rank),
-                     {{{"shared", shared.grad().clone()}, {"first", first.grad().clone()}}});
+                      {{{"shared", shared.grad().clone()}, {"first", first.grad().clone()}}});
   return 0;
 }
 
@@ -142,7 +142,7 @@ static int talk(const Words& a) {
   group.sum(z);
   group.barrier();
   files::save_tensors(a[1] + std::to_string(rank),
-                     {{{"x", x}, {"y", y}, {"z", z}, {"w", w.detach()}}});
+                      {{{"x", x}, {"y", y}, {"z", z}, {"w", w.detach()}}});
   std::cout << group.backend() << "\n";
   return 0;
 }

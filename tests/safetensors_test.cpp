@@ -86,8 +86,8 @@ TEST_F(Safetensors, RoundTrip) {
   view.add_(1);
   expect_equal(wrote, files::load_tensors(file));
   files::save_tensors(file, read);
-  EXPECT_TRUE(
-      at::equal(files::load_tensors(file).tensors.at("a.weight"), wrote.tensors.at("a.weight") + 1));
+  EXPECT_TRUE(at::equal(files::load_tensors(file).tensors.at("a.weight"),
+                        wrote.tensors.at("a.weight") + 1));
   read = {};
   EXPECT_TRUE(at::equal(view, wrote.tensors.at("a.weight") + 1)) << "a view keeps its file mapped";
 }
@@ -186,7 +186,8 @@ TEST_F(Safetensors, Errors) {
   EXPECT_PRED_FORMAT2(says, "No such", message([&] { files::safetensors::read(folder / "gone"); }));
   EXPECT_PRED_FORMAT2(says, "has neither", message([&] { files::safetensors::read(folder); }));
   files::safetensors::Contents bad{.arrays = {{"a", {.dtype = "F32", .shape = {3}, .bytes = {}}}}};
-  EXPECT_PRED_FORMAT2(says, "requires 12 bytes", message([&] { files::safetensors::write(file, bad); }));
+  EXPECT_PRED_FORMAT2(says, "requires 12 bytes",
+                      message([&] { files::safetensors::write(file, bad); }));
   EXPECT_PRED_FORMAT2(says, "No such file",
                       message([&] { files::save_tensors(folder / "no" / "x", some_tensors()); }));
 }

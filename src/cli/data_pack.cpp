@@ -142,8 +142,9 @@ void report(const Packing& p, size_t files) {
 }  // namespace
 
 Outcome pack(const PackOptions& o) {
-  const std::vector<Path> files =
-      o.inputs.empty() ? text::default_corpus() : text::files_of({o.inputs.begin(), o.inputs.end()});
+  const std::vector<Path> files = o.inputs.empty()
+                                      ? text::default_corpus()
+                                      : text::files_of({o.inputs.begin(), o.inputs.end()});
   text::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
   const auto begin = named(tokenizer, o.begin), end = named(tokenizer, o.end);
   const size_t vocabulary = tokenizer.size();

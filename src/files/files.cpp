@@ -84,7 +84,8 @@ void NewFile::write(Bytes bytes) {
 }
 
 void NewFile::write_at(size_t offset, Bytes bytes) {
-  check(offset <= size_ && bytes.size() <= size_ - offset, "write_at must stay within the ", size_, " bytes written");
+  check(offset <= size_ && bytes.size() <= size_ - offset, "write_at must stay within the ", size_,
+        " bytes written");
   put(offset, bytes);
 }
 

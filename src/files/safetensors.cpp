@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 #include "core/check.h"
+#include "files/json.h"
 
 namespace horner::files::safetensors {
 
@@ -79,7 +80,8 @@ Json parse(const Path& path, std::string_view text, int most_depth) {
 }
 
 uint64_t unsigned_number(const std::string& where, const Json& value, const char* what) {
-  check(value.is_number_unsigned(), where, what, " must be non-negative integers, got ", value.dump());
+  check(value.is_number_unsigned(), where, what, " must be non-negative integers, got ",
+        value.dump());
   return value.get<uint64_t>();
 }
 
@@ -145,11 +147,7 @@ Contents read_file(const Path& path) {
   const Bytes buffer = all.subspan(sizeof header + header);
 
   Contents out;
-  struct Extent {
-    uint64_t begin, end;
-    const std::string* name;
-  };
-  std::vector<Extent> extents;
+  std::vector<std::tuple<uint64_t, uint64_t, const std::string*>> extents;  // begin, end, key
   for (const auto& [key, row] : rows.items()) {
     if (key == "__metadata__") {
       out.metadata = metadata_of(path, row);
@@ -158,16 +156,14 @@ Contents read_file(const Path& path) {
     Placed p = placed(where(path, key), row, buffer);
     p.array.file = file;
     const auto at = out.arrays.emplace(key, std::move(p.array)).first;
-    extents.push_back({p.begin, p.begin + at->second.bytes.size(), &at->first});
+    extents.emplace_back(p.begin, p.begin + at->second.bytes.size(), &at->first);
   }
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::sort(extents.begin(), extents.end());
   uint64_t end = 0;
-  for (const Extent& e : extents) {
-    check(e.begin == end, where(path, *e.name), "data begins at byte ", e.begin,
+  for (const auto& [begin, next, key] : extents) {
+    check(begin == end, where(path, *key), "data begins at byte ", begin,
           ", the previous tensor ends at ", end);
-    end = e.end;
+    end = next;
   }
   check(end == buffer.size(), name, ": tensors end at byte ", end, " of ", buffer.size());
   return out;
@@ -198,7 +194,7 @@ Contents read_index(const Path& path) {
 
 std::string header_of(const Path& path, const std::vector<const Arrays::value_type*>& order,
                       const Metadata& metadata) {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::object();
+  files::Json rows = files::Json::object();
   if (!metadata.empty()) rows["__metadata__"] = metadata;
   uint64_t begin = 0;
   for (const auto* item : order) {
@@ -236,8 +232,8 @@ Contents read(const Path& path) {
 void write(const Path& file, const Contents& contents) {
   std::vector<const Arrays::value_type*> order;
   for (const auto& item : contents.arrays) {
-    check(find_dtype(item.second.dtype), where(file, item.first), "unknown dtype '", item.second.dtype,
-          "'");
+    check(find_dtype(item.second.dtype), where(file, item.first), "unknown dtype '",
+          item.second.dtype, "'");
     order.push_back(&item);
   }
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
@@ -271,17 +267,16 @@ void write_sharded(const Path& folder, const Contents& contents, uint64_t most) 
     std::filesystem::remove(index);
     return;
   }
-  check(shards.size() < 100'000, "'", folder.string(), "': at most 99999 shards are supported, got ", shards.size());
-  Json places = Json::object();
+  check(shards.size() < 100'000, "'", folder.string(),
+        "': at most 99999 shards are supported, got ", shards.size());
+  auto places = files::Json::object();
   for (size_t i = 0; i < shards.size(); ++i) {
     char name[64];
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
     write(folder / name, {shards[i], contents.metadata});
     for (const auto& item : shards[i]) places[item.first] = name;
   }
-  NewFile out(index);
-  out.write(Json{{"metadata", {{"total_size", total}}}, {"weight_map", places}}.dump(2) + "\n");
-  out.commit();
+  write_json(index, {{"metadata", {{"total_size", total}}}, {"weight_map", places}});
   std::filesystem::remove(folder / "model.safetensors");  // read() would prefer it to the shards
 }
 

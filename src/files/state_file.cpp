@@ -49,7 +49,8 @@ State load_state(const std::filesystem::path& path) {
   const files::TensorsFile file = files::load_tensors(path);
   const auto word = [&](const std::string& name) {
     const auto found = file.metadata.find(name);
-    check(found != file.metadata.end(), path.string(), " is not a state file: missing metadata '", name, "'");
+    check(found != file.metadata.end(), path.string(), " is not a state file: missing metadata '",
+          name, "'");
     return found->second;
   };
   const auto number = [&](const std::string& name) {
@@ -76,19 +77,19 @@ State load_state(const std::filesystem::path& path) {
   s.tokens = number("tokens"), s.held = number("held");
   check(sums || is<Window>(spec.mask) || s.held == s.tokens, path.string(), ": holds ", s.held,
         " of ", s.tokens, " tokens, but no sums of the others");
-  check(s.held <= room && s.held <= s.tokens, path.string(), ": holds ", s.held,
-        " of ", s.tokens, " tokens with room for ", room);
+  check(s.held <= room && s.held <= s.tokens, path.string(), ": holds ", s.held, " of ", s.tokens,
+        " tokens with room for ", room);
   s.room = room;
   for (const auto& [name, x] : parts(s)) {
     const auto found = file.tensors.find(name);
     const bool optional = name.starts_with("recent.");
-    check(found != file.tensors.end() || !x->defined() || optional, path.string(), ": missing tensor '",
-          name, "'");
+    check(found != file.tensors.end() || !x->defined() || optional, path.string(),
+          ": missing tensor '", name, "'");
     if (found == file.tensors.end()) continue;
     if (x->defined())
       check(found->second.sizes() == x->sizes() && found->second.scalar_type() == x->scalar_type(),
-            path.string(), ": tensor '", name, "' must be ", x->sizes(), " ", x->scalar_type(), ", got ",
-            found->second.sizes(), " ", found->second.scalar_type());
+            path.string(), ": tensor '", name, "' must be ", x->sizes(), " ", x->scalar_type(),
+            ", got ", found->second.sizes(), " ", found->second.scalar_type());
     else
       check(optional && found->second.dim() >= 2, path.string(), ": '", name, "' is unexpected");
     *x = found->second.clone();

@@ -17,8 +17,8 @@ struct TensorsFile {
   std::map<std::string, std::string> metadata = {};
 };
 
-// The tensors are views of the mapped file and keep it mapped: pages are read on first use. In-place
-// writes never reach the file.
+// The tensors are views of the mapped file and keep it mapped: pages are read on first use.
+// In-place writes never reach the file.
 TensorsFile load_tensors(const std::filesystem::path&);
 
 void save_tensors(const std::filesystem::path& file, const TensorsFile&);

@@ -13,9 +13,10 @@ static T field(const Json& j, const char* name) {
   check(j.contains(name), "config.json: missing field '", name, "'");
   const Json& x = j.at(name);
   const auto [fits, kind] = std::is_same_v<T, std::string> ? std::pair(x.is_string(), "a string")
-                            : std::is_same_v<T, bool>   ? std::pair(x.is_boolean(), "true or false")
-                            : std::is_same_v<T, double> ? std::pair(x.is_number(), "a number")
-                                                        : std::pair(x.is_number_integer(), "an integer");
+                            : std::is_same_v<T, bool> ? std::pair(x.is_boolean(), "true or false")
+                            : std::is_same_v<T, double>
+                                ? std::pair(x.is_number(), "a number")
+                                : std::pair(x.is_number_integer(), "an integer");
   check(fits, "config.json: '", name, "' must be ", kind, ", got ", x.dump());
   return x.get<T>();
 }
@@ -51,7 +52,8 @@ static Rope rope(const Json& given, double theta) {
   return r;
 }
 
-// Reads both the newer spelling (rope_parameters, perhaps one for each kind of layer) and the older.
+// Reads both the newer spelling (rope_parameters, perhaps one for each kind of layer) and the
+// older.
 static Rope layer_rope(const Json& j, const Family& f, bool window) {
   const bool own = window && f.window_rope_theta > 0;
   const double theta = own ? field<double>(j, "rope_local_base_freq", f.window_rope_theta)
@@ -189,7 +191,8 @@ ModelConfig preset(const std::string& name, const std::string& attention) {
     set(f.rotary() ? "rope_theta" : nullptr, f.rope_theta);
     set("tie_word_embeddings", f.tied);
     set(f.fields.attention_bias, false), set(f.fields.mlp_bias, false);
-    for (const char* end : {"bos_token_id", "eos_token_id"}) j[end] = p.end < 0 ? Json() : Json(p.end);
+    for (const char* end : {"bos_token_id", "eos_token_id"})
+      j[end] = p.end < 0 ? Json() : Json(p.end);
     set("dtype", "float32"), set("initializer_range", 0.02);
     set("horner", {{"attention", attention}});
     return model_config(j);

@@ -13,8 +13,8 @@ namespace horner::nn {
 
 using files::Json;
 
-// Rotary positions: channel pair i is rotated by position * theta^(-2i / D) / factor; llama3 divides
-// low frequencies only.
+// Rotary positions: channel pair i is rotated by position * theta^(-2i / D) / factor; llama3
+// divides low frequencies only.
 struct Rope {
   double theta = 10000, factor = 1;
   bool llama3 = false;
@@ -43,7 +43,8 @@ struct ModelConfig {
 };
 
 // Throws and names the field if one is missing, has the wrong type or is not supported. Our own
-// fields are under "horner": {"attention": a variant, or a list of one per layer, "key_shift": bool}.
+// fields are under "horner": {"attention": a variant, or a list of one per layer, "key_shift":
+// bool}.
 ModelConfig model_config(const Json&);
 
 // The config of a preset, with the variant `attention` in every layer.

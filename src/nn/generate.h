@@ -21,8 +21,8 @@ struct Generated {
   int64_t state_bytes = 0;
 };
 
-// Generates up to `count` tokens after the prompt and passes each to `use`. Stops when `use` returns
-// false, or after a token that ends a text.
+// Generates up to `count` tokens after the prompt and passes each to `use`. Stops when `use`
+// returns false, or after a token that ends a text.
 Generated generate(const Model&, const std::vector<int64_t>& prompt, int64_t count, const Sampling&,
                    const std::function<bool(int64_t)>& use);
 

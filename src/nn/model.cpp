@@ -15,7 +15,7 @@ namespace horner::nn {
 struct LayerTensor {
   at::Tensor Layer::* at;
   const char* TensorNames::* name;
-  const char* shape;                     // C, M as in ModelConfig; Q: H D, K: G D; q, k: their norms
+  const char* shape;  // C, M as in ModelConfig; Q: H D, K: G D; q, k: their norms
   bool ModelConfig::* biased = nullptr;  // for a bias: whether the model has it
 };
 
@@ -218,7 +218,8 @@ static at::Tensor shifted_qkv(const Pass& p, const Layer& l, const at::Tensor& x
                  -1);
 }
 
-// Rows (q | k | v), [B T, (H + 2 G) D], with norms over whole projections where the family has them.
+// Rows (q | k | v), [B T, (H + 2 G) D], with norms over whole projections where the family has
+// them.
 static at::Tensor project(const Pass& p, const Layer& l, const at::Tensor& x) {
   const ModelConfig& c = p.m.config;
   const at::Tensor qkv = c.key_shift

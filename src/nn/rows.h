@@ -41,9 +41,9 @@ void for_rows(const attn::Spec&, const attn::Inputs&, std::span<const Query>,
 at::Tensor weights_of(const attn::Spec&, const Rows&);
 
 // The fraction of a row's N largest weights a that can be separated among points x, the values
-// scaled to length 1: those with |a_i x_i - s| < min over the others of |a_j x_j - s|, where s is the
-// sum of a_i x_i over the N (N_s / N of arXiv 2508.17821). values [H, S, E] -> [H, R], double; NaN
-// if a row sees at most N tokens.
+// scaled to length 1: those with |a_i x_i - s| < min over the others of |a_j x_j - s|, where s is
+// the sum of a_i x_i over the N (N_s / N of arXiv 2508.17821). values [H, S, E] -> [H, R], double;
+// NaN if a row sees at most N tokens.
 at::Tensor separable_share(const Rows&, const at::Tensor& weights, const at::Tensor& values,
                            int64_t N);
 

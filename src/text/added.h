@@ -1,4 +1,5 @@
-// Added tokens: special and other tokens that are matched in the text itself, before any other stage.
+// Added tokens: special and other tokens that are matched in the text itself, before any other
+// stage.
 #pragma once
 
 #include <bitset>

@@ -23,7 +23,8 @@ Path torch_folder() {
     return 1;
   };
   ::dl_iterate_phdr(look, &library);
-  check(!library.empty(), "the default text is torch's Python sources, but torch is not loaded; name a text file");
+  check(!library.empty(),
+        "the default text is torch's Python sources, but torch is not loaded; name a text file");
   return std::filesystem::weakly_canonical(library).parent_path().parent_path();
 }
 

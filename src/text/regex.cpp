@@ -103,7 +103,7 @@ Regex::Regex(const Regex& other) : code_(other.code_), jit_(other.jit_) {
   make_match();
 }
 
-void Regex::compile(const std::string& field, const std::string& pattern, bool literal) {
+Regex::Regex(const std::string& field, const std::string& pattern, bool literal) {
   int error = 0;
   size_t at = 0;
   const uint32_t options = literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UTF | PCRE2_UCP;
@@ -112,7 +112,7 @@ void Regex::compile(const std::string& field, const std::string& pattern, bool l
   if (!code) {
     unsigned char message[256] = {};
     pcre2_get_error_message(error, message, sizeof message);
-    fail(field, ": no regular expression ", pattern, ": ", reinterpret_cast<char*>(message),
+    fail(field, ": invalid regular expression ", pattern, ": ", reinterpret_cast<char*>(message),
          " at byte ", at);
   }
   code_.reset(code, pcre2_code_free);
@@ -124,21 +124,15 @@ void Regex::compile(const std::string& field, const std::string& pattern, bool l
 }
 
 Regex Regex::pattern(const std::string& field, const std::string& pattern) {
-  Regex out;
-  out.compile(field, translated(field, pattern), false);
-  return out;
+  return Regex(field, translated(field, pattern), false);
 }
 
 Regex Regex::own(const std::string& pattern) {
-  Regex out;
-  out.compile("own pattern", pattern, false);
-  return out;
+  return Regex("own pattern", pattern, false);
 }
 
 Regex Regex::literal(const std::string& field, const std::string& text) {
-  Regex out;
-  out.compile(field, text, true);
-  return out;
+  return Regex(field, text, true);
 }
 
 std::optional<Range> Regex::find(std::string_view text, size_t from) const {

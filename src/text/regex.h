@@ -32,11 +32,10 @@ class Regex {
   std::optional<Range> find(std::string_view text, size_t from) const;
 
  private:
-  Regex() = default;
+  Regex(const std::string& field, const std::string& pattern, bool literal);
   struct Free {
     void operator()(pcre2_real_match_data_8*) const;
   };
-  void compile(const std::string& field, const std::string& pattern, bool literal);
   void make_match();
 
   std::shared_ptr<pcre2_real_code_8> code_;

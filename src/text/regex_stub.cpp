@@ -7,14 +7,12 @@ namespace horner::text {
 void Regex::Free::operator()(pcre2_real_match_data_8*) const {}
 void Regex::make_match() {}
 Regex::Regex(const Regex&) {}
-void Regex::compile(const std::string& field, const std::string&, bool) {
+Regex::Regex(const std::string& field, const std::string&, bool) {
   fail(field, ": regular expressions require PCRE2: build with it (Debian: libpcre2-dev)");
 }
 
 Regex Regex::pattern(const std::string& field, const std::string& pattern) {
-  Regex out;
-  out.compile(field, pattern, false);
-  return out;
+  return Regex(field, pattern, false);
 }
 Regex Regex::own(const std::string& pattern) {
   return Regex::pattern("own pattern", pattern);

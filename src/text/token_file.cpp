@@ -43,16 +43,9 @@ TokenFile open_tokens(const std::filesystem::path& path) {
 }
 
 Token token_at(const TokenFile& f, size_t i) {
-  check(i < f.size, "token index ", i, " is out of range: the file has ", f.size);
-  const std::byte* at = f.file->bytes().data() + f.offset + i * f.width;
-  if (f.width == 4) {
-    uint32_t token;
-    std::memcpy(&token, at, sizeof token);
-    return token;
-  }
-  uint16_t token;
-  std::memcpy(&token, at, sizeof token);
-  return token;
+  int64_t token;
+  copy_tokens(f, i, {&token, 1});
+  return Token(token);
 }
 
 void copy_tokens(const TokenFile& f, size_t begin, std::span<int64_t> out) {
@@ -68,8 +61,8 @@ void copy_tokens(const TokenFile& f, size_t begin, std::span<int64_t> out) {
 
 TokenWriter::TokenWriter(const std::filesystem::path& path, size_t vocabulary, size_t most)
     : path_(path), most_(most), wide_(vocabulary > 65536) {
-  check(most > 0 && most <= kMostTokens, "a token file must hold 1 to ", kMostTokens, " tokens, got ",
-        most);
+  check(most > 0 && most <= kMostTokens, "a token file must hold 1 to ", kMostTokens,
+        " tokens, got ", most);
   open();
 }
 

@@ -22,17 +22,16 @@ static std::unique_ptr<Workspace> workspace(const Model& m) {
   return std::make_unique<Workspace>(Workspace{m.normalizers, m.splitters, {}, {}});
 }
 
-// Encodes a piece without tokens of in_raw.
-static void encode_piece(const Model& m, Workspace& w, std::string_view piece, Place place,
-                         std::vector<Token>& out) {
-  const std::string_view all = normalized(w.normalizers, piece, place.continues, w.normalized);
+// Appends the added tokens in `text` to `out`, and calls `encode` for the pieces between them.
+template <class F>
+static void encode_between(const AddedFinder& added, std::string_view text, Place place,
+                           std::vector<Token>& out, F encode) {
   size_t done = 0, next = 0;
   while (true) {
-    const auto match = m.in_normalized.find(all, next, done);
-    const size_t end = match ? match->range.begin : all.size();
+    const auto match = added.find(text, next, done);
+    const size_t end = match ? match->range.begin : text.size();
     const Place here{.first = place.first && done == 0, .continues = place.continues && done == 0};
-    if (end > done)
-      encode_words(w.splitters, all.substr(done, end - done), here, m.bpe, w.words, out);
+    if (end > done) encode(text.substr(done, end - done), here);
     if (!match) break;
     out.push_back(match->token->id);
     done = match->range.end;
@@ -47,8 +46,7 @@ static std::filesystem::path file_at(const std::filesystem::path& path) {
 Tokenizer::Tokenizer() : model_(std::make_shared<Model>(Model{.raw_bytes = true})) {}
 
 Tokenizer::Tokenizer(const std::filesystem::path& path)
-    : model_(std::make_shared<Model>(read_model(file_at(path)))),
-      work_(workspace(*model_)) {}
+    : model_(std::make_shared<Model>(read_model(file_at(path)))), work_(workspace(*model_)) {}
 
 Tokenizer::Tokenizer(const Tokenizer& other)
     : model_(other.model_), work_(workspace(*other.model_)) {}
@@ -72,17 +70,14 @@ void Tokenizer::encode(std::string_view text, std::vector<Token>& out, EncodeOpt
   const size_t valid = valid_size(text);
   check(valid == text.size(), "the text is not valid UTF-8 at byte ", valid);
   if (o.special) out.insert(out.end(), m.before.begin(), m.before.end());
-  size_t done = 0, next = 0;
-  while (true) {
-    const auto match = m.in_raw.find(text, next, done);
-    const size_t end = match ? match->range.begin : text.size();
-    const Place here{.first = done == 0, .continues = o.continues && done == 0};
-    if (end > done) encode_piece(m, *work_, text.substr(done, end - done), here, out);
-    if (!match) break;
-    out.push_back(match->token->id);
-    done = match->range.end;
-    next = match->next;
-  }
+  Workspace& w = *work_;
+  const Place whole{.first = true, .continues = o.continues};
+  encode_between(m.in_raw, text, whole, out, [&](std::string_view raw, Place at) {
+    const std::string_view piece = normalized(w.normalizers, raw, at.continues, w.normalized);
+    encode_between(m.in_normalized, piece, at, out, [&](std::string_view part, Place here) {
+      encode_words(w.splitters, part, here, m.bpe, w.words, out);
+    });
+  });
   if (o.special) out.insert(out.end(), m.after.begin(), m.after.end());
 }
 

@@ -63,8 +63,8 @@ class DecodeStream {
   size_t context_ = 0;         // how many of the former: context for decoding the latter
 };
 
-// A position from 1 to text.size(), about `most` if possible, at which `text` can be cut so that the
-// tokens of both parts are those of the whole.
+// A position from 1 to text.size(), about `most` if possible, at which `text` can be cut so that
+// the tokens of both parts are those of the whole.
 size_t safe_cut(const Tokenizer&, std::string_view text, size_t most);
 
 }  // namespace horner::text

@@ -65,13 +65,15 @@ struct Field {
   }
 };
 
-// Passes a step, or every step of a Sequence, to `add`.
-template <class F>
-void for_each_step(const Field& f, const char* parts, F add, int depth = 0) {
+// Adds a step, or every step of a Sequence, to `out`.
+template <class Out>
+using Add = void (*)(const Field&, const std::string& type, Out&);
+template <class Out>
+void add_steps(const Field& f, const char* parts, Add<Out> add, Out& out, int depth = 0) {
   check(depth < 8, f.path, " is nested too deeply");
-  if (f.at("type").string() != "Sequence") return add(f, f.at("type").string());
+  if (f.at("type").string() != "Sequence") return add(f, f.at("type").string(), out);
   f.only({"type", parts});
-  for (const Field& step : f.at(parts).list()) for_each_step(step, parts, add, depth + 1);
+  for (const Field& step : f.at(parts).list()) add_steps(step, parts, add, out, depth + 1);
 }
 
 Regex regex(const Field& f) {
@@ -138,7 +140,7 @@ constexpr const char* kGpt2Pattern =
 
 void add_splitter(const Field& f, const std::string& type, std::vector<Splitter>& out) {
   check(out.empty() || !std::holds_alternative<ByteLevel>(out.back()), f.path,
-        ": nothing is read here behind ByteLevel");
+        ": ByteLevel must be the last step");
   if (type == "Split") {
     f.only({"type", "pattern", "behavior", "invert"});
     Split s{regex(f.at("pattern")), behaviour(f.at("behavior")), f.flag("invert", false)};
@@ -214,8 +216,8 @@ void add_processor(const Field& f, const std::string& type, Model& out) {
 
 // Registers a token and its number.
 void name_token(const std::string& path, Model& out, const std::string& name, Token id) {
-  check(!out.exists[id], path, ": tokens '", out.names[id], "' and '", name, "' have the same number ",
-        id);
+  check(!out.exists[id], path, ": tokens '", out.names[id], "' and '", name,
+        "' have the same number ", id);
   check(out.by_name.add(name, id), path, ": duplicate token '", name, "'");
   out.exists[id] = true;
   out.names[id] = name;
@@ -228,7 +230,7 @@ void read_flags(const Field& f, Model& out) {
   if (f.has("dropout") && f.at("dropout").json != 0.0) f.at("dropout").refuse();
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (f.has(key) && !f.at(key).string().empty()) f.at(key).refuse();
-  for (const char* key : {"vocab", "merges"})  // read by json_reader; only other types stay in the settings
+  for (const char* key : {"vocab", "merges"})  // json_reader leaves null if it read a list
     check(f.at(key).json.is_null(), f.path, ".", key, " has the wrong type");
   Bpe& bpe = out.bpe;
   bpe.bytes = !out.splitters.empty() && std::holds_alternative<ByteLevel>(out.splitters.back());
@@ -246,8 +248,8 @@ void read_bpe(const Field& f, TokenizerJson& file, size_t most, Model& out) {
   std::vector<std::pair<std::string, Token>> keys;
   keys.reserve(file.vocabulary.size());
   for (auto& [name, number] : file.vocabulary) {
-    check(number < most, f.path, ".vocab: the number of '", name, "' must be below ", most, ", got ",
-          int64_t(number));
+    check(number < most, f.path, ".vocab: the number of '", name, "' must be below ", most,
+          ", got ", int64_t(number));
     name_token("model.vocab", out, name, Token(number));
     std::string bytes;
     if (!bpe.bytes)
@@ -287,8 +289,8 @@ void read_added(const Field& f, size_t vocabulary, Model& out) {
     // The tokenizers package numbers them so: as in the vocabulary, else the next number.
     const auto known = out.by_name.find(token.content);
     const size_t wanted = known ? *known : next_id++;
-    check(token.id == wanted, t.path, ": the number of '", token.content, "' must be ", wanted, ", got ",
-          token.id);
+    check(token.id == wanted, t.path, ": the number of '", token.content, "' must be ", wanted,
+          ", got ", token.id);
     if (!known) name_token(t.path, out, token.content, token.id);
     if (token.special) out.special[token.id] = true;
     std::string buffer;
@@ -310,17 +312,10 @@ Model read(TokenizerJson file) {
     if (root.has(key)) root.at(key).refuse();
   Model out;
   if (root.has("normalizer"))
-    for_each_step(
-        root.at("normalizer"), "normalizers",
-        [&](const Field& f, const std::string& type) { add_normalizer(f, type, out.normalizers); });
+    add_steps(root.at("normalizer"), "normalizers", add_normalizer, out.normalizers);
   if (root.has("pre_tokenizer"))
-    for_each_step(
-        root.at("pre_tokenizer"), "pretokenizers",
-        [&](const Field& f, const std::string& type) { add_splitter(f, type, out.splitters); });
-  if (root.has("decoder"))
-    for_each_step(root.at("decoder"), "decoders", [&](const Field& f, const std::string& type) {
-      add_decoder(f, type, out.decoders);
-    });
+    add_steps(root.at("pre_tokenizer"), "pretokenizers", add_splitter, out.splitters);
+  if (root.has("decoder")) add_steps(root.at("decoder"), "decoders", add_decoder, out.decoders);
   // Numbers far above the count of tokens mean that the file is damaged.
   const Field model = root.at("model");
   const size_t added = root.has("added_tokens") ? root.at("added_tokens").list().size() : 0;
@@ -331,8 +326,7 @@ Model read(TokenizerJson file) {
   read_bpe(model, file, most, out);
   if (root.has("added_tokens")) read_added(root.at("added_tokens"), count, out);
   if (root.has("post_processor"))
-    for_each_step(root.at("post_processor"), "processors",
-                  [&](const Field& f, const std::string& type) { add_processor(f, type, out); });
+    add_steps(root.at("post_processor"), "processors", add_processor, out);
   while (!out.exists.empty() && !out.exists.back()) out.exists.pop_back();
   out.names.resize(out.exists.size());
   out.special.resize(out.exists.size());

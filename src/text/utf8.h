@@ -23,7 +23,8 @@ void append(std::string& text, char32_t code_point);
 
 size_t valid_size(std::string_view text);  // the number of valid bytes at the start
 
-// Replaces invalid UTF-8 by U+FFFD, one for each maximal prefix of a sequence, as Unicode recommends.
+// Replaces invalid UTF-8 by U+FFFD, one for each maximal prefix of a sequence, as Unicode
+// recommends.
 std::string lossy(std::string_view bytes);
 
 }  // namespace horner::text

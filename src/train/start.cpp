@@ -21,8 +21,8 @@ nn::Model start_model(const Settings& s) {
     return nn::random_model(nn::model_config(changed(nn::preset(s.model).json, s)), s.seed);
   const fs::path path = s.model;
   if (fs::is_directory(path))
-    return nn::load_model(path, nn::model_config(changed(files::read_json(path / "config.json"), s)),
-                          s.seed);
+    return nn::load_model(
+        path, nn::model_config(changed(files::read_json(path / "config.json"), s)), s.seed);
   check(fs::is_regular_file(path), "no model '", s.model, "': neither a preset (", quoted(presets),
         ") nor a folder nor a config.json");
   return nn::random_model(nn::model_config(changed(files::read_json(path), s)), s.seed);
@@ -46,7 +46,8 @@ bool claim_folder(const fs::path& folder, const Settings& s, bool resume) {
             folder.string(), " was begun with ", row.name, " ", before[row.name].dump(), ", not ",
             now[row.name].dump(), "; give another --out for a run with that");
     const fs::path result = folder / "result.json";
-    if (fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps) return false;
+    if (fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps)
+      return false;
   }
   fs::create_directories(folder);
   files::write_json(file, now);
