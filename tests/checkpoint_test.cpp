@@ -57,6 +57,12 @@ Json gemma() {
   j.erase("horner");
   return j;
 }
+Json olmo2() {
+  Json j = llama();
+  j["model_type"] = "olmo2";
+  j.erase("horner");
+  return j;
+}
 Json gpt2() {
   return {{"model_type", "gpt2"},
           {"n_embd", 8},
@@ -95,7 +101,7 @@ void use(const Path& folder) {
   logits(m, hidden(m, at::arange(3, at::kLong).unsqueeze(0)));
 }
 void use_tokenizer(const Path& folder) {
-  const Tokenizer t(folder);
+  const text::Tokenizer t(folder);
   t.decode(t.encode("The other thing, then.\n"), false);
 }
 
@@ -128,7 +134,7 @@ int errors_of(const Path& folder, const char* file, int damages, bool truncate,
 }
 
 TEST_F(Folder, OfOneVariantStartsAnother) {
-  for (Json config : {llama(), gpt2()}) {
+  for (Json config : {llama(), olmo2(), gpt2()}) {
     const Model saved = random_model(model_config(config), 3);
     save_model(saved, folder);
     config["horner"]["attention"] = "gated";
@@ -146,7 +152,7 @@ TEST_F(Folder, OfOneVariantStartsAnother) {
 
 TEST_F(Folder, DamagedOnesGiveErrors) {
   constexpr int kTruncations = 120, kFlips = 280;
-  for (const Json& config : {llama(), gemma(), gpt2()}) {
+  for (const Json& config : {llama(), olmo2(), gemma(), gpt2()}) {
     save_model(random_model(model_config(config), 3), folder);
     put(folder / "tokenizer.json", tokenizer().dump());
     use(folder), use_tokenizer(folder);

@@ -76,7 +76,7 @@ static int train_model(const Words& a) {
   group.broadcast(p);
   train::GradientAverage average(group, p);
   const int64_t parts = std::stoll(a[3]), steps = std::stoll(a[4]);
-  attn::TensorsFile out;
+  files::TensorsFile out;
   std::vector<double> losses;
   for (int64_t step = 0; step < steps; ++step) {
     if (step % 2) {  // both ways to begin a step
@@ -104,7 +104,7 @@ static int train_model(const Words& a) {
     if (s.at->grad().defined()) out.tensors["grad." + s.name] = s.at->grad().clone();
   }
   // Each rank its own file: they must be equal.
-  attn::save_tensors(a[1] + std::to_string(r.rank), out);
+  files::save_tensors(a[1] + std::to_string(r.rank), out);
   group.barrier();
   return 0;
 }
@@ -128,8 +128,8 @@ static int unused(const Words& a) {
     average.backward(half());
   }
   check(!none.grad().defined(), "a gradient of a parameter that nobody uses");
-  attn::save_tensors(a[1] + std::to_string(r.rank),
-                     {{{"shared", shared.grad().clone()}, {"first", first.grad().clone()}}});
+  files::save_tensors(a[1] + std::to_string(r.rank),
+                      {{{"shared", shared.grad().clone()}, {"first", first.grad().clone()}}});
   return 0;
 }
 
@@ -141,8 +141,8 @@ static int talk(const Words& a) {
   group.broadcast({x.t(), y, w.requires_grad_(true)});
   group.sum(z);
   group.barrier();
-  attn::save_tensors(a[1] + std::to_string(rank),
-                     {{{"x", x}, {"y", y}, {"z", z}, {"w", w.detach()}}});
+  files::save_tensors(a[1] + std::to_string(rank),
+                      {{{"x", x}, {"y", y}, {"z", z}, {"w", w.detach()}}});
   std::cout << group.backend() << "\n";
   return 0;
 }

@@ -83,11 +83,11 @@ def test_errors(tmp_path):
     assert "bad.txt" in error and "byte 2" in error
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     error = horner("pack", tmp_path / "bad.jsonl", "--out", out, rc=2)
-    assert "line 2" in error and "no text under 'text'; there is body" in error
+    assert "line 2" in error and "missing string 'text'; the keys are: body" in error
     assert "no token '<eos>'" in horner("pack", tmp_path / "bad.jsonl", "--end", "<eos>", "--out", out, rc=2)
     assert "cannot write" in horner("pack", tmp_path / "bad.txt", "--out", tmp_path / "no/x.bin", rc=2)
     assert "--bogus" in horner("pack", "--bogus", rc=2)
     assert "subcommand" in horner(rc=2)
     assert not out.exists() and not list(tmp_path.glob("*.part*"))
     (tmp_path / "odd").write_bytes(b"abc")
-    assert "no file of tokens" in horner("info", tmp_path / "odd", rc=2)
+    assert "is not a token file" in horner("info", tmp_path / "odd", rc=2)

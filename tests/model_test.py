@@ -25,6 +25,8 @@ CONFIGS = {
     "qwen2_window": lambda: transformers.Qwen2Config(num_hidden_layers=3, use_sliding_window=True, sliding_window=7,
                                                      max_window_layers=1, **SMALL),
     "qwen3": lambda: transformers.Qwen3Config(num_hidden_layers=2, head_dim=12, **SMALL),
+    "olmo2": lambda: transformers.Olmo2Config(num_hidden_layers=3, **SMALL),
+    "olmo2_bias": lambda: transformers.Olmo2Config(num_hidden_layers=2, attention_bias=True, **SMALL),
     "gemma3": lambda: transformers.Gemma3TextConfig(num_hidden_layers=7, head_dim=12, sliding_window=8,
                                                     query_pre_attn_scalar=20, **SMALL),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64,
@@ -91,6 +93,15 @@ def variants():
     return [v["name"] for v in listed["variants"]]
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decoding_is_the_whole_text_for_every_family(name, tmp_path):
+    random_model(CONFIGS[name]()).save_pretrained(tmp_path / "model")
+    tokens = torch.randint(0, 99, (2, 30))
+    whole = logits_of(tmp_path / "model", tokens, tmp_path)
+    streamed = logits_of(tmp_path / "model", tokens, tmp_path, 19)
+    assert (whole - streamed).abs().max() < 1e-4 * (1 + whole.abs().max())
+
+
 def test_a_prompt_then_decoding_is_the_whole_text_for_every_variant(tmp_path):
     torch.manual_seed(1)
     tokens = torch.randint(0, 256, (2, 30))
@@ -116,20 +127,28 @@ def test_damaged_folders_are_refused(tmp_path):
     config = json.loads((tmp_path / "m/config.json").read_text())
 
     def error(**changes):
-        (tmp_path / "m/config.json").write_text(json.dumps({**config, **changes}))
+        changed = {k: v for k, v in {**config, **changes}.items() if v is not ...}
+        (tmp_path / "m/config.json").write_text(json.dumps(changed))
         done = subprocess.run([TOOL, "copy", tmp_path / "m", tmp_path / "x"], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done
         return done.stderr
 
     assert "did you mean" in error(horner={"attention": "sofmax"})
-    assert "no family" in error(model_type="bert")
+    assert "unknown model_type 'bert'; supported: 'llama'" in error(model_type="bert")
+    assert """'num_key_value_heads' must be an integer, got "x\"""" in error(num_key_value_heads="x")
+    assert "'head_dim' must be an integer, got 2.5" in error(head_dim=2.5)
+    assert "'tie_word_embeddings' must be true or false, got 3" in error(tie_word_embeddings=3)
+    assert "'num_attention_heads' must be a multiple of 'num_key_value_heads', got 4 and 3" in error(num_key_value_heads=3)
+    assert "'hidden_size' must be positive, got 0" in error(hidden_size=0)
+    assert "missing field 'hidden_size'" in error(model_type="olmo2", hidden_size=..., vocab_size=9)
+    assert "'horner' in it, must be JSON objects" in error(horner=3)
     assert "q_proj" in error(num_attention_heads=8, head_dim=8)
     assert "layers.2" in error(num_hidden_layers=3)
     assert "vocab_size" in error(vocab_size="many")
     assert "embed_tokens" in error(vocab_size=100)
     assert "softcapping" in error(final_logit_softcapping=30.0)
     (tmp_path / "m/config.json").write_text("{")
-    assert "JSON" in subprocess.run([TOOL, "copy", tmp_path / "m", tmp_path / "x"], capture_output=True, text=True).stderr
+    assert "config.json' is not valid JSON" in subprocess.run([TOOL, "copy", tmp_path / "m", tmp_path / "x"], capture_output=True, text=True).stderr
 
 
 def test_gemma_3_270m(tmp_path):

@@ -2,11 +2,12 @@
 //   model_tool new PRESET VARIANT SEED FOLDER    a random model
 //   model_tool copy FOLDER FOLDER                load and save
 //   model_tool logits FOLDER TOKENS OUT          logits of the tokens
-//   model_tool stream FOLDER TOKENS OUT N        the same: N tokens as a prompt, the rest one by
-//   one model_tool loss FOLDER TOKENS OUT [DTYPE]    the loss of each token's next, and its
-//   gradients model_tool steps FOLDER TOKENS DTYPE         a step of training for each line of
-//   input, and its
-//                                                seconds and loss
+//   model_tool stream FOLDER TOKENS OUT N        the same: a prompt of N tokens, then one by one
+//   model_tool loss FOLDER TOKENS OUT [DTYPE]    the loss of the next tokens, and its gradients
+//   model_tool steps FOLDER TOKENS DTYPE         for each line of input one training step: prints
+//                                                its seconds and loss
+//   model_tool times FOLDER TOKENS               for each line of input (load, logits or decode N):
+//                                                prints its seconds and a value
 #include <ATen/ATen.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/GradMode.h>
@@ -51,8 +52,8 @@ static std::vector<at::Tensor> leaves(nn::Model& m) {
   return out;
 }
 
-static attn::TensorsFile loss(nn::Model m, const at::Tensor& tokens, at::ScalarType compute) {
-  attn::TensorsFile out;
+static files::TensorsFile loss(nn::Model m, const at::Tensor& tokens, at::ScalarType compute) {
+  files::TensorsFile out;
   leaves(m);
   const at::Tensor l = loss_of(m, tokens, compute);
   l.backward();
@@ -123,18 +124,18 @@ static int run(const std::vector<std::string>& a) {
     nn::save_model(nn::random_model(nn::preset(a[1], a[2]), std::stoull(a[3])), a[4]);
     return 0;
   }
-  if (a[0] == "times") return times(a[1], attn::load_tensors(a[2]).tensors.at("tokens")), 0;
+  if (a[0] == "times") return times(a[1], files::load_tensors(a[2]).tensors.at("tokens")), 0;
   const nn::Model m = nn::load_model(a[1]);
-  const at::Tensor tokens = attn::load_tensors(a[2]).tensors.at("tokens");
+  const at::Tensor tokens = files::load_tensors(a[2]).tensors.at("tokens");
   if (a[0] == "loss") {
     const std::string dtype = a.size() > 4 ? a[4] : "float32";
-    return attn::save_tensors(a[3], loss(m, tokens, dtype_of(dtype))), 0;
+    return files::save_tensors(a[3], loss(m, tokens, dtype_of(dtype))), 0;
   }
   if (a[0] == "steps") return steps(m, tokens, dtype_of(a[3])), 0;
   const c10::NoGradGuard without_gradients;
   const at::Tensor x =
       a[0] == "stream" ? stream(m, tokens, std::stoll(a[4])) : nn::hidden(m, tokens);
-  attn::save_tensors(a[3], {{{"logits", nn::logits(m, x).contiguous()}}});
+  files::save_tensors(a[3], {{{"logits", nn::logits(m, x).contiguous()}}});
   return 0;
 }
 

@@ -8,11 +8,11 @@
 int main(int argc, char** argv) {
   using namespace horner;
   if (argc == 4 && std::strcmp(argv[1], "copy") == 0) {
-    attn::save_tensors(argv[3], attn::load_tensors(argv[2]));
+    files::save_tensors(argv[3], files::load_tensors(argv[2]));
     return 0;
   }
   for (int i = 2; i < argc; ++i) try {
-      safetensors::read(argv[i]);
+      files::safetensors::read(argv[i]);
       std::cout << "fine\n";
     } catch (const Error& e) {
       std::cout << e.what() << "\n";

@@ -13,7 +13,7 @@
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
-namespace horner::nn {
+namespace horner::text {
 namespace {
 
 using Json = nlohmann::json;
@@ -264,4 +264,4 @@ TEST_F(Text, Lossy) {
 }
 
 }  // namespace
-}  // namespace horner::nn
+}  // namespace horner::text

@@ -34,7 +34,7 @@ std::string_view take(std::string_view& rest, size_t element) {
 
 void check_files(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) try {
-      const nn::Tokenizer t{argv[i]};
+      const text::Tokenizer t{argv[i]};
       t.decode(t.encode("A word, and 12 more.\n\n  Grüße aus  Łódź ▁ 🙂"));
       std::cout << "fine\n";
     } catch (const Error& e) {
@@ -48,13 +48,13 @@ int main(int argc, char** argv) try {
   const std::string_view what = argv[1];
   if (what == "check") return check_files(argc, argv), 0;
   Stopwatch loading;
-  const nn::Tokenizer t =
-      std::string_view(argv[2]) == "bytes" ? nn::Tokenizer() : nn::Tokenizer(argv[2]);
+  const text::Tokenizer t =
+      std::string_view(argv[2]) == "bytes" ? text::Tokenizer() : text::Tokenizer(argv[2]);
   std::cerr << "loaded in " << loading.ms() << " ms\n";
-  const MappedFile file(argv[3]);
+  const files::MappedFile file(argv[3]);
   std::string_view rest = file.text();
   if (what == "time") {
-    std::vector<nn::Token> out;
+    std::vector<text::Token> out;
     Stopwatch watch;
     t.encode(rest, out, {.special = false});
     std::cout << watch.ms() / 1e3 << " " << out.size() << "\n";
@@ -63,10 +63,10 @@ int main(int argc, char** argv) try {
   while (!rest.empty()) {
     if (what == "encode") {
       const auto tokens = t.encode(take(rest, 1), {.special = argc < 5});
-      put(tokens.data(), tokens.size(), sizeof(nn::Token));
+      put(tokens.data(), tokens.size(), sizeof(text::Token));
     } else {
-      const std::string_view bytes = take(rest, sizeof(nn::Token));
-      std::vector<nn::Token> tokens(bytes.size() / sizeof(nn::Token));
+      const std::string_view bytes = take(rest, sizeof(text::Token));
+      std::vector<text::Token> tokens(bytes.size() / sizeof(text::Token));
       std::memcpy(tokens.data(), bytes.data(), bytes.size());
       const std::string text = t.decode(tokens, argc < 5);
       put(text.data(), text.size(), 1);

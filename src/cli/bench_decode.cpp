@@ -135,7 +135,7 @@ static void print(const std::vector<DecodeRow>& rows, const instruments::Stream&
 
 Outcome bench_decode(const std::vector<attn::Variant>& variants, const std::vector<int64_t>& shape,
                      const Shown& shown) {
-  std::optional<NewFile> file;  // fails before the work, not after it
+  std::optional<files::NewFile> file;  // fails before the work, not after it
   if (!shown.svg.empty()) file.emplace(shown.svg);
   const instruments::Stream s{.B = shape[0], .H = shape[1], .D = shape[3]};
   const std::vector<int64_t> lengths = contexts(shape[2]);

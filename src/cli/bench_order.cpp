@@ -75,7 +75,7 @@ static void print(const instruments::OrderCase& c, const report::Chart& lines) {
 }
 
 Outcome bench_order(uint64_t seed, const Shown& shown) {
-  std::optional<NewFile> file;  // fails before the work, not after it
+  std::optional<files::NewFile> file;  // fails before the work, not after it
   if (!shown.svg.empty()) file.emplace(shown.svg);
   const instruments::OrderCase c{.seed = seed};
   const std::vector<instruments::OrderError> errors = instruments::order_errors(c);

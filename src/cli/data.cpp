@@ -6,8 +6,8 @@
 
 namespace horner::cli {
 
-nn::Tokenizer tokenizer_at(const std::string& path) {
-  return path.empty() ? nn::Tokenizer() : nn::Tokenizer(path);
+text::Tokenizer tokenizer_at(const std::string& path) {
+  return path.empty() ? text::Tokenizer() : text::Tokenizer(path);
 }
 
 static Action add_pack(CLI::App& app) {

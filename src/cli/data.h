@@ -26,6 +26,6 @@ struct TokensOptions {
 Outcome describe_tokens(const TokensOptions&);
 
 // The one at `path`, or bytes when that is empty.
-nn::Tokenizer tokenizer_at(const std::string& path);
+text::Tokenizer tokenizer_at(const std::string& path);
 
 }  // namespace horner::cli

@@ -11,23 +11,23 @@ namespace horner::cli {
 
 namespace {
 
-using nn::Token;
+using text::Token;
 
 struct Seen {
   Token smallest = 0, largest = 0;
   size_t different = 0;
 };
 
-Seen look(const nn::TokenFile& f) {
+Seen look(const text::TokenFile& f) {
   constexpr size_t kPart = 1 << 16;
   constexpr Token kMostCounted =
       1 << 26;  // no vocabulary is larger: a damaged file's are not counted
   std::vector<bool> seen;
   std::vector<int64_t> part(kPart);
-  Seen out{.smallest = f.size > 0 ? nn::token_at(f, 0) : 0};
+  Seen out{.smallest = f.size > 0 ? text::token_at(f, 0) : 0};
   for (size_t at = 0; at < f.size; at += kPart) {
     const std::span<int64_t> here(part.data(), std::min(kPart, f.size - at));
-    nn::copy_tokens(f, at, here);
+    text::copy_tokens(f, at, here);
     for (const int64_t token : here) {
       const Token t = Token(token);
       out.smallest = std::min(out.smallest, t);
@@ -43,9 +43,9 @@ Seen look(const nn::TokenFile& f) {
 }
 
 // The first tokens as text; none when these are not the tokenizer's.
-std::string first_text(const nn::TokenFile& f, const nn::Tokenizer& t, size_t shown) {
+std::string first_text(const text::TokenFile& f, const text::Tokenizer& t, size_t shown) {
   std::vector<Token> first;
-  for (size_t i = 0; i < std::min(shown, f.size); ++i) first.push_back(nn::token_at(f, i));
+  for (size_t i = 0; i < std::min(shown, f.size); ++i) first.push_back(text::token_at(f, i));
   for (const Token token : first)
     if (token >= t.size()) return "";
   return t.decode(first, false);
@@ -66,10 +66,10 @@ std::string on_one_line(const std::string& text) {
 }  // namespace
 
 Outcome describe_tokens(const TokensOptions& o) {
-  const nn::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
+  const text::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
   auto all = nlohmann::ordered_json::array();
   for (const std::string& path : o.files) {
-    const nn::TokenFile f = nn::open_tokens(path);
+    const text::TokenFile f = text::open_tokens(path);
     const Seen seen = look(f);
     const std::string text = first_text(f, tokenizer, o.shown);
     const bool fits = f.size == 0 || seen.largest < tokenizer.size();

@@ -19,14 +19,14 @@ namespace horner::cli {
 namespace {
 
 using Path = std::filesystem::path;
-using nn::Token;
+using text::Token;
 
 constexpr size_t kPiece = 1 << 20;  // bytes that are encoded at once
 
 struct Packing {
   const PackOptions& options;
-  nn::Tokenizer tokenizer;
-  nn::TokenWriter out;
+  text::Tokenizer tokenizer;
+  text::TokenWriter out;
   std::vector<Token> begin, end;  // around every document
   size_t bytes_all = 0, bytes = 0, documents = 0;
   Stopwatch watch = {};
@@ -51,7 +51,7 @@ void show(const Packing& p) {
 // The next piece of `text` into the buffer; how many bytes that is.
 size_t encode_piece(Packing& p, std::string_view text, size_t done, const std::string& where) try {
   const std::string_view rest = text.substr(done);
-  const size_t n = nn::safe_cut(p.tokenizer, rest, kPiece);
+  const size_t n = text::safe_cut(p.tokenizer, rest, kPiece);
   p.buffer.clear();
   p.tokenizer.encode(rest.substr(0, n), p.buffer, {.special = false, .continues = done > 0});
   return n;
@@ -61,7 +61,7 @@ size_t encode_piece(Packing& p, std::string_view text, size_t done, const std::s
 
 // A document, of which `size` bytes of the input are gone when it is done. False: Ctrl-C.
 bool pack_text(Packing& p, std::string_view text, size_t size, const std::string& where,
-               const MappedFile* file) {
+               const files::MappedFile* file) {
   const size_t before = p.bytes;
   p.out.write(p.begin);
   for (size_t done = 0; done < text.size();) {
@@ -78,7 +78,7 @@ bool pack_text(Packing& p, std::string_view text, size_t size, const std::string
   return true;
 }
 
-bool pack_lines(Packing& p, const MappedFile& file) {
+bool pack_lines(Packing& p, const files::MappedFile& file) {
   const std::string_view all = file.text();
   size_t number = 0, shown = 0;
   for (size_t at = 0; at < all.size();) {
@@ -92,7 +92,7 @@ bool pack_lines(Packing& p, const MappedFile& file) {
       continue;
     }
     const std::string where = "'" + file.path().string() + "' line " + std::to_string(number);
-    const std::string text = nn::text_of_line(line, p.options.key, where);
+    const std::string text = text::text_of_line(line, p.options.key, where);
     if (!pack_text(p, text, size, where, nullptr)) return false;
     if (at - shown < kPiece) continue;
     shown = at;
@@ -103,13 +103,13 @@ bool pack_lines(Packing& p, const MappedFile& file) {
 }
 
 bool pack_file(Packing& p, const Path& path) {
-  const MappedFile file(path);
+  const files::MappedFile file(path);
   const std::string extension = path.extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return pack_lines(p, file);
   return pack_text(p, file.text(), file.text().size(), "'" + path.string() + "'", &file);
 }
 
-std::vector<Token> named(const nn::Tokenizer& t, const std::string& name) {
+std::vector<Token> named(const text::Tokenizer& t, const std::string& name) {
   if (name.empty()) return {};
   const auto token = t.find(name);
   horner::check(token.has_value(), "the tokenizer has no token '", name, "'");
@@ -142,13 +142,14 @@ void report(const Packing& p, size_t files) {
 }  // namespace
 
 Outcome pack(const PackOptions& o) {
-  const std::vector<Path> files =
-      o.inputs.empty() ? nn::default_corpus() : nn::files_of({o.inputs.begin(), o.inputs.end()});
-  nn::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
+  const std::vector<Path> files = o.inputs.empty()
+                                      ? text::default_corpus()
+                                      : text::files_of({o.inputs.begin(), o.inputs.end()});
+  text::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
   const auto begin = named(tokenizer, o.begin), end = named(tokenizer, o.end);
   const size_t vocabulary = tokenizer.size();
-  const size_t most = o.shard > 0 ? o.shard : nn::TokenWriter::kMostTokens;
-  Packing p{o, std::move(tokenizer), nn::TokenWriter(o.out, vocabulary, most), begin, end};
+  const size_t most = o.shard > 0 ? o.shard : text::TokenWriter::kMostTokens;
+  Packing p{o, std::move(tokenizer), text::TokenWriter(o.out, vocabulary, most), begin, end};
   for (const Path& file : files) p.bytes_all += std::filesystem::file_size(file);
   catch_interrupt();
   bool all = true;

@@ -14,6 +14,7 @@
 #include "core/stopwatch.h"
 #include "diag/diag_report.h"
 #include "files/files.h"
+#include "files/json.h"
 #include "nn/checkpoint.h"
 #include "text/tokenizer.h"
 #include "train/checkpoint.h"
@@ -45,16 +46,16 @@ static at::Tensor tokens_of(const std::string& file, const fs::path& folder, con
   const bool own = fs::exists(folder / "tokenizer.json");
   horner::check(own || m.config.V == 256, folder.string(), " has no tokenizer.json, and its ",
                 m.config.V, " tokens are no bytes");
-  const nn::Tokenizer words = own ? nn::Tokenizer(folder) : nn::Tokenizer();
-  const MappedFile mapped{fs::path(file)};
+  const text::Tokenizer words = own ? text::Tokenizer(folder) : text::Tokenizer();
+  const files::MappedFile mapped{fs::path(file)};
   const std::string_view text = mapped.text();
   horner::check(text.find_first_not_of(" \t\r\n") != text.npos, file,
                 " is empty: a text of at least ", length, " tokens is wanted");
   // no tokenizer makes fewer than one token of 64 bytes of prose: enough is read, never a library
   const size_t bytes = size_t(most) * 64 + 4096;
-  const size_t cut = text.size() <= bytes ? text.size() : nn::safe_cut(words, text, bytes);
+  const size_t cut = text.size() <= bytes ? text.size() : text::safe_cut(words, text, bytes);
   std::vector<int64_t> out;
-  for (nn::Token t : words.encode(text.substr(0, cut))) out.push_back(t);
+  for (text::Token t : words.encode(text.substr(0, cut))) out.push_back(t);
   if (m.config.begin >= 0 && own && (out.empty() || out[0] != m.config.begin))
     out.insert(out.begin(), m.config.begin);
   horner::check(int64_t(out.size()) >= length, file, " has ", out.size(),
@@ -89,7 +90,7 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
   const fs::path folder = model_folder(o.model);
   const nn::Model model = on(device, nn::load_model(folder));
   const int64_t length = o.settings.lengths.back();
-  const int64_t room = model.config.family->rotary
+  const int64_t room = model.config.family->rotary()
                            ? o.what_if_tokens
                            : std::min(o.what_if_tokens, model.config.positions);
   const at::Tensor tokens =
@@ -127,11 +128,7 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
       diag::make_report(d, what_if, {name(o.model), name(o.text), command, HORNER_VERSION}), o.out);
   nn::Json numbers = diag::to_json(d, what_if);
   numbers["seconds"] = seconds;
-  {
-    NewFile file(fs::path(o.out) / "diagnosis.json");
-    file.write(numbers.dump(1) + "\n");
-    file.commit();
-  }
+  files::write_json(fs::path(o.out) / "diagnosis.json", numbers, 1);
   if (o.json) {
     std::cout << numbers.dump(1) << "\n";
     return Outcome::fine;

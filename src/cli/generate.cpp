@@ -25,23 +25,23 @@ struct GenerateOptions {
 };
 
 // Bytes where the folder has no tokenizer and the model knows bytes.
-static nn::Tokenizer tokenizer(const std::filesystem::path& folder, int64_t V) {
-  if (std::filesystem::exists(folder / "tokenizer.json")) return nn::Tokenizer(folder);
+static text::Tokenizer tokenizer(const std::filesystem::path& folder, int64_t V) {
+  if (std::filesystem::exists(folder / "tokenizer.json")) return text::Tokenizer(folder);
   horner::check(V == 256, folder.string(), " has no tokenizer.json, and its ", V,
                 " tokens are no bytes");
-  return nn::Tokenizer();
+  return text::Tokenizer();
 }
 
 static Outcome run(const GenerateOptions& o) {
   const nn::Model model = nn::load_model(o.model);
-  const nn::Tokenizer words = tokenizer(o.model, model.config.V);
+  const text::Tokenizer words = tokenizer(o.model, model.config.V);
   std::vector<int64_t> prompt;
-  for (nn::Token t : words.encode(o.prompt)) prompt.push_back(t);
+  for (text::Token t : words.encode(o.prompt)) prompt.push_back(t);
   const int64_t begin = model.config.begin;
   if (begin >= 0 && !words.is_bytes() && (prompt.empty() || prompt[0] != begin))
     prompt.insert(prompt.begin(), begin);
   catch_interrupt();
-  nn::DecodeStream stream(words);
+  text::DecodeStream stream(words);
   std::string written;
   const auto show = [&](const std::string& text) {
     written += text;
@@ -49,7 +49,7 @@ static Outcome run(const GenerateOptions& o) {
   };
   if (!o.json) std::cout << o.prompt << std::flush;
   const nn::Generated g = nn::generate(model, prompt, o.tokens, o.sampling, [&](int64_t t) {
-    show(stream.add(nn::Token(t)));
+    show(stream.add(text::Token(t)));
     return !stopped();
   });
   show(stream.rest());

@@ -9,8 +9,8 @@
 #include "cli/command.h"
 #include "core/check.h"
 #include "files/files.h"
+#include "files/json.h"
 #include "study/study_report.h"
-#include "train/start.h"
 
 namespace horner::cli {
 
@@ -24,7 +24,7 @@ struct ReportOptions {
 std::string write_report(const report::Report& r, const fs::path& out) {
   fs::create_directories(out);
   const auto write = [&](const char* name, const std::string& text) {
-    NewFile file(out / name);
+    files::NewFile file(out / name);
     file.write(text);
     file.commit();
     return (out / name).string();
@@ -42,7 +42,7 @@ std::string write_report(const report::Report& r, const fs::path& out) {
 study::Origin origin_of(const fs::path& folder) {
   study::Origin o{.title = "Runs in " + folder.string(), .version = HORNER_VERSION};
   if (!fs::exists(folder / "origin.json")) return o;
-  const train::Json j = train::read_json(folder / "origin.json");
+  const train::Json j = files::read_json(folder / "origin.json");
   o.title = j.value("title", o.title), o.command = j.value("command", o.command);
   return o;
 }

@@ -15,9 +15,9 @@
 #include "core/check.h"
 #include "core/names.h"
 #include "core/stopwatch.h"
+#include "files/json.h"
 #include "study/runner.h"
 #include "study/taylor.h"
-#include "train/start.h"
 
 namespace horner::cli {
 
@@ -144,7 +144,7 @@ static Outcome run(StudyOptions o) {
                               (o.set.empty() ? "" : " --set '" + o.set + "'") + " --jobs " +
                               std::to_string(o.jobs);
   fs::create_directories(o.out);
-  train::write_json(fs::path(o.out) / "origin.json", {{"title", s.title}, {"command", command}});
+  files::write_json(fs::path(o.out) / "origin.json", {{"title", s.title}, {"command", command}});
   catch_interrupt();
   const Stopwatch clock;
   const auto out_of_time = [&] { return o.minutes > 0 && clock.ms() > o.minutes * 60000; };

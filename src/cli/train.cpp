@@ -11,9 +11,9 @@
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/stopwatch.h"
+#include "files/json.h"
 #include "study/tasks.h"
 #include "train/comm.h"
-#include "train/start.h"
 #include "train/trainer.h"
 
 namespace horner::cli {
@@ -38,8 +38,8 @@ static train::Settings settings_of(const TrainOptions& o) {
   train::Settings s;
   const std::filesystem::path before = std::filesystem::path(o.out) / "settings.json";
   if (o.resume && std::filesystem::exists(before))
-    read_settings(s, train::read_json(before), before.string());
-  if (!o.config.empty()) read_settings(s, train::read_json(o.config), o.config);
+    read_settings(s, files::read_json(before), before.string());
+  if (!o.config.empty()) read_settings(s, files::read_json(o.config), o.config);
   for (const train::Setting& row : train::setting_table())
     if (const auto found = o.given.find(row.name); found != o.given.end())
       read_settings(s, {{row.name, typed(row, found->second)}}, "--" + std::string(row.name));

@@ -1,30 +1,24 @@
 // The numbers of a diagnosis, as JSON.
-#include <cmath>
-
 #include "diag/diag_report.h"
 
 namespace horner::diag {
 
 using nn::Json;
 
-static Json number(double x) {
-  return std::isfinite(x) ? Json(x) : Json();
-}
-
 static Json head_json(const Diagnosis& d, const Head& h) {
   Json out = {{"layer", h.layer}, {"head", h.head}};
-  for (const Metric& m : metrics()) out[m.name] = number(m.of(d, h));
+  for (const Metric& m : metrics()) out[m.name] = m.of(d, h);
   const size_t last = d.settings.lengths.size() - 1;
   for (const auto& [name, what] : {std::pair{"distance", &DistanceSums::distance},
                                    {"expected_A", &DistanceSums::expected},
                                    {"expected_B", &DistanceSums::permuted},
                                    {"bound", &DistanceSums::bound}}) {
     Json list = Json::array();
-    for (const DistanceSums& s : h.distances[last]) list.push_back(number(s.*what / s.rows));
+    for (const DistanceSums& s : h.distances[last]) list.push_back(s.*what / s.rows);
     out[name] = list;
   }
   out["separable"] = Json::array();
-  for (int64_t N : d.separable) out["separable"].push_back(number(share_at(d, h, N)));
+  for (int64_t N : d.separable) out["separable"].push_back(share_at(d, h, N));
   out["sensitivity"] = h.sensitivity;
   out["sensitivity of the most sensitive row"] = h.sensitivity_most;
   return out;
@@ -34,12 +28,12 @@ static Json effects(const std::vector<Effect>& list) {
   Json out = Json::array();
   for (const Effect& e : list)
     out.push_back({{"name", e.name},
-                   {"loss_all", number(e.all)},
-                   {"loss_half", number(e.half)},
-                   {"loss_saturated", number(e.saturated)},
-                   {"entropy_ratio", number(e.rows.entropy_ratio)},
-                   {"separable_5", number(e.rows.share)},
-                   {"sensitivity", number(e.rows.sensitivity)}});
+                   {"loss_all", e.all},
+                   {"loss_half", e.half},
+                   {"loss_saturated", e.saturated},
+                   {"entropy_ratio", e.rows.entropy_ratio},
+                   {"separable_5", e.rows.share},
+                   {"sensitivity", e.rows.sensitivity}});
   return out;
 }
 

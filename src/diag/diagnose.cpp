@@ -30,7 +30,7 @@ at::Tensor token_points(const nn::Model& m, const at::Tensor& tokens) {
   const nn::ModelConfig& c = m.config;
   at::Tensor x = at::embedding(m.embedding, tokens.reshape({-1})).to(at::kFloat);
   if (c.family->scaled_embedding) x = x * std::sqrt(double(c.C));
-  if (!c.family->rotary) x = x + m.positions.narrow(0, 0, x.size(0));
+  if (!c.family->rotary()) x = x + m.positions.narrow(0, 0, x.size(0));
   return x;
 }
 

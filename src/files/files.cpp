@@ -1,4 +1,4 @@
-// Files, by the system's own calls.
+// Files, by POSIX calls.
 #include "files/files.h"
 
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 #include "core/check.h"
 
-namespace horner {
+namespace horner::files {
 
 namespace {
 
@@ -36,10 +36,10 @@ MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   if (d.file < 0) fail_to("open", path, errno);
   struct stat info;
   if (::fstat(d.file, &info) != 0) fail_to("read", path, errno);
-  check(S_ISREG(info.st_mode), "cannot read '", path.string(), "': it is not a file");
+  check(S_ISREG(info.st_mode), "cannot read '", path.string(), "': not a regular file");
   size_ = size_t(info.st_size);
-  if (size_ == 0) return;  // nothing can be mapped
-  // NORESERVE: the pages that are never written cost no swap.
+  if (size_ == 0) return;  // mmap rejects empty files
+  // NORESERVE: pages that are never written need no swap.
   data_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, d.file, 0);
   if (data_ == MAP_FAILED) fail_to("map", path, errno);
 }
@@ -84,7 +84,8 @@ void NewFile::write(Bytes bytes) {
 }
 
 void NewFile::write_at(size_t offset, Bytes bytes) {
-  check(offset <= size_ && bytes.size() <= size_ - offset, "write_at must stay in what is written");
+  check(offset <= size_ && bytes.size() <= size_ - offset, "write_at must stay within the ", size_,
+        " bytes written");
   put(offset, bytes);
 }
 
@@ -93,10 +94,10 @@ void NewFile::commit() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to("write", path_, errno);
   ::close(file_);
   file_ = -1;
-  // The new name is on the disk only when its folder is.
+  // The new name is durable only after its folder is synced.
   const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
   const Descriptor d{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   if (d.file >= 0) ::fsync(d.file);
 }
 
-}  // namespace horner
+}  // namespace horner::files

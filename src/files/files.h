@@ -1,4 +1,4 @@
-// Files: one mapped into memory, and one that appears under its name only when it is whole.
+// Files: mapped into memory, and written atomically.
 #pragma once
 
 #include <cstddef>
@@ -6,14 +6,14 @@
 #include <span>
 #include <string_view>
 
-namespace horner {
+namespace horner::files {
 
 using Bytes = std::span<const std::byte>;
 
-// Mapped copy-on-write: who writes to it changes his memory, never the file.
+// Mapped copy-on-write: writes never reach the file.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path&);  // throws what the system says
+  explicit MappedFile(const std::filesystem::path&);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -21,8 +21,7 @@ class MappedFile {
   Bytes bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
   std::string_view text() const { return {static_cast<const char*>(data_), size_}; }
   const std::filesystem::path& path() const { return path_; }
-  void forget(
-      size_t size) const;  // the first bytes need no memory any more; they can be read again
+  void forget(size_t size) const;  // releases the memory of the first bytes; they stay readable
 
  private:
   std::filesystem::path path_;
@@ -30,8 +29,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Written beside `path` under a temporary name. commit() brings it to the disk and renames it;
-// without one, or after an error, nothing is left of it and what was at `path` stays.
+// Written next to `path` under a temporary name. commit() syncs it to disk and renames it. Without
+// a commit(), or after an error, it is deleted and the old file at `path` stays.
 class NewFile {
  public:
   explicit NewFile(const std::filesystem::path&);
@@ -41,7 +40,7 @@ class NewFile {
 
   void write(Bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  void write_at(size_t offset, Bytes);  // over what was written already
+  void write_at(size_t offset, Bytes);  // overwrites bytes that are already written
   void commit();
 
  private:
@@ -52,4 +51,4 @@ class NewFile {
   size_t size_ = 0;
 };
 
-}  // namespace horner
+}  // namespace horner::files

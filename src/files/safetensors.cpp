@@ -1,16 +1,17 @@
-// safetensors files. Nothing in a header is believed: every size and offset is checked before use.
+// safetensors files. Headers are not trusted: every size and offset is checked before use.
 #include "files/safetensors.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 #include "core/check.h"
+#include "files/json.h"
 
-namespace horner::safetensors {
+namespace horner::files::safetensors {
 
 namespace {
 
@@ -20,8 +21,8 @@ using Path = std::filesystem::path;
 constexpr uint64_t kMostHeader = 100'000'000;
 constexpr size_t kAlignment = 8;
 
-// Every dtype of the format, in bits. The longest come first in what we write, so that each array
-// starts at a multiple of its element.
+// Every dtype of the format, in bits. Files are written with the widest first, so that each array
+// is aligned to its element size.
 struct Dtype {
   std::string_view name;
   unsigned bits;
@@ -39,16 +40,16 @@ const Dtype* find_dtype(std::string_view name) {
   return at == std::end(kDtypes) ? nullptr : at;
 }
 
-// The size of an array in bytes; throws where that is no number.
+// The size of an array in bytes.
 uint64_t size_of(const std::string& where, const std::string& dtype,
                  const std::vector<int64_t>& shape) {
   const Dtype* d = find_dtype(dtype);
-  check(d, where, "no dtype '", dtype, "'");
+  check(d, where, "unknown dtype '", dtype, "'");
   uint64_t bits = d->bits;
   for (const int64_t n : shape)
     check(n >= 0 && !__builtin_mul_overflow(bits, uint64_t(n), &bits), where,
-          "its shape is more than any memory");
-  check(bits % 8 == 0, where, "its elements do not fill whole bytes");
+          "shape overflows 64 bits");
+  check(bits % 8 == 0, where, "elements do not fill whole bytes");
   return bits / 8;
 }
 
@@ -56,39 +57,40 @@ std::string where(const Path& path, const std::string& name) {
   return "'" + path.string() + "': tensor '" + name + "': ";
 }
 
-// JSON of at most `most_depth` nested values in which no object has a key twice.
+// Parses JSON with at most `most_depth` nested values and without duplicate keys.
 Json parse(const Path& path, std::string_view text, int most_depth) {
   std::vector<std::set<std::string>> keys;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& name) {
     using enum Json::parse_event_t;
     if (event == object_start || event == array_start)
-      check(depth < most_depth, "'", path.string(), "': its JSON is nested too deep");
+      check(depth < most_depth, "'", path.string(), "': JSON is nested too deeply");
     if (event == object_start) keys.emplace_back();
     if (event == object_end) keys.pop_back();
     if (event == key) {
       const auto& text = name.get_ref<const std::string&>();
-      check(keys.back().insert(text).second, "'", path.string(), "': '", text, "' is there twice");
+      check(keys.back().insert(text).second, "'", path.string(), "': duplicate key '", text, "'");
     }
     return true;
   };
   try {
     return Json::parse(text, watch);
   } catch (const Json::exception& e) {
-    fail("'", path.string(), "': no JSON: ", e.what());
+    fail("'", path.string(), "' is not valid JSON: ", e.what());
   }
 }
 
 uint64_t unsigned_number(const std::string& where, const Json& value, const char* what) {
-  check(value.is_number_unsigned(), where, what, " must be numbers from 0 up, not ", value.dump());
+  check(value.is_number_unsigned(), where, what, " must be non-negative integers, got ",
+        value.dump());
   return value.get<uint64_t>();
 }
 
 const Json& member(const std::string& where, const Json& object, const char* name) {
-  check(object.is_object() && object.contains(name), where, "its '", name, "' is missing");
+  check(object.is_object() && object.contains(name), where, "missing '", name, "'");
   return object[name];
 }
 
-// One row of a header, whose bytes lie in `buffer`; also where it begins.
+// An entry of a header: an array in `buffer`, and its offset.
 struct Placed {
   Array array;
   uint64_t begin;
@@ -96,23 +98,23 @@ struct Placed {
 Placed placed(const std::string& where, const Json& row, Bytes buffer) {
   Placed out;
   const Json& dtype = member(where, row, "dtype");
-  check(dtype.is_string(), where, "its dtype must be a string, not ", dtype.dump());
+  check(dtype.is_string(), where, "'dtype' must be a string, got ", dtype.dump());
   out.array.dtype = dtype.get<std::string>();
   const Json& shape = member(where, row, "shape");
-  check(shape.is_array(), where, "its shape must be a list, not ", shape.dump());
+  check(shape.is_array(), where, "'shape' must be a list, got ", shape.dump());
   for (const Json& n : shape) {
-    const uint64_t size = unsigned_number(where, n, "its sizes");
-    check(size <= uint64_t(INT64_MAX), where, "its shape is more than any memory");
+    const uint64_t size = unsigned_number(where, n, "sizes in 'shape'");
+    check(size <= uint64_t(INT64_MAX), where, "shape overflows 64 bits");
     out.array.shape.push_back(int64_t(size));
   }
   const Json& offsets = member(where, row, "data_offsets");
-  check(offsets.is_array() && offsets.size() == 2, where, "its data_offsets must be two numbers");
-  out.begin = unsigned_number(where, offsets[0], "its data_offsets");
-  const uint64_t end = unsigned_number(where, offsets[1], "its data_offsets");
-  check(out.begin <= end && end <= buffer.size(), where, "it ends at byte ", end, " of ",
-        buffer.size(), ": the file is truncated or not what its header says");
+  check(offsets.is_array() && offsets.size() == 2, where, "'data_offsets' must be two numbers");
+  out.begin = unsigned_number(where, offsets[0], "'data_offsets'");
+  const uint64_t end = unsigned_number(where, offsets[1], "'data_offsets'");
+  check(out.begin <= end && end <= buffer.size(), where, "data ends at byte ", end, " of ",
+        buffer.size(), ": the file is truncated or its header is wrong");
   const uint64_t wanted = size_of(where, out.array.dtype, out.array.shape);
-  check(end - out.begin == wanted, where, "its shape needs ", wanted, " bytes, the file has ",
+  check(end - out.begin == wanted, where, "shape requires ", wanted, " bytes, the file has ",
         end - out.begin);
   out.array.bytes = buffer.subspan(out.begin, wanted);
   return out;
@@ -133,23 +135,19 @@ Contents read_file(const Path& path) {
   const Bytes all = file->bytes();
   const std::string name = "'" + path.string() + "'";
   uint64_t header = 0;
-  check(all.size() >= sizeof header, name, " is no safetensors file: it has ", all.size(),
+  check(all.size() >= sizeof header, name, " is not a safetensors file: it has ", all.size(),
         " bytes");
   std::memcpy(&header, all.data(), sizeof header);
   check(header <= kMostHeader && header <= all.size() - sizeof header, name,
-        " is truncated or no safetensors file: its header would have ", header,
+        " is truncated or not a safetensors file: its header would have ", header,
         " bytes, the file has ", all.size());
   const std::string_view text = file->text().substr(sizeof header, header);
-  check(text.starts_with('{'), name, " is no safetensors file: its header is no JSON object");
+  check(text.starts_with('{'), name, " is not a safetensors file: its header is not a JSON object");
   const Json rows = parse(path, text, 3);
   const Bytes buffer = all.subspan(sizeof header + header);
 
   Contents out;
-  struct Extent {
-    uint64_t begin, end;
-    const std::string* name;
-  };
-  std::vector<Extent> extents;
+  std::vector<std::tuple<uint64_t, uint64_t, const std::string*>> extents;  // begin, end, key
   for (const auto& [key, row] : rows.items()) {
     if (key == "__metadata__") {
       out.metadata = metadata_of(path, row);
@@ -158,18 +156,16 @@ Contents read_file(const Path& path) {
     Placed p = placed(where(path, key), row, buffer);
     p.array.file = file;
     const auto at = out.arrays.emplace(key, std::move(p.array)).first;
-    extents.push_back({p.begin, p.begin + at->second.bytes.size(), &at->first});
+    extents.emplace_back(p.begin, p.begin + at->second.bytes.size(), &at->first);
   }
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::sort(extents.begin(), extents.end());
   uint64_t end = 0;
-  for (const Extent& e : extents) {
-    check(e.begin == end, where(path, *e.name), "it begins at byte ", e.begin,
-          ", the one before it ends at ", end);
-    end = e.end;
+  for (const auto& [begin, next, key] : extents) {
+    check(begin == end, where(path, *key), "data begins at byte ", begin,
+          ", the previous tensor ends at ", end);
+    end = next;
   }
-  check(end == buffer.size(), name, ": its tensors end at byte ", end, " of ", buffer.size());
+  check(end == buffer.size(), name, ": tensors end at byte ", end, " of ", buffer.size());
   return out;
 }
 
@@ -178,18 +174,18 @@ Contents read_index(const Path& path) {
   const Json index = parse(path, file.text(), 3);
   const std::string name = "'" + path.string() + "': ";
   const Json& places = member(name, index, "weight_map");
-  check(places.is_object(), name, "weight_map must be an object");
+  check(places.is_object(), name, "'weight_map' must be an object");
   std::map<std::string, Contents> shards;
   Contents out;
   for (const auto& [key, place] : places.items()) {
-    check(place.is_string(), where(path, key), "its file must be a string");
+    check(place.is_string(), where(path, key), "file name must be a string");
     const std::string shard = place.get<std::string>();
     check(!shard.empty() && shard.find('/') == std::string::npos, where(path, key), "'", shard,
-          "' must be the name of a file beside the index");
+          "' must be the name of a file next to the index");
     auto at = shards.find(shard);
     if (at == shards.end()) at = shards.emplace(shard, read_file(path.parent_path() / shard)).first;
     const auto found = at->second.arrays.find(key);
-    check(found != at->second.arrays.end(), where(path, key), "it is not in '", shard, "'");
+    check(found != at->second.arrays.end(), where(path, key), "not found in '", shard, "'");
     out.arrays.emplace(key, found->second);
   }
   for (auto& [shard, contents] : shards) out.metadata.merge(contents.metadata);
@@ -198,15 +194,15 @@ Contents read_index(const Path& path) {
 
 std::string header_of(const Path& path, const std::vector<const Arrays::value_type*>& order,
                       const Metadata& metadata) {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::object();
+  files::Json rows = files::Json::object();
   if (!metadata.empty()) rows["__metadata__"] = metadata;
   uint64_t begin = 0;
   for (const auto* item : order) {
     const auto& [name, array] = *item;
-    check(name != "__metadata__", where(path, name), "the format keeps that name for itself");
+    check(name != "__metadata__", where(path, name), "the format reserves this name");
     const uint64_t wanted = size_of(where(path, name), array.dtype, array.shape);
-    check(array.bytes.size() == wanted, where(path, name), "its shape needs ", wanted,
-          " bytes, not ", array.bytes.size());
+    check(array.bytes.size() == wanted, where(path, name), "shape requires ", wanted,
+          " bytes, got ", array.bytes.size());
     rows[name] = {
         {"dtype", array.dtype}, {"shape", array.shape}, {"data_offsets", {begin, begin + wanted}}};
     begin += wanted;
@@ -214,7 +210,7 @@ std::string header_of(const Path& path, const std::vector<const Arrays::value_ty
   try {
     std::string out = rows.dump();
     out.append((kAlignment - out.size() % kAlignment) % kAlignment, ' ');
-    check(out.size() <= kMostHeader, "'", path.string(), "': its header would be over 100 MB");
+    check(out.size() <= kMostHeader, "'", path.string(), "': header exceeds 100 MB");
     return out;
   } catch (const Json::exception& e) {
     fail("cannot write '", path.string(), "': ", e.what());
@@ -236,8 +232,8 @@ Contents read(const Path& path) {
 void write(const Path& file, const Contents& contents) {
   std::vector<const Arrays::value_type*> order;
   for (const auto& item : contents.arrays) {
-    check(find_dtype(item.second.dtype), where(file, item.first), "no dtype '", item.second.dtype,
-          "'");
+    check(find_dtype(item.second.dtype), where(file, item.first), "unknown dtype '",
+          item.second.dtype, "'");
     order.push_back(&item);
   }
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
@@ -271,19 +267,17 @@ void write_sharded(const Path& folder, const Contents& contents, uint64_t most) 
     std::filesystem::remove(index);
     return;
   }
-  check(shards.size() < 100'000, "'", folder.string(), "': ", shards.size(),
-        " shards are too many");
-  Json places = Json::object();
+  check(shards.size() < 100'000, "'", folder.string(),
+        "': at most 99999 shards are supported, got ", shards.size());
+  auto places = files::Json::object();
   for (size_t i = 0; i < shards.size(); ++i) {
     char name[64];
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
     write(folder / name, {shards[i], contents.metadata});
     for (const auto& item : shards[i]) places[item.first] = name;
   }
-  NewFile out(index);
-  out.write(Json{{"metadata", {{"total_size", total}}}, {"weight_map", places}}.dump(2) + "\n");
-  out.commit();
-  std::filesystem::remove(folder / "model.safetensors");  // it would be read in place of the shards
+  write_json(index, {{"metadata", {{"total_size", total}}}, {"weight_map", places}});
+  std::filesystem::remove(folder / "model.safetensors");  // read() would prefer it to the shards
 }
 
-}  // namespace horner::safetensors
+}  // namespace horner::files::safetensors

@@ -1,4 +1,4 @@
-// safetensors files: named arrays in one file, mapped rather than read.
+// safetensors files: named arrays in one file, mapped into memory.
 //   u64 size of the header · header {"name": {"dtype", "shape", "data_offsets"}, …} · the arrays
 #pragma once
 
@@ -11,13 +11,13 @@
 
 #include "files/files.h"
 
-namespace horner::safetensors {
+namespace horner::files::safetensors {
 
 struct Array {
-  std::string dtype;  // as the format spells it: "F32", "BF16", …
+  std::string dtype;  // the format's name: "F32", "BF16", …
   std::vector<int64_t> shape;
   Bytes bytes;                                  // row-major, little-endian
-  std::shared_ptr<const MappedFile> file = {};  // what `bytes` points into, when it was read
+  std::shared_ptr<const MappedFile> file = {};  // the file that `bytes` points into, if any
 };
 
 using Arrays = std::map<std::string, Array>;
@@ -29,15 +29,15 @@ struct Contents {
 };
 
 // `path`: a .safetensors file, an index of several (*.index.json), or a folder with
-// model.safetensors or model.safetensors.index.json. All is checked before any of it is returned;
-// an error names the file and the array.
+// model.safetensors or model.safetensors.index.json. Checks everything before it returns; errors
+// name the file and the array.
 Contents read(const std::filesystem::path& path);
 
 void write(const std::filesystem::path& file, const Contents&);
 
-// model.safetensors in `folder`, or when the arrays have more than `most` bytes several files of
-// at most that and their index, which is written last.
+// Writes model.safetensors into `folder`. If the arrays exceed `most` bytes, writes several files
+// of at most that size, then their index.
 void write_sharded(const std::filesystem::path& folder, const Contents&,
                    uint64_t most = 5'000'000'000);
 
-}  // namespace horner::safetensors
+}  // namespace horner::files::safetensors

@@ -1,4 +1,4 @@
-// States in safetensors files.
+// States in safetensors files; declared in attn/state.h, defined here because the format is JSON.
 #include <ATen/ATen.h>
 
 #include <charconv>
@@ -11,7 +11,7 @@
 
 namespace horner::attn {
 
-// The tensors of a state by name, for saving, loading and counting.
+// The tensors of a state by name.
 static std::vector<std::pair<std::string, at::Tensor*>> parts(State& s) {
   std::vector<std::pair<std::string, at::Tensor*>> all = {{"S", &s.carry.S},
                                                           {"z", &s.carry.z},
@@ -38,22 +38,22 @@ static const std::pair<const char*, int64_t StateShape::*> kSizes[] = {
 
 void save(const State& state, const std::filesystem::path& path) {
   State s = state;
-  TensorsFile file;
+  files::TensorsFile file;
   for (const auto& [name, x] : parts(s))
     if (x->defined()) file.tensors[name] = *x;
   file.metadata = {{"format", "horner state 1"},     {"spec", text(s.spec)},
                    {"dtype", dtype_name(s.dtype)},   {"tokens", std::to_string(s.tokens)},
                    {"room", std::to_string(s.room)}, {"held", std::to_string(s.held)}};
   for (const auto& [name, at] : kSizes) file.metadata[name] = std::to_string(s.shape.*at);
-  save_tensors(path, file);
+  files::save_tensors(path, file);
 }
 
 State load_state(const std::filesystem::path& path) {
-  const TensorsFile file = load_tensors(path);
+  const files::TensorsFile file = files::load_tensors(path);
   const auto word = [&](const std::string& name) {
     const auto found = file.metadata.find(name);
-    check(found != file.metadata.end(), path.string(), " is no state: its metadata have no '", name,
-          "'");
+    check(found != file.metadata.end(), path.string(), " is not a state file: missing metadata '",
+          name, "'");
     return found->second;
   };
   const auto number = [&](const std::string& name) {
@@ -61,16 +61,16 @@ State load_state(const std::filesystem::path& path) {
     int64_t n = -1;
     const auto [end, error] = std::from_chars(w.data(), w.data() + w.size(), n);
     check(error == std::errc() && end == w.data() + w.size() && n >= 0, path.string(), ": '", name,
-          "' must be a number, not '", w, "'");
+          "' must be a non-negative integer, got '", w, "'");
     return n;
   };
   check(word("format") == "horner state 1", path.string(),
-        " is no state that this version reads: ", word("format"));
+        ": format must be 'horner state 1', got '", word("format"), "'");
   at::ScalarType dtype = at::kFloat;
   bool known = false;
   for (at::ScalarType t : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
     if (dtype_name(t) == word("dtype")) dtype = t, known = true;
-  check(known, path.string(), ": no dtype '", word("dtype"), "'");
+  check(known, path.string(), ": unknown dtype '", word("dtype"), "'");
   StateShape shape{};
   for (const auto& [name, at] : kSizes) shape.*at = number(name);
   const Spec spec = with(Spec{}, word("spec"));
@@ -78,33 +78,33 @@ State load_state(const std::filesystem::path& path) {
   const bool sums = file.tensors.contains("S") || file.tensors.contains("z");  // else all keys
   State s = make_state(spec, shape, dtype, sums ? std::max<int64_t>(1, room) : 0);
   s.tokens = number("tokens"), s.held = number("held");
-  check(sums || is<Window>(spec.mask) || s.held == s.tokens, path.string(), ": of ", s.tokens,
-        " tokens it has ", s.held, ", and no sums of the others");
-  check(s.held <= room && s.held <= s.tokens, path.string(), ": ", s.held, " tokens in room for ",
-        room, " of ", s.tokens);
+  check(sums || is<Window>(spec.mask) || s.held == s.tokens, path.string(), ": holds ", s.held,
+        " of ", s.tokens, " tokens, but no sums of the others");
+  check(s.held <= room && s.held <= s.tokens, path.string(), ": holds ", s.held, " of ", s.tokens,
+        " tokens with room for ", room);
   s.room = room;
   for (const auto& [name, x] : parts(s)) {
     const auto found = file.tensors.find(name);
     const bool optional = name.starts_with("recent.");
-    check(found != file.tensors.end() || !x->defined() || optional, path.string(), " has no '",
-          name, "'");
+    check(found != file.tensors.end() || !x->defined() || optional, path.string(),
+          ": missing tensor '", name, "'");
     if (found == file.tensors.end()) continue;
     if (x->defined())
       check(found->second.sizes() == x->sizes() && found->second.scalar_type() == x->scalar_type(),
-            path.string(), ": '", name, "' must be ", x->sizes(), " ", x->scalar_type(), ", not ",
-            found->second.sizes(), " ", found->second.scalar_type());
+            path.string(), ": tensor '", name, "' must be ", x->sizes(), " ", x->scalar_type(),
+            ", got ", found->second.sizes(), " ", found->second.scalar_type());
     else
-      check(optional && found->second.dim() >= 2, path.string(), ": '", name, "' does not belong");
+      check(optional && found->second.dim() >= 2, path.string(), ": '", name, "' is unexpected");
     *x = found->second.clone();
   }
-  for (const Input& i : input_table()) {  // all have room for the same tokens
+  for (const Input& i : input_table()) {  // all must have room for the same number of tokens
     const at::Tensor& x = s.recent.*i.at;
     const size_t axis = std::string_view(i.shape).find('S');
     if (!x.defined()) continue;
     check(axis != std::string_view::npos && x.dim() == int64_t(std::string_view(i.shape).size()) &&
               x.size(int64_t(axis)) == room && x.size(0) == shape.B,
-          path.string(), ": 'recent.", i.name, "' is ", x.sizes(), ", which has no room for ",
-          room);
+          path.string(), ": 'recent.", i.name, "' has shape ", x.sizes(), ", which does not fit ",
+          room, " tokens");
   }
   return s;
 }

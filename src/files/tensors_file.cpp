@@ -1,4 +1,4 @@
-// Tensors in safetensors files: the dtypes of both, and views without a copy.
+// Tensors in safetensors files: a table of dtypes, and views without copies.
 #include "files/tensors_file.h"
 
 #include <ATen/ATen.h>
@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 
-namespace horner::attn {
+namespace horner::files {
 
 namespace {
 
@@ -40,14 +40,14 @@ at::Tensor view(const std::string& name, const safetensors::Array& a) {
   const auto* d = std::find_if(std::begin(kDtypes), std::end(kDtypes),
                                [&](const Dtype& row) { return a.dtype == row.name; });
   check(d != std::end(kDtypes), "'", a.file->path().string(), "': tensor '", name,
-        "': torch has no dtype for ", a.dtype);
+        "': torch does not support dtype ", a.dtype);
   const auto options = at::TensorOptions(d->type);
-  // The mapping is private and writable (core/files.h), so this takes no right that is not there.
+  // Safe: the mapping is private and writable (files/files.h).
   auto* data = const_cast<std::byte*>(a.bytes.data());
   if (a.bytes.empty()) return at::empty(a.shape, options);
   if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(d->type) == 0)
     return at::from_blob(data, a.shape, [file = a.file](void*) {}, options);
-  at::Tensor out = at::empty(a.shape, options);  // a file by a writer that does not align
+  at::Tensor out = at::empty(a.shape, options);  // the writer of the file did not align it
   std::copy(a.bytes.begin(), a.bytes.end(), static_cast<std::byte*>(out.data_ptr()));
   return out;
 }
@@ -64,11 +64,11 @@ TensorsFile load_tensors(const std::filesystem::path& path) {
 safetensors::Contents arrays_of(const TensorsFile& file, std::vector<at::Tensor>& kept) {
   safetensors::Contents out{.arrays = {}, .metadata = file.metadata};
   for (const auto& [name, tensor] : file.tensors) {
-    check(tensor.defined(), "tensor '", name, "' is not defined: there is nothing to save");
+    check(tensor.defined(), "tensor '", name, "' is undefined and cannot be saved");
     const auto* d = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& row) {
       return tensor.scalar_type() == row.type;
     });
-    check(d != std::end(kDtypes), "tensor '", name, "': safetensors has no dtype for ",
+    check(d != std::end(kDtypes), "tensor '", name, "': safetensors does not support dtype ",
           c10::toString(tensor.scalar_type()));
     const at::Tensor whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
     kept.push_back(whole);
@@ -84,4 +84,4 @@ void save_tensors(const std::filesystem::path& path, const TensorsFile& file) {
   safetensors::write(path, arrays_of(file, kept));
 }
 
-}  // namespace horner::attn
+}  // namespace horner::files

@@ -10,21 +10,21 @@
 
 #include "files/safetensors.h"
 
-namespace horner::attn {
+namespace horner::files {
 
 struct TensorsFile {
   std::map<std::string, at::Tensor> tensors;
   std::map<std::string, std::string> metadata = {};
 };
 
-// Views of the mapped file, which they keep mapped: nothing is read before it is used. In-place
-// writes change memory, never the file.
+// The tensors are views of the mapped file and keep it mapped: pages are read on first use.
+// In-place writes never reach the file.
 TensorsFile load_tensors(const std::filesystem::path&);
 
 void save_tensors(const std::filesystem::path& file, const TensorsFile&);
 
-// The same tensors as arrays, for safetensors::write_sharded: those on the CPU and contiguous
-// without a copy. `kept` owns the copies of the others.
+// The same tensors as arrays, for safetensors::write_sharded. Contiguous tensors on the CPU are not
+// copied; `kept` owns the copies of others.
 safetensors::Contents arrays_of(const TensorsFile&, std::vector<at::Tensor>& kept);
 
-}  // namespace horner::attn
+}  // namespace horner::files

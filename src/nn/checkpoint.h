@@ -7,17 +7,14 @@
 
 namespace horner::nn {
 
-// The file as JSON; an error names it.
-Json read_json(const std::filesystem::path&);
-
-// Views of the mapped files wherever they are kept as we use them. An error names the file and the
-// tensor; nothing is half-loaded.
+// The tensors are views of the mapped files unless the family stores them transposed. Errors name
+// the folder and the tensor.
 Model load_model(const std::filesystem::path& folder);
-// The same with another config than the folder's; what another variant needs and the folder does
-// not have begins as in a random model.
+// The same with another config than the folder's. Weights of its variants that the folder does not
+// have get random values.
 Model load_model(const std::filesystem::path& folder, const ModelConfig&, uint64_t seed);
 
-// So that `transformers` opens it, and load_model does.
+// Writes a folder that `transformers` and load_model read.
 void save_model(const Model&, const std::filesystem::path& folder);
 
 }  // namespace horner::nn

@@ -11,13 +11,13 @@
 
 namespace horner::nn {
 
-// From logits [V].
+// A token from logits [V].
 static int64_t sample(const at::Tensor& given, const Sampling& s, const at::Generator& random) {
   if (s.temperature == 0) return given.argmax().item<int64_t>();
   const at::Tensor logits = given.to(at::kDouble) / s.temperature;
   auto [p, tokens] = logits.softmax(-1).sort(-1, /*descending=*/true);
   if (s.top_k > 0 && s.top_k < p.size(0)) p = p.narrow(0, 0, s.top_k);
-  if (s.top_p < 1) {  // those before which less than top_p is passed: always the first
+  if (s.top_p < 1) {  // tokens preceded by less than top_p; always the first
     const int64_t n = ((p.cumsum(0) - p) < s.top_p).sum().item<int64_t>();
     p = p.narrow(0, 0, std::max<int64_t>(1, n));
   }
@@ -27,12 +27,12 @@ static int64_t sample(const at::Tensor& given, const Sampling& s, const at::Gene
 Generated generate(const Model& m, const std::vector<int64_t>& prompt, int64_t count,
                    const Sampling& s, const std::function<bool(int64_t)>& use) {
   const c10::NoGradGuard without_gradients;
-  check(!prompt.empty(), "the prompt has no tokens: there is nothing to go on from");
-  check(s.temperature >= 0, "the temperature must be 0 or more, not ", s.temperature);
-  check(s.top_p > 0 && s.top_p <= 1, "top-p must be above 0 and at most 1, not ", s.top_p);
+  check(!prompt.empty(), "the prompt must have at least one token");
+  check(s.temperature >= 0, "temperature must be 0 or more, got ", s.temperature);
+  check(s.top_p > 0 && s.top_p <= 1, "top-p must be above 0 and at most 1, got ", s.top_p);
   for (int64_t t : prompt)
-    check(t >= 0 && t < m.config.V, "token ", t, " of the prompt is not among the model's ",
-          m.config.V);
+    check(t >= 0 && t < m.config.V, "prompt token ", t, " is out of range: the vocabulary has ",
+          m.config.V, " tokens");
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(s.seed);
   std::vector<attn::State> states = empty_states(m, 1);
   Generated out;

@@ -1,5 +1,5 @@
-// Text from a model, one token after the other: an RNN's state where its variant has one, a cache
-// of keys and values where it has none.
+// Token-by-token generation: each layer keeps a recurrent state if its variant has one, a KV cache
+// otherwise.
 #pragma once
 
 #include <functional>
@@ -9,20 +9,20 @@
 namespace horner::nn {
 
 struct Sampling {
-  double temperature = 1;  // 0: the likeliest token
-  int64_t top_k = 0;       // among so many of the likeliest; 0: all
-  double top_p = 1;        // among the likeliest that together have this probability
+  double temperature = 1;  // 0: the most likely token
+  int64_t top_k = 0;       // sample from the k most likely tokens; 0: from all
+  double top_p = 1;        // sample from the most likely tokens with this total probability
   uint64_t seed = 0;
 };
 
 struct Generated {
   std::vector<int64_t> tokens;
-  double prompt_seconds = 0, seconds = 0;  // of the prompt; of the tokens after the first
+  double prompt_seconds = 0, seconds = 0;  // prefill; all tokens after the first
   int64_t state_bytes = 0;
 };
 
-// Up to `count` tokens after the prompt. `use` gets each; generation ends where it says false, or
-// at a token that ends a text.
+// Generates up to `count` tokens after the prompt and passes each to `use`. Stops when `use`
+// returns false, or after a token that ends a text.
 Generated generate(const Model&, const std::vector<int64_t>& prompt, int64_t count, const Sampling&,
                    const std::function<bool(int64_t)>& use);
 

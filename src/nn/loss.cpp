@@ -1,5 +1,5 @@
-// Cross-entropy a slice of tokens at a time; the gradients are made while the slice's logits are
-// there, in their place, so that no logits are kept.
+// Cross-entropy, one slice of tokens at a time. The forward pass also computes the gradients, in
+// place of the slice's logits, so that no logits are kept.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,13 +10,13 @@
 
 namespace horner::nn {
 
-// Long enough for a product to be fast, short enough for its logits to be small.
+// Large enough for a fast product, small enough for little memory.
 static int64_t slice_rows(const at::Tensor& head, bool cpu) {
   const int64_t numbers = cpu ? int64_t(1) << 24 : int64_t(1) << 27;
   return std::clamp<int64_t>(numbers / std::max<int64_t>(1, head.size(0)), 128, 8192);
 }
 
-// No step of it waits for a device.
+// Never synchronizes with the device.
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& given_head, const at::Tensor& targets) {
@@ -58,7 +58,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
 
 at::Tensor cross_entropy(const Model& m, const at::Tensor& hidden, const at::Tensor& targets) {
   check(hidden.dim() == 2 && targets.dim() == 1 && targets.size(0) == hidden.size(0),
-        "the loss needs hidden [n, C] and targets [n], not ", hidden.sizes(), " and ",
+        "the loss requires hidden [n, C] and targets [n], got ", hidden.sizes(), " and ",
         targets.sizes());
   return CrossEntropy::apply(hidden, m.config.tied ? m.embedding : m.head, targets);
 }

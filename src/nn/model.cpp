@@ -11,76 +11,56 @@
 
 namespace horner::nn {
 
-// The tensors of a layer: where, shape, and the name in each way of naming ("" for none there).
+// The tensors of a layer, in the order in which their random values are drawn.
 struct LayerTensor {
   at::Tensor Layer::* at;
-  const char* shape;  // C, M, D as in ModelConfig; Q: H D, K: G D
-  const char *llama, *gemma, *gpt2;
-  bool (*has)(const ModelConfig&);
+  const char* TensorNames::* name;
+  const char* shape;  // C, M as in ModelConfig; Q: H D, K: G D; q, k: their norms
+  bool ModelConfig::* biased = nullptr;  // for a bias: whether the model has it
 };
-
-static bool always(const ModelConfig&) {
-  return true;
-}
-static bool layer_norm(const ModelConfig& c) {
-  return c.family->norm == Family::layer;
-}
-static bool query_bias(const ModelConfig& c) {
-  return c.query_bias;
-}
-static bool query_key_norm(const ModelConfig& c) {
-  return c.family->query_key_norm;
-}
-static bool sandwich(const ModelConfig& c) {
-  return c.family->sandwich;
-}
-static bool gated(const ModelConfig& c) {
-  return c.family->gated_mlp;
-}
-static bool mlp_bias(const ModelConfig& c) {
-  return c.mlp_bias;
-}
 
 // clang-format off
 static const LayerTensor kLayerTensors[] = {
-    {&Layer::before_attention,      "C",  "input_layernorm.weight",          "input_layernorm.weight",            "ln_1.weight",        always},
-    {&Layer::before_attention_bias, "C",  "",                                "",                                  "ln_1.bias",          layer_norm},
-    {&Layer::q,                     "QC", "self_attn.q_proj.weight",         "self_attn.q_proj.weight",           "attn.c_attn.weight", always},
-    {&Layer::k,                     "KC", "self_attn.k_proj.weight",         "self_attn.k_proj.weight",           "attn.c_attn.weight", always},
-    {&Layer::v,                     "KC", "self_attn.v_proj.weight",         "self_attn.v_proj.weight",           "attn.c_attn.weight", always},
-    {&Layer::q_bias,                "Q",  "self_attn.q_proj.bias",           "self_attn.q_proj.bias",             "attn.c_attn.bias",   query_bias},
-    {&Layer::k_bias,                "K",  "self_attn.k_proj.bias",           "self_attn.k_proj.bias",             "attn.c_attn.bias",   query_bias},
-    {&Layer::v_bias,                "K",  "self_attn.v_proj.bias",           "self_attn.v_proj.bias",             "attn.c_attn.bias",   query_bias},
-    {&Layer::q_norm,                "D",  "self_attn.q_norm.weight",         "self_attn.q_norm.weight",           "",                   query_key_norm},
-    {&Layer::k_norm,                "D",  "self_attn.k_norm.weight",         "self_attn.k_norm.weight",           "",                   query_key_norm},
-    {&Layer::o,                     "CQ", "self_attn.o_proj.weight",         "self_attn.o_proj.weight",           "attn.c_proj.weight", always},
-    {&Layer::o_bias,                "C",  "self_attn.o_proj.bias",           "self_attn.o_proj.bias",             "attn.c_proj.bias",   [](const ModelConfig& c) { return c.out_bias; }},
-    {&Layer::after_attention,       "C",  "",                                "post_attention_layernorm.weight",   "",                   sandwich},
-    {&Layer::before_mlp,            "C",  "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight",  "ln_2.weight",        always},
-    {&Layer::before_mlp_bias,       "C",  "",                                "",                                  "ln_2.bias",          layer_norm},
-    {&Layer::gate,                  "MC", "mlp.gate_proj.weight",            "mlp.gate_proj.weight",              "",                   gated},
-    {&Layer::gate_bias,             "M",  "mlp.gate_proj.bias",              "",                                  "",                   [](const ModelConfig& c) { return gated(c) && c.mlp_bias; }},
-    {&Layer::up,                    "MC", "mlp.up_proj.weight",              "mlp.up_proj.weight",                "mlp.c_fc.weight",    always},
-    {&Layer::up_bias,               "M",  "mlp.up_proj.bias",                "",                                  "mlp.c_fc.bias",      mlp_bias},
-    {&Layer::down,                  "CM", "mlp.down_proj.weight",            "mlp.down_proj.weight",              "mlp.c_proj.weight",  always},
-    {&Layer::down_bias,             "C",  "mlp.down_proj.bias",              "",                                  "mlp.c_proj.bias",    mlp_bias},
-    {&Layer::after_mlp,             "C",  "",                                "post_feedforward_layernorm.weight", "",                   sandwich},
+    {&Layer::before_attention,      &TensorNames::before_attention, "C"},
+    {&Layer::before_attention_bias, &TensorNames::before_attention, "C", &ModelConfig::norm_bias},
+    {&Layer::q,                     &TensorNames::q,                "QC"},
+    {&Layer::k,                     &TensorNames::k,                "KC"},
+    {&Layer::v,                     &TensorNames::v,                "KC"},
+    {&Layer::q_bias,                &TensorNames::q,                "Q", &ModelConfig::query_bias},
+    {&Layer::k_bias,                &TensorNames::k,                "K", &ModelConfig::query_bias},
+    {&Layer::v_bias,                &TensorNames::v,                "K", &ModelConfig::query_bias},
+    {&Layer::q_norm,                &TensorNames::q_norm,           "q"},
+    {&Layer::k_norm,                &TensorNames::k_norm,           "k"},
+    {&Layer::o,                     &TensorNames::o,                "CQ"},
+    {&Layer::o_bias,                &TensorNames::o,                "C", &ModelConfig::out_bias},
+    {&Layer::after_attention,       &TensorNames::after_attention,  "C"},
+    {&Layer::after_attention_bias,  &TensorNames::after_attention,  "C", &ModelConfig::norm_bias},
+    {&Layer::before_mlp,            &TensorNames::before_mlp,       "C"},
+    {&Layer::before_mlp_bias,       &TensorNames::before_mlp,       "C", &ModelConfig::norm_bias},
+    {&Layer::gate,                  &TensorNames::gate,             "MC"},
+    {&Layer::gate_bias,             &TensorNames::gate,             "M", &ModelConfig::mlp_bias},
+    {&Layer::up,                    &TensorNames::up,               "MC"},
+    {&Layer::up_bias,               &TensorNames::up,               "M", &ModelConfig::mlp_bias},
+    {&Layer::down,                  &TensorNames::down,             "CM"},
+    {&Layer::down_bias,             &TensorNames::down,             "C", &ModelConfig::mlp_bias},
+    {&Layer::after_mlp,             &TensorNames::after_mlp,        "C"},
+    {&Layer::after_mlp_bias,        &TensorNames::after_mlp,        "C", &ModelConfig::norm_bias},
 };
-// clang-format on
 
 static int64_t size(const ModelConfig& c, char letter) {
+  const bool head = c.family->query_key_norm == NormWidth::head;
   switch (letter) {
-      // clang-format off
     case 'C': return c.C;
     case 'M': return c.M;
-    case 'D': return c.D;
     case 'Q': return c.H * c.D;
-    default: return c.G * c.D;
-      // clang-format on
+    case 'K': return c.G * c.D;
+    case 'q': return head ? c.D : c.H * c.D;
+    default: return head ? c.D : c.G * c.D;
   }
 }
+// clang-format on
 
-// What the variant of a layer takes beside q, k and v: its shape, for each tensor that learns it.
+// The names and shapes of a variant's own weights.
 static std::vector<std::pair<std::string, std::vector<int64_t>>> variant_tensors(
     const ModelConfig& c, const attn::Spec& spec) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> out;
@@ -98,7 +78,7 @@ static std::vector<std::pair<std::string, std::vector<int64_t>>> variant_tensors
       std::vector<int64_t> shape;
       for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
       out.emplace_back(i.name, shape);
-    } else {  // a gate of each head and token, from the token
+    } else {  // one gate per head and token, projected from the token
       const int64_t heads = letter(i.shape[1]);
       out.emplace_back(std::string(i.name) + ".weight", std::vector<int64_t>{heads, c.C});
       out.emplace_back(std::string(i.name) + ".bias", std::vector<int64_t>{heads});
@@ -109,32 +89,35 @@ static std::vector<std::pair<std::string, std::vector<int64_t>>> variant_tensors
 
 std::vector<Slot> slots(Model& m) {
   const ModelConfig& c = m.config;
-  const bool gpt2 = c.family->names == Family::gpt2;
-  const std::string prefix = gpt2 ? "transformer." : "model.";
+  const TensorNames& names = c.family->tensors;
   std::vector<Slot> out;
-  out.push_back({prefix + (gpt2 ? "wte.weight" : "embed_tokens.weight"), &m.embedding, {c.V, c.C}});
-  if (!c.family->rotary) out.push_back({prefix + "wpe.weight", &m.positions, {c.positions, c.C}});
+  const auto add = [&](const std::string& name, at::Tensor& at, std::vector<int64_t> shape) {
+    out.push_back({name, &at, std::move(shape)});
+  };
+  add(names.embedding + std::string(".weight"), m.embedding, {c.V, c.C});
+  if (names.positions)
+    add(names.positions + std::string(".weight"), m.positions, {c.positions, c.C});
   m.layers.resize(c.layers.size());
   for (size_t i = 0; i < c.layers.size(); ++i) {
-    const std::string layer = prefix + (gpt2 ? "h." : "layers.") + std::to_string(i) + ".";
+    const std::string layer = names.layers + ("." + std::to_string(i)) + ".";
     for (const LayerTensor& t : kLayerTensors) {
-      const char* names[] = {t.llama, t.gemma, t.gpt2};
-      if (!t.has(c)) continue;
+      if (!(names.*t.name) || (t.biased && !(c.*t.biased))) continue;
       std::vector<int64_t> shape;
       for (const char* l = t.shape; *l; ++l) shape.push_back(size(c, *l));
-      out.push_back({layer + names[c.family->names], &(m.layers[i].*t.at), shape});
+      add(layer + names.*t.name + (t.biased ? ".bias" : ".weight"), m.layers[i].*t.at, shape);
+      out.back().transposed = c.family->transposed && shape.size() == 2;
     }
     for (const auto& [name, shape] : variant_tensors(c, c.layers[i].attention))
-      out.push_back({layer + "horner." + name, &m.layers[i].variant[name], shape});
+      add(layer + "horner." + name, m.layers[i].variant[name], shape);
   }
-  out.push_back({prefix + (gpt2 ? "ln_f.weight" : "norm.weight"), &m.last_norm, {c.C}});
-  if (layer_norm(c)) out.push_back({prefix + "ln_f.bias", &m.last_norm_bias, {c.C}});
-  if (!c.tied) out.push_back({"lm_head.weight", &m.head, {c.V, c.C}});
+  add(names.last_norm + std::string(".weight"), m.last_norm, {c.C});
+  if (c.norm_bias) add(names.last_norm + std::string(".bias"), m.last_norm_bias, {c.C});
+  if (!c.tied) add(names.head + std::string(".weight"), m.head, {c.V, c.C});
   return out;
 }
 
-// A variant's own parameters. A norm begins with vectors of length 1, as l2 has them: those of
-// RMSNorm, √D long, would drown the embeddings at first.
+// A variant's own parameters. Norms start with outputs of length 1, as l2 gives them: RMSNorm's
+// outputs have length √D and would dominate the embeddings at first.
 static at::Tensor variant_start(const std::string& name, const Slot& s, double D,
                                 const at::Generator& random) {
   if (name == "norm_bias") return at::zeros(s.shape);
@@ -152,7 +135,7 @@ at::Tensor random_start(const Slot& s, const ModelConfig& config, const at::Gene
   const std::string name = s.name.substr(s.name.rfind('.') + 1);
   const bool ours = is_of_variant(s), gate = name == "weight";
   if (name == "bias" ||
-      (s.shape.size() == 1 && !ours && config.family->norm == Family::rms_plus_one))
+      (s.shape.size() == 1 && !ours && config.family->norm == NormKind::rms_plus_one))
     return at::zeros(s.shape);
   if (ours && !gate) return variant_start(name, s, double(config.D), random);
   if (s.shape.size() == 1) return at::ones(s.shape);  // norms
@@ -175,10 +158,12 @@ int64_t parameter_count(const Model& model) {
 }
 
 static parts::Norm norm_of(const ModelConfig& c) {
-  return {c.family->norm == Family::layer, c.family->norm == Family::rms_plus_one ? 1. : 0., c.eps};
+  const NormKind kind = c.family->norm;
+  return {kind == NormKind::layer, kind == NormKind::rms_plus_one ? 1. : 0., c.eps};
 }
 
-// Of the positions from `from` on. Operators of the device alone: a step can be captured.
+// The angles of T positions starting at `from`. Runs on the device only, so that a step can be
+// captured as a CUDA graph.
 static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t T,
                                 at::TensorOptions on) {
   constexpr double kTurn = 2 * M_PI;
@@ -197,8 +182,8 @@ static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t 
   return {angle.cos(), angle.sin()};
 }
 
-// What the variant takes beside q, k and v, of x [B T, C]. Gates are float32: the logarithms of
-// bfloat16 ones would be too coarse to be summed.
+// The variant's inputs other than q, k and v, from x [B T, C]. Gates are float32: logarithms in
+// bfloat16 are too coarse to sum.
 static void variant_inputs(const LayerConfig& c, const Layer& l, const at::Tensor& x,
                            attn::Inputs& in) {
   const int64_t B = in.q.size(0), T = in.q.size(2);
@@ -218,13 +203,13 @@ static void variant_inputs(const LayerConfig& c, const Layer& l, const at::Tenso
   }
 }
 
-struct Pass {  // what the layers of one pass share
+struct Pass {  // shared by the layers of one forward pass
   const Model& m;
   const Run& run;
   int64_t B, T;
 };
 
-// Keys of the token before; the first has none.
+// Keys come from the previous token; the first token's keys come from zeros.
 static at::Tensor shifted_qkv(const Pass& p, const Layer& l, const at::Tensor& x) {
   const at::Tensor before =
       at::constant_pad_nd(x.view({p.B, p.T, -1}), {0, 0, 1, -1}).view(x.sizes());
@@ -233,18 +218,32 @@ static at::Tensor shifted_qkv(const Pass& p, const Layer& l, const at::Tensor& x
                  -1);
 }
 
-// [B T, C], normed -> [B T, C]
+// Rows (q | k | v), [B T, (H + 2 G) D], with norms over whole projections where the family has
+// them.
+static at::Tensor project(const Pass& p, const Layer& l, const at::Tensor& x) {
+  const ModelConfig& c = p.m.config;
+  const at::Tensor qkv = c.key_shift
+                             ? shifted_qkv(p, l, x)
+                             : parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});
+  if (!l.q_norm.defined() || c.family->query_key_norm == NormWidth::head) return qkv;
+  const auto part = qkv.split_with_sizes({c.H * c.D, c.G * c.D, c.G * c.D}, 1);
+  const auto normed = [&](const at::Tensor& y, const at::Tensor& weight) {
+    return parts::norm(norm_of(c), y, weight, {}, y.scalar_type());
+  };
+  return at::cat({normed(part[0], l.q_norm), normed(part[1], l.k_norm), part[2]}, 1);
+}
+
+// [B T, C] -> [B T, C]
 static at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x,
                             const parts::Rotation& by) {
   const ModelConfig& c = p.m.config;
   const Layer& l = p.m.layers[i];
   const attn::Spec& spec = c.layers[i].attention;
   if (p.run.probe && p.run.probe->input) p.run.probe->input(int64_t(i), x);
-  const at::Tensor qkv = c.key_shift
-                             ? shifted_qkv(p, l, x)
-                             : parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});
+  const bool each = c.family->query_key_norm == NormWidth::head;  // a norm of each head
   const auto [q, k, v] =
-      parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, qkv, l.q_norm, l.k_norm, by);
+      parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, project(p, l, x),
+                   each ? l.q_norm : at::Tensor(), each ? l.k_norm : at::Tensor(), by);
   attn::Inputs in{.q = q, .k = k, .v = v};
   variant_inputs(c.layers[i], l, x, in);
   const at::Tensor a =
@@ -256,18 +255,18 @@ static at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x,
 static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x) {
   const auto f = c.silu ? parts::Activation::silu : parts::Activation::gelu;
   const at::Tensor y =
-      c.family->gated_mlp
+      l.gate.defined()
           ? parts::gated(f, parts::product(x, {l.gate, l.up}, {l.gate_bias, l.up_bias}))
           : parts::activated(f, parts::product(x, {l.up}, {l.up_bias}));
   return parts::product(y, {l.down}, {l.down_bias});
 }
 
-// A state of fixed size as long as it takes no more memory than the keys and values of all
-// positions that the model is made for.
+// A recurrent state where it takes no more memory than a KV cache of all positions of the model, a
+// KV cache otherwise.
 std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
   check(!m.config.key_shift,
-        "a model with key_shift cannot go on token by token: its states do not keep the token "
-        "before");
+        "models with key_shift do not support token-by-token decoding: states do not keep the "
+        "previous token");
   const ModelConfig& c = m.config;
   const at::ScalarType dtype = m.embedding.scalar_type();
   const double cache = double(c.positions * 2 * c.D) * double(c10::elementSize(dtype));
@@ -280,45 +279,50 @@ std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
   return out;
 }
 
-// Mixed precision is explicit, not at::autocast: every weight is cast once in a forward pass, into
-// the joined matrix that its product takes anyway, and no operator decides by itself. The residual
-// stream keeps the weights' dtype; products, and what is between them, are in `compute`.
+// Mixed precision is explicit, not at::autocast: each weight is cast once per forward pass, into
+// the joined matrix that its product needs anyway. The residual stream x keeps the weights' dtype;
+// products and the parts between them are in `compute`.
 at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   const ModelConfig& c = m.config;
-  check(tokens.dim() == 2, "tokens must be [B, T], not ", tokens.sizes());
+  check(tokens.dim() == 2, "tokens must have shape [B, T], got ", tokens.sizes());
   const Pass pass{m, run, tokens.size(0), tokens.size(1)};
   const int64_t T = pass.T, from = run.states ? (*run.states)[0].tokens : 0;
-  check(c.family->rotary || from + T <= c.positions, "this model has ", c.positions,
-        " positions, and the text ", from + T, " tokens");
+  check(!m.positions.defined() || from + T <= c.positions, "the model has ", c.positions,
+        " positions, got ", from + T, " tokens");
   const at::ScalarType own = m.embedding.scalar_type(),
                        compute = run.compute == at::ScalarType::Undefined ? own : run.compute;
   at::Tensor x = at::embedding(m.embedding, tokens.reshape({-1}));  // [B T, C], as all rows here
   if (c.family->scaled_embedding)
     x = x * at::scalar_tensor(std::sqrt(double(c.C)), at::kFloat).to(own).item<double>();
-  if (!c.family->rotary)
+  if (m.positions.defined())
     x = (x.view({pass.B, T, c.C}) + m.positions.narrow(0, from, T)).view({-1, c.C});
-  // Layers share few kinds of positions: each is computed once.
+  // The layers share few kinds of rotary positions: each is computed once.
   std::vector<std::pair<Rope, parts::Rotation>> rotations;
   const auto rotation_of = [&](const Rope& r) -> const parts::Rotation& {
     for (const auto& [rope, by] : rotations)
       if (rope == r) return by;
     const parts::Rotation by =
-        c.family->rotary ? rotation(r, c.D, from, T, tokens.options()) : parts::Rotation{};
+        c.family->rotary() ? rotation(r, c.D, from, T, tokens.options()) : parts::Rotation{};
     return rotations.emplace_back(r, by).second;
   };
   const parts::Norm norm = norm_of(c);
-  const auto after = [&](const at::Tensor& y, const at::Tensor& weight) {
-    return c.family->sandwich ? parts::norm(norm, y, weight, {}, compute) : y;
+  const auto normed = [&](const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias) {
+    return weight.defined() ? parts::norm(norm, y, weight, bias, compute) : y.to(compute);
+  };
+  const auto add = [&](const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias) {
+    if (weight.defined()) return parts::add_norm(norm, x, y, weight, bias);
+    const at::Tensor sum = (x + y).to(own);
+    return std::pair(sum, sum.to(compute));
   };
   const Layer last{.before_attention = m.last_norm, .before_attention_bias = m.last_norm_bias};
-  at::Tensor y = parts::norm(norm, x, m.layers[0].before_attention,
-                             m.layers[0].before_attention_bias, compute);
+  at::Tensor y = normed(x, m.layers[0].before_attention, m.layers[0].before_attention_bias);
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const Layer &l = m.layers[i], &next = i + 1 < m.layers.size() ? m.layers[i + 1] : last;
-    y = after(attention(pass, i, y, rotation_of(c.layers[i].rope)), l.after_attention);
-    std::tie(x, y) = parts::add_norm(norm, x, y, l.before_mlp, l.before_mlp_bias);
-    y = after(mlp(c, l, y), l.after_mlp);
-    std::tie(x, y) = parts::add_norm(norm, x, y, next.before_attention, next.before_attention_bias);
+    y = attention(pass, i, y, rotation_of(c.layers[i].rope));
+    y = normed(y, l.after_attention, l.after_attention_bias);
+    std::tie(x, y) = add(y, l.before_mlp, l.before_mlp_bias);
+    y = normed(mlp(c, l, y), l.after_mlp, l.after_mlp_bias);
+    std::tie(x, y) = add(y, next.before_attention, next.before_attention_bias);
   }
   return y.view({pass.B, T, c.C});
 }

@@ -33,9 +33,9 @@ std::vector<Query> few_queries(int64_t T, int64_t most) {
 }
 
 std::string why_no_rows(const Spec& spec) {
-  if (may_be_negative(spec)) return "its weights may be negative: they are no shares of a whole";
-  if (!is<NoDecay>(spec.decay)) return "its weights fade by gates, which the theory knows not";
-  if (sees_future(spec.mask)) return "its queries see the tokens that follow them";
+  if (may_be_negative(spec)) return "the analysis does not support negative weights";
+  if (!is<NoDecay>(spec.decay)) return "the analysis does not support decay gates";
+  if (sees_future(spec.mask)) return "the analysis requires a causal mask";
   return "";
 }
 
@@ -69,11 +69,11 @@ static Rows block_rows(const Spec& spec, const Inputs& in, std::span<const Query
 
 void for_rows(const Spec& spec, const Inputs& given, std::span<const Query> queries,
               const std::function<void(const Rows&)>& look) {
-  check(given.q.size(0) == 1, "one text at a time, not ", given.q.size(0));
+  check(given.q.size(0) == 1, "expected a batch of one text, got ", given.q.size(0));
   Inputs in = given;
   in.q = attn::mapped(spec.features, given.q, given.query_projection);
   in.k = attn::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
-  in.v = at::Tensor();  // not looked at: not to be repeated, a long text's are large
+  in.v = at::Tensor();  // unused; repeating it per head would take memory
   in = attn::one_key_head_each(in);
   const auto plain = [](const at::Tensor& x) {
     return x.defined() ? x.detach().to(at::kCPU, attn::wide(x.scalar_type())) : x;

@@ -1,6 +1,5 @@
 #include "report/report.h"
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -8,16 +7,7 @@
 
 namespace horner::report {
 
-using Json = nlohmann::ordered_json;
-
-static Json number(double x) {
-  return std::isfinite(x) ? Json(x) : Json();
-}
-static Json numbers(const std::vector<double>& values) {
-  Json out = Json::array();
-  for (double v : values) out.push_back(number(v));
-  return out;
-}
+using Json = nlohmann::ordered_json;  // dump() writes NaN and infinity as null
 
 // What lines and bars have beside their name, where it is not the default.
 template <class S>
@@ -25,7 +15,7 @@ static Json named(const S& s) {
   Json out = {{"name", s.name}};
   if (!s.group.empty()) out["group"] = s.group;
   if (s.strong) out["strong"] = true;
-  if (!s.spread.empty()) out["spread"] = numbers(s.spread);
+  if (!s.spread.empty()) out["spread"] = s.spread;
   return out;
 }
 
@@ -35,7 +25,7 @@ static Json lines(const std::vector<Series>& series) {
     Json j = named(s);
     if (s.dashed) j["dashed"] = true;
     j["points"] = Json::array();
-    for (Point p : s.points) j["points"].push_back({number(p.x), number(p.y)});
+    for (Point p : s.points) j["points"].push_back({p.x, p.y});
     out.push_back(j);
   }
   return out;
@@ -53,7 +43,7 @@ struct Content {
     Json series = Json::array();
     for (const Bar& s : b.series) {
       series.push_back(named(s));
-      series.back()["values"] = numbers(s.values);
+      series.back()["values"] = s.values;
     }
     return {{"kind", "bars"}, {"label", b.label}, {"dots", b.dots}, {"categories", b.categories}, {"series", series}};
   }
@@ -63,14 +53,14 @@ struct Content {
     for (const auto& row : t.rows) {
       Json cells = Json::array();
       for (size_t i = 0; i < row.size(); ++i)
-        cells.push_back(t.columns.at(i).number ? Json{{"value", number(row[i].value)}, {"text", row[i].text}} : Json(row[i].text));
+        cells.push_back(t.columns.at(i).number ? Json{{"value", row[i].value}, {"text", row[i].text}} : Json(row[i].text));
       rows.push_back(cells);
     }
     return {{"kind", "table"}, {"columns", columns}, {"rows", rows}};
   }
   Json operator()(const HeatMap& h) const {
     Json values = Json::array(), details = Json::array();
-    for (const auto& row : h.values) values.push_back(numbers(row));
+    for (const auto& row : h.values) values.push_back(row);
     for (const auto& [at, sections] : h.details) {
       Json inner = Json::array();
       for (const Section& s : sections) inner.push_back(json(s));
@@ -83,7 +73,7 @@ struct Content {
     Json series = Json::array();
     for (const Boxes::Series& s : b.series) {
       Json boxes = Json::array();
-      for (const auto& box : s.boxes) boxes.push_back(numbers(box));
+      for (const auto& box : s.boxes) boxes.push_back(box);
       series.push_back({{"name", s.name}, {"boxes", boxes}});
     }
     return {{"kind", "boxes"}, {"x_label", b.x_label}, {"y_label", b.y_label}, {"categories", b.categories}, {"series", series},

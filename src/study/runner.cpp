@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "core/check.h"
-#include "train/start.h"
+#include "files/json.h"
 
 namespace horner::study {
 
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 bool is_finished(const Run& r) {
   const fs::path result = r.folder / "result.json";
   return fs::exists(result) &&
-         train::read_json(result).value("steps", int64_t(0)) >= r.settings.steps;
+         files::read_json(result).value("steps", int64_t(0)) >= r.settings.steps;
 }
 
 // Writes the run's settings. Throws where another run is there.
@@ -30,7 +30,7 @@ static void prepare(const Run& r) {
   const fs::path file = r.folder / "settings.json";
   const Json now = to_json(r.settings);
   if (fs::exists(file)) {
-    const Json before = train::read_json(file);
+    const Json before = files::read_json(file);
     for (const train::Setting& s : train::setting_table())
       check(!s.fixed || !before.contains(s.name) || before[s.name] == now[s.name],
             r.folder.string(), " holds a run with ", s.name, " ",
@@ -38,7 +38,7 @@ static void prepare(const Run& r) {
             "; give another --out, or remove it");
   }
   fs::create_directories(r.folder);
-  train::write_json(file, now);
+  files::write_json(file, now);
 }
 
 static pid_t start(const Run& r, const fs::path& program) {

@@ -8,8 +8,8 @@
 #include "attn/catalog.h"
 #include "core/check.h"
 #include "core/names.h"
+#include "files/json.h"
 #include "study/tasks.h"
-#include "train/start.h"
 
 namespace horner::study {
 
@@ -47,14 +47,14 @@ static void read_metrics(const fs::path& path, RunData& r) {
 static RunData read_run(const fs::path& folder) {
   RunData r{.folder = folder, .settings = {}, .finished = false, .step = 0};
   const fs::path settings = folder / "settings.json", result = folder / "result.json";
-  read_settings(r.settings, train::read_json(settings), settings.string());
+  read_settings(r.settings, files::read_json(settings), settings.string());
   if (fs::exists(result)) {
-    r.result = train::read_json(result);
+    r.result = files::read_json(result);
     r.finished = r.result.value("finished", false);
   }
   read_metrics(folder / "metrics.jsonl", r);
   if (fs::exists(folder / "taylor.json"))
-    for (const Json& layer : train::read_json(folder / "taylor.json").value("layers", Json())) {
+    for (const Json& layer : files::read_json(folder / "taylor.json").value("layers", Json())) {
       r.taylor.emplace_back();
       for (const Json& x : layer)
         r.taylor.back().push_back(x.is_number() ? x.get<double>() : -INFINITY);

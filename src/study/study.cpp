@@ -8,8 +8,8 @@
 #include "attn/catalog.h"
 #include "core/check.h"
 #include "core/names.h"
+#include "files/json.h"
 #include "study/tasks.h"
-#include "train/start.h"
 
 namespace horner::study {
 
@@ -137,7 +137,7 @@ Json find_study(const std::string& wanted) {
   }
   check(std::filesystem::exists(wanted), "no study '", wanted, "': neither a preset (",
         quoted(names), ") nor a file");
-  return train::read_json(wanted);
+  return files::read_json(wanted);
 }
 
 }  // namespace horner::study

@@ -7,10 +7,10 @@
 #include <cmath>
 
 #include "attn/stages.h"
+#include "files/json.h"
 #include "nn/checkpoint.h"
 #include "study/tasks.h"
 #include "train/checkpoint.h"
-#include "train/start.h"
 
 namespace horner::study {
 
@@ -66,11 +66,7 @@ Json measure(const nn::Model& m, const train::Source& source, int64_t length) {
     source.fill(train::Split::validation, uint64_t(i),
                 {tokens[i].data_ptr<int64_t>(), size_t(length)}, targets);
   Json layers = Json::array();
-  for (const auto& layer : log_magnitudes(m, tokens)) {
-    Json row = Json::array();
-    for (const double x : layer) row.push_back(std::isfinite(x) ? Json(x) : Json());
-    layers.push_back(row);
-  }
+  for (const auto& layer : log_magnitudes(m, tokens)) layers.push_back(layer);
   return {{"about", "log of the mean of |score|^n / n! over visible scores, n from 0 on"},
           {"layers", layers}};
 }
@@ -79,7 +75,7 @@ void measure_run(const std::filesystem::path& run, const train::Settings& s) {
   const auto last = train::newest_checkpoint(run);
   if (!last || std::filesystem::exists(run / "taylor.json")) return;
   const nn::Model m = nn::load_model(*last);
-  train::write_json(run / "taylor.json", measure(m, make_source(s.task, s.data, s.seed), s.length));
+  files::write_json(run / "taylor.json", measure(m, make_source(s.task, s.data, s.seed), s.length));
 }
 
 }  // namespace horner::study

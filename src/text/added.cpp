@@ -1,11 +1,11 @@
-// Added tokens by a trie, which is asked only where the first two bytes fit.
+// Added tokens by a trie, searched only where the first two bytes match.
 #include "text/added.h"
 
 #include <algorithm>
 
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -62,7 +62,7 @@ AddedFinder::AddedFinder(std::vector<Pattern> patterns) : patterns_(std::move(pa
       }
       node = uint32_t(child);
     }
-    if (ends_[node] == 0) ends_[node] = uint32_t(i) + 1;  // of two the same, the first
+    if (ends_[node] == 0) ends_[node] = uint32_t(i) + 1;  // of equal patterns the first wins
     for (unsigned second = 0; second < 256; ++second)
       if (text.size() == 1 || second == byte(text, 1)) starts_.set(byte(text, 0) << 8 | second);
   }
@@ -101,4 +101,4 @@ std::optional<AddedFinder::Match> AddedFinder::find(std::string_view text, size_
   return std::nullopt;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

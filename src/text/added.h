@@ -1,5 +1,5 @@
-// Tokens that are found in the text itself, before anything else looks at it: special ones, and
-// others.
+// Added tokens: special and other tokens that are matched in the text itself, before any other
+// stage.
 #pragma once
 
 #include <bitset>
@@ -11,7 +11,7 @@
 #include "text/bpe.h"
 #include "text/regex.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct AddedToken {
   std::string content;
@@ -19,7 +19,7 @@ struct AddedToken {
   bool single_word, lstrip, rstrip, normalized, special;
 };
 
-// Finds the leftmost of some tokens, and of those the longest.
+// Finds the leftmost match of a set of tokens, and the longest at that place.
 class AddedFinder {
  public:
   struct Pattern {
@@ -30,19 +30,19 @@ class AddedFinder {
 
   struct Match {
     const AddedToken* token;
-    Range range;  // with the white space that the token takes along, but not what is taken
-    size_t next;  // where to go on: as in the tokenizers package, inside that white space
+    Range range;  // includes the white space that the token strips, except what is taken
+    size_t next;  // where to continue: inside that white space, as in the tokenizers package
   };
-  // In `text` at `from` or behind; what is before `taken` belongs to tokens already.
+  // Searches `text` from `from` on; bytes before `taken` already belong to tokens.
   std::optional<Match> find(std::string_view text, size_t from, size_t taken) const;
 
  private:
-  const Pattern* longest(std::string_view text) const;  // that `text` begins with
+  const Pattern* longest(std::string_view text) const;  // the longest prefix of `text`
 
   std::vector<Pattern> patterns_;
-  std::vector<uint32_t> ends_;  // by node of a trie: 1 + the pattern that ends there, or 0
+  std::vector<uint32_t> ends_;  // for each node of a trie: 1 + the pattern that ends there, or 0
   PairTable next_;              // (node, byte) → node
-  std::bitset<65536> starts_;   // the first two bytes of all
+  std::bitset<65536> starts_;   // the first two bytes of every pattern
 };
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,4 +1,5 @@
-// Byte-pair encoding. Short words by looking for the lowest rank each time, long ones by a heap.
+// Byte-pair encoding. Short words are merged by a linear search for the lowest rank, long ones by a
+// heap.
 #include "text/bpe.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include "core/check.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -17,7 +18,7 @@ constexpr uint64_t kNothing = ~uint64_t(0);
 constexpr size_t kUncommon = 129;
 constexpr char32_t kSpace = 0x2581;  // ▁
 constexpr size_t kCacheSlots = 1 << 18, kCacheMost = kCacheSlots / 2, kLongestCached = 64;
-constexpr size_t kShort = 40;  // symbols up to which a heap does not pay
+constexpr size_t kShort = 40;  // up to so many symbols a linear search is faster than a heap
 
 uint64_t mixed(uint64_t a, uint64_t b) {
   const auto product = static_cast<unsigned __int128>(a) * b;
@@ -40,7 +41,7 @@ uint64_t hash_of(std::string_view s) {
     h = mixed(h ^ part, kB);
   }
   part = 0;
-  // The last 0 to 8 bytes; copies of a fixed size are one instruction.
+  // The last 0 to 8 bytes, by copies of fixed size: each is one instruction.
   if (n >= 4) {
     uint32_t low, high;
     std::memcpy(&low, p, 4);
@@ -79,7 +80,7 @@ bool TextTable::add(std::string_view key, Token value) {
   const uint64_t hash = hash_of(key);
   const size_t i = slot(key, hash);
   if (slots_[i].value != kNone) return false;
-  check(keys_.size() + key.size() < UINT32_MAX, "a vocabulary of more than 4 GB");
+  check(keys_.size() + key.size() < UINT32_MAX, "the vocabulary exceeds 4 GB");
   slots_[i] = {uint32_t(hash >> 32), uint32_t(keys_.size()), uint32_t(key.size()), value};
   keys_ += key;
   ++used_;
@@ -161,7 +162,7 @@ void finish(Bpe& bpe, const std::vector<std::pair<std::string, Token>>& vocabula
   bpe.vocabulary.reserve(vocabulary.size());
   bpe.of_character.assign(size_t(kSpace) + 1, kNone);
   for (const auto& [text, id] : vocabulary) {
-    check(bpe.vocabulary.add(text, id), "model.vocab: '", lossy(text), "' is there twice");
+    check(bpe.vocabulary.add(text, id), "model.vocab: duplicate token '", lossy(text), "'");
     if (text.empty() || text.size() > 4) continue;
     size_t at = 0;
     const char32_t c = bpe.bytes ? (at = 1, static_cast<unsigned char>(text[0])) : next(text, at);
@@ -171,8 +172,8 @@ void finish(Bpe& bpe, const std::vector<std::pair<std::string, Token>>& vocabula
   }
   const auto id = [&](std::string_view text, size_t rank) {
     const std::optional<Token> found = bpe.vocabulary.find(text);
-    check(found.has_value(), "model.merges: merge ", rank, " needs the token '", lossy(text),
-          "', which model.vocab does not have");
+    check(found.has_value(), "model.merges: merge ", rank, " requires token '", lossy(text),
+          "', which is not in model.vocab");
     return *found;
   };
   bpe.merges = PairTable(merges.size());
@@ -189,7 +190,7 @@ void finish(Bpe& bpe, const std::vector<std::pair<std::string, Token>>& vocabula
 
 namespace {
 
-// The tokens that the word begins as.
+// The initial tokens of a word.
 void symbols_of(const Bpe& bpe, std::string_view word, std::vector<Token>& out) {
   if (bpe.bytes) {
     for (const char byte : word)
@@ -200,7 +201,7 @@ void symbols_of(const Bpe& bpe, std::string_view word, std::vector<Token>& out) 
         out.push_back(bpe.unknown);
     return;
   }
-  bool waiting = false;  // an unknown character was seen, its token is not there yet
+  bool waiting = false;  // an unknown character was seen, its token is not written yet
   for (size_t at = 0; at < word.size();) {
     const size_t begin = at;
     const char32_t c = next(word, at);
@@ -266,7 +267,7 @@ void merge_long(const Bpe& bpe, std::vector<Token>& s) {
     const Join top = queue.top();
     queue.pop();
     const size_t j = s[top.at] == top.left ? after[top.at] : kEnd;
-    if (j == kEnd || s[j] != top.right) continue;  // one of them is joined already
+    if (j == kEnd || s[j] != top.right) continue;  // one of them is already merged
     s[top.at] = Token(top.merge);
     s[j] = kNone;
     after[top.at] = after[j];
@@ -328,4 +329,4 @@ void encode(const Bpe& bpe, WordCache& cache, std::string_view word, std::vector
   encode_cut(bpe, cache, word.substr(begin), out);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,5 +1,5 @@
-// Byte-pair encoding: a word begins as its characters, and of all neighbours in it the pair with
-// the lowest rank is joined until none has one.
+// Byte-pair encoding: a word starts as its characters; the adjacent pair with the lowest rank is
+// merged until no pair has a rank.
 #pragma once
 
 #include <array>
@@ -10,17 +10,17 @@
 #include <utility>
 #include <vector>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 using Token = uint32_t;
 inline constexpr Token kNone = ~Token(0);
 
-// From two numbers to one, by open addressing. The key with both at their largest is not for use.
+// Hash table from a pair of numbers to a number, by open addressing. The pair (~0, ~0) is reserved.
 class PairTable {
  public:
   PairTable(size_t most = 0);
-  void set(uint32_t a, uint32_t b, uint64_t value);  // the last one set stays
-  uint64_t get(uint32_t a, uint32_t b) const;        // ~0 where nothing was set
+  void set(uint32_t a, uint32_t b, uint64_t value);  // overwrites
+  uint64_t get(uint32_t a, uint32_t b) const;        // ~0 if absent
 
  private:
   std::vector<std::pair<uint64_t, uint64_t>> slots_;
@@ -29,11 +29,11 @@ class PairTable {
 
 uint64_t hash_of(std::string_view);
 
-// From text to a number, by open addressing over one string of all the keys.
+// Hash table from text to a number, by open addressing; all keys are in one string.
 class TextTable {
  public:
   void reserve(size_t keys);
-  bool add(std::string_view key, Token value);  // false, and no change, when it is there
+  bool add(std::string_view key, Token value);  // false, without a change, if present
   std::optional<Token> find(std::string_view key) const;
 
  private:
@@ -47,27 +47,27 @@ class TextTable {
   size_t used_ = 0;
 };
 
-// Words are bytes when `bytes` is set, and characters else.
+// Words consist of bytes if `bytes` is set, of characters otherwise.
 struct Bpe {
   bool bytes = false, fuse_unknown = false, ignore_merges = false;
-  Token unknown = kNone;  // for characters without a token; kNone: they vanish
+  Token unknown = kNone;  // for characters without a token; kNone: they are dropped
   TextTable vocabulary;
-  std::vector<Token> of_character;      // by code point or byte
-  std::array<Token, 256> of_byte = {};  // <0x00> …, when `fallback`: instead of `unknown`
+  std::vector<Token> of_character;      // indexed by code point or byte
+  std::array<Token, 256> of_byte = {};  // <0x00> …; with `fallback` they replace `unknown`
   bool fallback = false;
   PairTable merges;  // (left, right) → rank << 32 | joined
 
-  // The characters that end the left and begin the right part of some merge. Between any others a
-  // word can be cut without a change: what is joined later was joined there once.
+  // The pairs of characters at the seam of some merge. A word can be cut between any other two
+  // characters without changing its tokens.
   PairTable joined;
   std::array<std::array<bool, 129>, 129> joined_common = {};  // ASCII, and '▁' as 128
 };
 
-// Words and their tokens, for the words that come again. Forgets all when it is full.
+// Cache of words and their tokens. Cleared when it is full.
 class WordCache {
  public:
   WordCache();
-  // The tokens of the word; nullptr where it is not known.
+  // The tokens of the word; nullptr if it is not cached.
   const Token* find(std::string_view word, size_t hash, size_t& count) const;
   void add(std::string_view word, size_t hash, const Token* tokens, size_t count);
 
@@ -82,10 +82,10 @@ class WordCache {
   size_t used_ = 0;
 };
 
-// Fills in the rest when the flags are set: `vocabulary` and, in the order of their rank, `merges`.
+// Builds the tables; the flags must be set. `merges` are in the order of their rank.
 void finish(Bpe&, const std::vector<std::pair<std::string, Token>>& vocabulary,
             const std::vector<std::pair<std::string, std::string>>& merges);
 
 void encode(const Bpe&, WordCache&, std::string_view word, std::vector<Token>& out);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

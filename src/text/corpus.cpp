@@ -8,13 +8,13 @@
 
 #include "core/check.h"
 
-namespace horner::nn {
+namespace horner::text {
 
 namespace {
 
 using Path = std::filesystem::path;
 
-// The folder of the torch package: above that of the library which is loaded.
+// The folder of the torch package, two above the loaded libc10.so.
 Path torch_folder() {
   Path library;
   const auto look = [](dl_phdr_info* info, size_t, void* out) {
@@ -23,7 +23,8 @@ Path torch_folder() {
     return 1;
   };
   ::dl_iterate_phdr(look, &library);
-  check(!library.empty(), "the default text is torch's Python sources, but no torch is loaded");
+  check(!library.empty(),
+        "the default text is torch's Python sources, but torch is not loaded; name a text file");
   return std::filesystem::weakly_canonical(library).parent_path().parent_path();
 }
 
@@ -40,7 +41,7 @@ void add_files(const Path& folder, std::vector<Path>& out, F wanted) {
 std::vector<Path> default_corpus() {
   std::vector<Path> out;
   add_files(torch_folder(), out, [](const Path& p) { return p.extension() == ".py"; });
-  check(!out.empty(), "no Python source in '", torch_folder().string(), "'");
+  check(!out.empty(), "no Python sources in '", torch_folder().string(), "'");
   return out;
 }
 
@@ -58,14 +59,14 @@ std::vector<Path> files_of(const std::vector<Path>& paths) {
 
 std::string text_of_line(std::string_view line, const std::string& key, const std::string& where) {
   const auto json = nlohmann::json::parse(line, nullptr, false);
-  check(json.is_object(), where, ": no JSON object");
+  check(json.is_object(), where, ": expected a JSON object");
   const auto at = json.find(key);
   if (at == json.end() || !at->is_string()) {
     std::string keys;
     for (const auto& item : json.items()) keys += (keys.empty() ? "" : ", ") + item.key();
-    fail(where, ": no text under '", key, "'; there is ", keys.empty() ? "nothing" : keys);
+    fail(where, ": missing string '", key, "'; the keys are: ", keys.empty() ? "none" : keys);
   }
   return at->get<std::string>();
 }
 
-}  // namespace horner::nn
+}  // namespace horner::text

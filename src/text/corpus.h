@@ -1,4 +1,4 @@
-// Text to train on: files and folders, and the one that is always there.
+// Text to train on: files, folders and a default.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,16 @@
 #include <string_view>
 #include <vector>
 
-namespace horner::nn {
+namespace horner::text {
 
-// The Python sources inside the installed torch package, sorted by path: a real text of some 40 MB
-// that every machine has on which this runs. Throws where torch is not loaded.
+// The Python sources of the installed torch package, sorted by path: about 40 MB of real text on
+// every machine where this runs. Throws if torch is not loaded.
 std::vector<std::filesystem::path> default_corpus();
 
-// Every regular file in the folders, sorted; files as they are.
+// The files, and every regular file in the folders, sorted.
 std::vector<std::filesystem::path> files_of(const std::vector<std::filesystem::path>&);
 
-// The text of a line of JSONL: the string under `key`. `where` is for the error.
+// The text of a JSONL line: the string under `key`. `where` precedes error messages.
 std::string text_of_line(std::string_view line, const std::string& key, const std::string& where);
 
-}  // namespace horner::nn
+}  // namespace horner::text

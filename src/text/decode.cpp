@@ -6,14 +6,14 @@
 
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
 using Parts = std::vector<std::string>;
 
-// By code point: the byte it stands for, or -1. Printable bytes stand for themselves, the others
-// are U+0100 and on, in their order.
+// The byte for each code point, or -1. Printable bytes stand for themselves; the others are U+0100
+// and following, in order.
 const std::array<int, 512>& bytes_of_characters() {
   static const auto table = [] {
     std::array<int, 512> out;
@@ -109,7 +109,7 @@ int fallback_byte(std::string_view token) {
 }
 
 std::string decoded(const std::vector<Decoder>& decoders, Parts parts) {
-  if (decoders.empty()) {  // as the words of a sentence
+  if (decoders.empty()) {  // joined by spaces
     std::string out;
     for (size_t i = 0; i < parts.size(); ++i) out += (i == 0 ? "" : " ") + parts[i];
     return out;
@@ -120,4 +120,4 @@ std::string decoded(const std::vector<Decoder>& decoders, Parts parts) {
   return out;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,4 +1,4 @@
-// From tokens back to text: steps over a list of strings, the tokens at first.
+// From tokens back to text: steps over a list of strings, which starts as the tokens.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 #include <variant>
 #include <vector>
 
-namespace horner::nn::text {
+namespace horner::text {
 
-struct DecodeBytes {};  // the characters that stand for bytes, see byte_of
+struct DecodeBytes {};  // see to_bytes
 struct DecodeReplace {
   std::string pattern, content;
 };
@@ -16,7 +16,7 @@ struct DecodeFallback {};  // <0x0A> …
 struct DecodeFuse {};
 struct DecodeStrip {
   std::string content;
-  size_t start, stop;  // at most so many at either end of each
+  size_t start, stop;  // at most so many at the ends of each string
 };
 struct DecodeMetaspace {
   std::string replacement;
@@ -27,11 +27,11 @@ using Decoder = std::variant<DecodeBytes, DecodeReplace, DecodeFallback, DecodeF
 
 std::string decoded(const std::vector<Decoder>&, std::vector<std::string> tokens);
 
-// Byte-level tokenizers write bytes as printable characters ("Ġ" is a space): back to bytes.
-// False, with `out` untouched, when the text has another character.
+// Byte-level tokenizers write bytes as printable characters ("Ġ" is a space). Appends the bytes;
+// false, with `out` unchanged, if the text contains any other character.
 bool to_bytes(std::string_view text, std::string& out);
 
 // The byte that "<0x0A>" names, or -1.
 int fallback_byte(std::string_view token);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -10,12 +10,12 @@
 #include "core/check.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
-// The marks that came after Unicode 9. The tokenizers package normalises by that version: to it
-// they are characters like any other, and texts must give the tokens that a model was trained on.
+// Combining marks added after Unicode 9. The tokenizers package normalizes by that version and
+// treats them as ordinary characters; texts must give the tokens that models were trained on.
 constexpr char32_t kLater[][2] = {
     {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},
     {0xc3c, 0xc3c},     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},
@@ -39,14 +39,14 @@ void append_known(std::string_view text, std::string& out) {
   const utf8proc_ssize_t size =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                    utf8proc_ssize_t(text.size()), &made, utf8proc_option_t(options));
-  check(size >= 0, "cannot normalise: ", utf8proc_errmsg(size));
+  check(size >= 0, "Unicode normalization failed: ", utf8proc_errmsg(size));
   out.append(reinterpret_cast<const char*>(made), size_t(size));
   std::free(made);
 }
 
 }  // namespace
 
-// Below U+0300 nothing changes by composing, and nothing combines with what is before it.
+// Characters below U+0300 do not change or combine.
 bool stable_in_nfc(char32_t c) {
   if (c < 0x300) return true;
   if (c >= 0x1100 && c < 0x1200) return false;  // Hangul letters compose by arithmetic
@@ -55,7 +55,7 @@ bool stable_in_nfc(char32_t c) {
   return p->combining_class == 0 && p->decomp_seqindex == UINT16_MAX && p->comb_index == UINT16_MAX;
 }
 
-// All but the later marks, which stay where they are and keep what is around them apart.
+// The later marks stay as they are and separate what is around them.
 void append_nfc(std::string_view text, std::string& out) {
   size_t done = 0;
   for (size_t at = 0; at < text.size();) {
@@ -68,4 +68,4 @@ void append_nfc(std::string_view text, std::string& out) {
   append_known(text.substr(done), out);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

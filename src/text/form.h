@@ -1,14 +1,14 @@
-// Unicode's normalization form C, by the version that the tokenizers package goes by.
+// Unicode normalization form C, in the Unicode version of the tokenizers package.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-namespace horner::nn::text {
+namespace horner::text {
 
-// Whether composing never changes the character, nor joins it with what is before it.
+// Whether composition never changes the character or combines it with the previous one.
 bool stable_in_nfc(char32_t);
 
 void append_nfc(std::string_view text, std::string& out);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,9 +1,9 @@
-// tokenizer.json by its events: half a million merges as JSON values would take a second.
+// Parses tokenizer.json by events: half a million merges as JSON values would take a second.
 #include "text/json_reader.h"
 
 #include "core/check.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -14,11 +14,11 @@ struct Reader : nlohmann::json_sax<Json> {
 
   TokenizerJson out;
   In in = In::settings;
-  std::vector<Json*> open;        // the objects and lists around what comes next, outermost first
-  std::vector<std::string> keys;  // of those that are objects: the key that was last seen
+  std::vector<Json*> open;        // the objects and lists around the next value, outermost first
+  std::vector<std::string> keys;  // the last key of each open object
   size_t parts = 0;               // of a merge
 
-  // Where the next value goes. Pointers stay: nothing is added to a list while its last is open.
+  // Stores the next value. Pointers stay valid: a list does not grow while its last item is open.
   Json& put(Json value) {
     if (open.empty()) return out.settings = std::move(value);
     Json& parent = *open.back();
@@ -27,8 +27,8 @@ struct Reader : nlohmann::json_sax<Json> {
     return parent.back();
   }
   bool wrong() const {
-    if (in == In::vocabulary) fail("model.vocab must be an object of tokens and their numbers");
-    fail("model.merges[", out.merges.size(), "] must be two tokens");
+    if (in == In::vocabulary) fail("model.vocab must map tokens to numbers");
+    fail("model.merges[", out.merges.size(), "] must be a pair of tokens");
   }
   template <class T>
   bool scalar(T value) {
@@ -73,12 +73,12 @@ struct Reader : nlohmann::json_sax<Json> {
   bool start_object(std::size_t) override {
     if (in != In::settings) return wrong();
     if (in_model("vocab")) {
-      check(out.vocabulary.empty(), "model.vocab is there twice");
+      check(out.vocabulary.empty(), "duplicate model.vocab");
       in = In::vocabulary;
       put(nullptr);
       return true;
     }
-    check(open.size() < 16, "its JSON is nested too deep");
+    check(open.size() < 16, "JSON is nested too deeply");
     open.push_back(&put(Json::object()));
     keys.emplace_back();
     return true;
@@ -101,12 +101,12 @@ struct Reader : nlohmann::json_sax<Json> {
     }
     if (in != In::settings) return wrong();
     if (in_model("merges")) {
-      check(out.merges.empty(), "model.merges is there twice");
+      check(out.merges.empty(), "duplicate model.merges");
       in = In::merges;
       put(nullptr);
       return true;
     }
-    check(open.size() < 16, "its JSON is nested too deep");
+    check(open.size() < 16, "JSON is nested too deeply");
     open.push_back(&put(Json::array()));
     return true;
   }
@@ -122,7 +122,7 @@ struct Reader : nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const Json::exception& e) override {
-    fail("no JSON: ", e.what());
+    fail("not valid JSON: ", e.what());
   }
 };
 
@@ -131,8 +131,8 @@ struct Reader : nlohmann::json_sax<Json> {
 TokenizerJson parse_tokenizer_json(std::string_view text) {
   Reader reader;
   Json::sax_parse(text, &reader);
-  check(reader.out.settings.is_object(), "no JSON object");
+  check(reader.out.settings.is_object(), "expected a JSON object");
   return std::move(reader.out);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

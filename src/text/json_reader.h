@@ -1,5 +1,4 @@
-// A tokenizer.json in two parts: its few settings as JSON, and its two long lists as they are
-// needed.
+// A tokenizer.json in two parts: its settings as JSON, and its two long lists as vectors.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct TokenizerJson {
-  nlohmann::json settings;  // all but model.vocab and model.merges, which are null in it
+  nlohmann::json settings;  // everything except model.vocab and model.merges, which are null
   std::vector<std::pair<std::string, uint64_t>> vocabulary;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
 };
 
 TokenizerJson parse_tokenizer_json(std::string_view text);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,4 +1,4 @@
-// What a tokenizer.json says, ready for use.
+// The contents of a tokenizer.json, ready for use.
 #pragma once
 
 #include <filesystem>
@@ -12,18 +12,18 @@
 #include "text/normalize.h"
 #include "text/split.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Model {
-  bool raw_bytes = false;  // the tokens are bytes: nothing below is used
+  bool raw_bytes = false;  // tokens are bytes; nothing below is used
   std::vector<Normalizer> normalizers;
   std::vector<Splitter> splitters;
   std::vector<Decoder> decoders;
   Bpe bpe;
-  AddedFinder in_raw, in_normalized;  // tokens that are looked for before and after normalizing
-  std::vector<Token> before, after;   // the template's, around a text
+  AddedFinder in_raw, in_normalized;  // tokens matched before and after normalization
+  std::vector<Token> before, after;   // the template's tokens around a text
 
-  // By token.
+  // Indexed by token.
   std::vector<std::string> names;
   std::vector<bool> exists, special;
   TextTable by_name;
@@ -31,4 +31,4 @@ struct Model {
 
 Model read_model(const std::filesystem::path& tokenizer_json);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

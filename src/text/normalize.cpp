@@ -1,4 +1,4 @@
-// Normalizers. Nearly all text is in NFC already: only what could change is composed.
+// Normalizers. Most text is already in NFC: only the parts that could change are composed.
 #include "text/normalize.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include "text/form.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -25,14 +25,14 @@ size_t nfc_prefix(std::string_view text) {
   return at;
 }
 
-// Each returns false when it leaves the text as it is, and appends the changed one to `out`.
+// Each returns false if it leaves the text unchanged; otherwise it appends the new text to `out`.
 bool apply(const Nfc&, std::string_view text, bool, std::string& out) {
   size_t stable = nfc_prefix(text);
   if (stable == text.size()) return false;
   while (!text.empty()) {
     out += text.substr(0, stable);
     text.remove_prefix(stable);
-    // What is not stable goes on to the next two ASCII characters: nothing reaches across them.
+    // The unstable part ends at the next two ASCII characters: nothing combines across them.
     size_t end = 1;
     while (end < text.size() && (static_cast<unsigned char>(text[end - 1]) >= 0x80 ||
                                  static_cast<unsigned char>(text[end]) >= 0x80))
@@ -84,4 +84,4 @@ std::string_view normalized(const std::vector<Normalizer>& steps, std::string_vi
   return text;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,4 +1,4 @@
-// What a tokenizer does to text before it looks at it.
+// Normalizers: the first changes that a tokenizer makes to text.
 #pragma once
 
 #include <string>
@@ -8,22 +8,22 @@
 
 #include "text/regex.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Nfc {};  // Unicode's form C
 struct Replace {
   Regex pattern;
   std::string content;
-  char single = 0;  // the pattern, where that is one ASCII character
+  char single = 0;  // the pattern, if it is one ASCII character
 };
 struct Prepend {
   std::string content;
 };
 using Normalizer = std::variant<Nfc, Replace, Prepend>;
 
-// `text`, or its changed copy in `buffer`. With `continues` the text goes on from an earlier one,
-// and nothing is put before it.
+// Returns `text`, or its changed copy in `buffer`. With `continues` the text continues an earlier
+// one, and nothing is prepended.
 std::string_view normalized(const std::vector<Normalizer>&, std::string_view text, bool continues,
                             std::string& buffer);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

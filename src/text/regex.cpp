@@ -9,11 +9,11 @@
 #include "core/check.h"
 #include "text/unicode16.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
-// Room for the backtracking of long matches; one for all of a thread's expressions.
+// A stack large enough for long matches; one per thread.
 pcre2_match_context* match_context() {
   struct Context {
     pcre2_match_context* match = pcre2_match_context_create(nullptr);
@@ -28,7 +28,7 @@ pcre2_match_context* match_context() {
   return context.match;
 }
 
-// \p{…} or \P{…} at `at`, which moves to its end, in PCRE2's words; "" where it is not known.
+// Translates \p{…} or \P{…} at `at` to PCRE2 and moves `at` to its end; "" if it is not supported.
 std::string category(const std::string& pattern, size_t& at, bool in_class) {
   const size_t end = pattern.find('}', at);
   if (pattern.compare(at + 2, 1, "{") != 0 || end == std::string::npos) return "";
@@ -42,12 +42,12 @@ std::string category(const std::string& pattern, size_t& at, bool in_class) {
   return in_class ? both : (negative ? "[^" : "[") + both + "]";
 }
 
-// The pattern in PCRE2's words.
+// The pattern in PCRE2's syntax.
 std::string translated(const std::string& field, const std::string& pattern) {
   std::string out;
   bool in_class = false;
   const auto refuse = [&](const std::string& what) {
-    fail(field, ": the pattern ", pattern, " has ", what, ", which is not read here");
+    fail(field, ": the pattern ", pattern, " uses ", what, ", which is not supported");
   };
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
@@ -71,7 +71,7 @@ std::string translated(const std::string& field, const std::string& pattern) {
       out += {c, next};
       continue;
     }
-    if (in_class && (c == '[' || pattern.compare(i, 2, "&&") == 0)) refuse("sets of sets");
+    if (in_class && (c == '[' || pattern.compare(i, 2, "&&") == 0)) refuse("nested sets");
     if (!in_class && (c == '^' || c == '$')) refuse(std::string(1, c));
     if (!in_class && c == '(' && pattern.compare(i, 2, "(?") == 0) {
       const std::string kind = pattern.substr(i + 2, 2);
@@ -103,7 +103,7 @@ Regex::Regex(const Regex& other) : code_(other.code_), jit_(other.jit_) {
   make_match();
 }
 
-void Regex::compile(const std::string& field, const std::string& pattern, bool literal) {
+Regex::Regex(const std::string& field, const std::string& pattern, bool literal) {
   int error = 0;
   size_t at = 0;
   const uint32_t options = literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UTF | PCRE2_UCP;
@@ -112,33 +112,27 @@ void Regex::compile(const std::string& field, const std::string& pattern, bool l
   if (!code) {
     unsigned char message[256] = {};
     pcre2_get_error_message(error, message, sizeof message);
-    fail(field, ": no regular expression ", pattern, ": ", reinterpret_cast<char*>(message),
+    fail(field, ": invalid regular expression ", pattern, ": ", reinterpret_cast<char*>(message),
          " at byte ", at);
   }
   code_.reset(code, pcre2_code_free);
   uint32_t empty = 0;
   pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
-  check(!empty, field, ": the pattern ", pattern, " matches an empty text, which is not read here");
+  check(!empty, field, ": the pattern ", pattern, " matches empty text, which is not supported");
   jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
   make_match();
 }
 
 Regex Regex::pattern(const std::string& field, const std::string& pattern) {
-  Regex out;
-  out.compile(field, translated(field, pattern), false);
-  return out;
+  return Regex(field, translated(field, pattern), false);
 }
 
 Regex Regex::own(const std::string& pattern) {
-  Regex out;
-  out.compile("own pattern", pattern, false);
-  return out;
+  return Regex("own pattern", pattern, false);
 }
 
 Regex Regex::literal(const std::string& field, const std::string& text) {
-  Regex out;
-  out.compile(field, text, true);
-  return out;
+  return Regex(field, text, true);
 }
 
 std::optional<Range> Regex::find(std::string_view text, size_t from) const {
@@ -148,9 +142,9 @@ std::optional<Range> Regex::find(std::string_view text, size_t from) const {
                       : pcre2_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK,
                                     match_.get(), match_context());
   if (rc == PCRE2_ERROR_NOMATCH) return std::nullopt;
-  check(rc >= 0, "a tokenizer's regular expression gave up (PCRE2 error ", rc, ")");
+  check(rc >= 0, "a regular expression of the tokenizer failed (PCRE2 error ", rc, ")");
   const size_t* at = pcre2_get_ovector_pointer(match_.get());
   return Range{at[0], at[1]};
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,4 +1,4 @@
-// Regular expressions of tokenizer files: PCRE2, compiled to machine code.
+// Regular expressions of tokenizer files, compiled to machine code by PCRE2.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 struct pcre2_real_code_8;
 struct pcre2_real_match_data_8;
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Range {
   size_t begin, end;
 };
 
-// Tokenizer files are written for Oniguruma's syntax. What means the same in both is taken, \s and
+// Tokenizer files use Oniguruma's syntax. Syntax with the same meaning in PCRE2 is accepted, \s and
 // categories are translated (unicode16.h), and anything else is an error that names `field`.
-// One thread at a time; a copy is another's.
+// Not thread-safe; give each thread a copy.
 class Regex {
  public:
   static Regex pattern(const std::string& field, const std::string& pattern);
@@ -28,15 +28,14 @@ class Regex {
   Regex(Regex&&) = default;
   Regex& operator=(Regex&&) = default;
 
-  // The first match at `from` or behind it in valid UTF-8; never an empty one.
+  // The first non-empty match at or after `from`. The text must be valid UTF-8.
   std::optional<Range> find(std::string_view text, size_t from) const;
 
  private:
-  Regex() = default;
+  Regex(const std::string& field, const std::string& pattern, bool literal);
   struct Free {
     void operator()(pcre2_real_match_data_8*) const;
   };
-  void compile(const std::string& field, const std::string& pattern, bool literal);
   void make_match();
 
   std::shared_ptr<pcre2_real_code_8> code_;
@@ -44,4 +43,4 @@ class Regex {
   bool jit_ = false;
 };
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

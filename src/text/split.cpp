@@ -1,12 +1,11 @@
-// The splitters: each gives its pieces to the next one, without a copy where the text stays as it
-// is.
+// The splitters: each passes its pieces to the next one, without a copy if the text is unchanged.
 #include "text/split.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
-// The next match; with `contiguous`, together with those that follow without a gap.
+// The next match; with `contiguous`, extended by the matches that follow without a gap.
 std::optional<Range> find(const Split& s, std::string_view text, size_t from) {
   std::optional<Range> m = s.pattern.find(text, from);
   while (m && s.behaviour == Behaviour::contiguous && m->end < text.size()) {
@@ -91,4 +90,4 @@ void encode_words(std::span<const Splitter> steps, std::string_view text, Place 
   std::visit([&](const auto& step) { pieces(step, text, place, give); }, steps[0]);
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,4 +1,4 @@
-// How a tokenizer cuts text into words, before byte-pair encoding sees them one by one.
+// Splitters: how a tokenizer cuts text into words, which byte-pair encoding takes one by one.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 #include "text/bpe.h"
 #include "text/regex.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
@@ -19,7 +19,7 @@ struct Split {
   Behaviour behaviour;
   bool invert = false;
 };
-struct ByteLevel {  // the last of the steps: from there on, words are bytes
+struct ByteLevel {  // always the last step: its words are bytes
   bool prefix_space;
   std::optional<Regex> pattern;
 };
@@ -31,14 +31,14 @@ struct Metaspace {
 };
 using Splitter = std::variant<Split, ByteLevel, Metaspace>;
 
-// Where a piece of text is from.
+// Where a piece of text comes from.
 struct Place {
   bool first = true;       // it begins the whole text
-  bool continues = false;  // the whole text goes on from an earlier one: nothing is put before it
+  bool continues = false;  // the whole text continues an earlier one: nothing is prepended
 };
 
-// Adds the tokens of every word of `text` to `out`.
+// Appends the tokens of every word of `text` to `out`.
 void encode_words(std::span<const Splitter>, std::string_view text, Place, const Bpe&, WordCache&,
                   std::vector<Token>& out);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

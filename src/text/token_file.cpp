@@ -8,7 +8,7 @@
 
 #include "core/check.h"
 
-namespace horner::nn {
+namespace horner::text {
 
 namespace {
 
@@ -22,43 +22,36 @@ constexpr Kind kNarrow{20240520, 1, 2}, kWide{20240801, 7, 4};
 }  // namespace
 
 TokenFile open_tokens(const std::filesystem::path& path) {
-  const auto file = std::make_shared<const MappedFile>(path);
+  const auto file = std::make_shared<const files::MappedFile>(path);
   const size_t bytes = file->bytes().size();
   const std::string name = "'" + path.string() + "'";
   int32_t header[3] = {};
   if (bytes >= sizeof header) std::memcpy(header, file->bytes().data(), sizeof header);
   for (const Kind& k : {kNarrow, kWide}) {
     if (header[0] != k.magic) continue;
-    check(header[1] == k.version, name, ": llm.c's tokens with the magic ", k.magic,
-          " have the version ", k.version, ", not ", header[1]);
-    check(header[2] >= 0, name, ": its header says ", header[2], " tokens");
+    check(header[1] == k.version, name, ": version must be ", k.version, " with magic ", k.magic,
+          ", got ", header[1]);
+    check(header[2] >= 0, name, ": token count must not be negative, got ", header[2]);
     const size_t wanted = kHeader + size_t(header[2]) * k.width;
-    check(bytes == wanted, name, ": its header says ", header[2], " tokens, that is ", wanted,
-          " bytes, but it has ", bytes, ": it is truncated or damaged");
+    check(bytes == wanted, name, ": its header says ", header[2], " tokens, which take ", wanted,
+          " bytes, but it has ", bytes, "; it is truncated or damaged");
     return {"llm.c", size_t(header[2]), k.width, kHeader, file};
   }
-  check(bytes > 0 && bytes % 2 == 0, name, " is no file of tokens: it has not llm.c's magic, and ",
-        bytes, " bytes are no 16-bit tokens (nanoGPT)");
+  check(bytes > 0 && bytes % 2 == 0, name, " is not a token file: it lacks llm.c's magic, and ",
+        bytes, " bytes cannot be 16-bit tokens (nanoGPT)");
   return {"nanoGPT", bytes / 2, 2, 0, file};
 }
 
 Token token_at(const TokenFile& f, size_t i) {
-  check(i < f.size, "token ", i, " of ", f.size);
-  const std::byte* at = f.file->bytes().data() + f.offset + i * f.width;
-  if (f.width == 4) {
-    uint32_t token;
-    std::memcpy(&token, at, sizeof token);
-    return token;
-  }
-  uint16_t token;
-  std::memcpy(&token, at, sizeof token);
-  return token;
+  int64_t token;
+  copy_tokens(f, i, {&token, 1});
+  return Token(token);
 }
 
 void copy_tokens(const TokenFile& f, size_t begin, std::span<int64_t> out) {
   check(begin <= f.size && out.size() <= f.size - begin, "tokens ", begin, " to ",
-        begin + out.size(), " of ", f.size);
-  // The mapping begins at a page and both offsets are even: aligned for either width.
+        begin + out.size(), " are out of range: the file has ", f.size);
+  // Aligned: the mapping starts at a page, and the header is a multiple of either width.
   const std::byte* at = f.file->bytes().data() + f.offset + begin * f.width;
   if (f.width == 4)
     std::copy_n(reinterpret_cast<const uint32_t*>(at), out.size(), out.begin());
@@ -68,8 +61,8 @@ void copy_tokens(const TokenFile& f, size_t begin, std::span<int64_t> out) {
 
 TokenWriter::TokenWriter(const std::filesystem::path& path, size_t vocabulary, size_t most)
     : path_(path), most_(most), wide_(vocabulary > 65536) {
-  check(most > 0 && most <= kMostTokens, "a token file has 1 to ", kMostTokens, " tokens, not ",
-        most);
+  check(most > 0 && most <= kMostTokens, "a token file must hold 1 to ", kMostTokens,
+        " tokens, got ", most);
   open();
 }
 
@@ -82,7 +75,7 @@ void TokenWriter::open() {
     std::snprintf(number, sizeof number, "_%06zu", files_.size());
     path.replace_filename(path_.stem().string() + number + path_.extension().string());
   }
-  file_ = std::make_unique<NewFile>(path);
+  file_ = std::make_unique<files::NewFile>(path);
   files_.push_back(path);
   in_file_ = 0;
   const std::array<int32_t, 256> header = {};
@@ -120,4 +113,4 @@ void TokenWriter::finish() {
   close();
 }
 
-}  // namespace horner::nn
+}  // namespace horner::text

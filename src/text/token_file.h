@@ -1,7 +1,7 @@
 // Files of tokens, mapped into memory.
 //   llm.c    256 × int32 (magic, version, count, 0 …), then the tokens
 //            magic 20240520: uint16, version 1 · magic 20240801: uint32, version 7
-//   nanoGPT  uint16 tokens and nothing else
+//   nanoGPT  uint16 tokens without a header
 #pragma once
 
 #include <cstdint>
@@ -13,34 +13,34 @@
 #include "files/files.h"
 #include "text/tokenizer.h"
 
-namespace horner::nn {
+namespace horner::text {
 
 struct TokenFile {
   std::string layout;  // "llm.c" or "nanoGPT"
   size_t size;         // tokens
   size_t width;        // bytes of each
   size_t offset;       // of the first, in the file
-  std::shared_ptr<const MappedFile> file;
+  std::shared_ptr<const files::MappedFile> file;
 };
 
-// A file with llm.c's magic is that; any other with an even size is nanoGPT's, which nothing marks.
+// Without llm.c's magic, any file of even size is read as nanoGPT's, which has no header.
 TokenFile open_tokens(const std::filesystem::path&);
 
 Token token_at(const TokenFile&, size_t);
 void copy_tokens(const TokenFile&, size_t begin, std::span<int64_t> out);
 
-// Writes llm.c's layout. Its count has 31 bits: what is more goes to name_000001.bin and on, which
-// appear as each is full, the first and the last with finish().
+// Writes llm.c's layout. Its count has 31 bits: further tokens go to name_000001.bin and following.
+// Each file appears when it is full, the last one at finish().
 class TokenWriter {
  public:
   static constexpr size_t kMostTokens = 0x7FFFFFFF;
 
-  // `vocabulary`: tokens are below it, and get 16 bits when that is enough.
+  // Tokens are below `vocabulary` and get 16 bits if that is enough.
   TokenWriter(const std::filesystem::path&, size_t vocabulary, size_t most = kMostTokens);
   ~TokenWriter();
 
   void write(std::span<const Token>);
-  void finish();  // without it no file stays that is not full
+  void finish();  // without it the last file is discarded
 
   size_t written() const { return written_; }
   const std::vector<std::filesystem::path>& files() const { return files_; }
@@ -52,8 +52,8 @@ class TokenWriter {
   std::filesystem::path path_;
   size_t most_, written_ = 0, in_file_ = 0;
   bool wide_;
-  std::unique_ptr<NewFile> file_;
+  std::unique_ptr<files::NewFile> file_;
   std::vector<std::filesystem::path> files_;
 };
 
-}  // namespace horner::nn
+}  // namespace horner::text

@@ -7,11 +7,9 @@
 #include "text/model.h"
 #include "text/utf8.h"
 
-namespace horner::nn {
+namespace horner::text {
 
-namespace text {
-
-// What changes while text is encoded: each tokenizer has its own.
+// Mutable state of encoding; each Tokenizer has its own.
 struct Workspace {
   std::vector<Normalizer> normalizers;
   std::vector<Splitter> splitters;
@@ -24,17 +22,16 @@ static std::unique_ptr<Workspace> workspace(const Model& m) {
   return std::make_unique<Workspace>(Workspace{m.normalizers, m.splitters, {}, {}});
 }
 
-// A piece without tokens of in_raw.
-static void encode_piece(const Model& m, Workspace& w, std::string_view piece, Place place,
-                         std::vector<Token>& out) {
-  const std::string_view all = normalized(w.normalizers, piece, place.continues, w.normalized);
+// Appends the added tokens in `text` to `out`, and calls `encode` for the pieces between them.
+template <class F>
+static void encode_between(const AddedFinder& added, std::string_view text, Place place,
+                           std::vector<Token>& out, F encode) {
   size_t done = 0, next = 0;
   while (true) {
-    const auto match = m.in_normalized.find(all, next, done);
-    const size_t end = match ? match->range.begin : all.size();
+    const auto match = added.find(text, next, done);
+    const size_t end = match ? match->range.begin : text.size();
     const Place here{.first = place.first && done == 0, .continues = place.continues && done == 0};
-    if (end > done)
-      encode_words(w.splitters, all.substr(done, end - done), here, m.bpe, w.words, out);
+    if (end > done) encode(text.substr(done, end - done), here);
     if (!match) break;
     out.push_back(match->token->id);
     done = match->range.end;
@@ -42,22 +39,17 @@ static void encode_piece(const Model& m, Workspace& w, std::string_view piece, P
   }
 }
 
-}  // namespace text
-
-using text::Place;
-
 static std::filesystem::path file_at(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
 }
 
-Tokenizer::Tokenizer() : model_(std::make_shared<text::Model>(text::Model{.raw_bytes = true})) {}
+Tokenizer::Tokenizer() : model_(std::make_shared<Model>(Model{.raw_bytes = true})) {}
 
 Tokenizer::Tokenizer(const std::filesystem::path& path)
-    : model_(std::make_shared<text::Model>(text::read_model(file_at(path)))),
-      work_(text::workspace(*model_)) {}
+    : model_(std::make_shared<Model>(read_model(file_at(path)))), work_(workspace(*model_)) {}
 
 Tokenizer::Tokenizer(const Tokenizer& other)
-    : model_(other.model_), work_(text::workspace(*other.model_)) {}
+    : model_(other.model_), work_(workspace(*other.model_)) {}
 
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
@@ -69,26 +61,23 @@ Tokenizer& Tokenizer::operator=(Tokenizer other) noexcept {
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<Token>& out, EncodeOptions o) const {
-  const text::Model& m = *model_;
+  const Model& m = *model_;
   if (m.raw_bytes) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     out.insert(out.end(), bytes, bytes + text.size());
     return;
   }
-  const size_t valid = text::valid_size(text);
-  check(valid == text.size(), "byte ", valid, " of the text is no UTF-8");
+  const size_t valid = valid_size(text);
+  check(valid == text.size(), "the text is not valid UTF-8 at byte ", valid);
   if (o.special) out.insert(out.end(), m.before.begin(), m.before.end());
-  size_t done = 0, next = 0;
-  while (true) {
-    const auto match = m.in_raw.find(text, next, done);
-    const size_t end = match ? match->range.begin : text.size();
-    const Place here{.first = done == 0, .continues = o.continues && done == 0};
-    if (end > done) text::encode_piece(m, *work_, text.substr(done, end - done), here, out);
-    if (!match) break;
-    out.push_back(match->token->id);
-    done = match->range.end;
-    next = match->next;
-  }
+  Workspace& w = *work_;
+  const Place whole{.first = true, .continues = o.continues};
+  encode_between(m.in_raw, text, whole, out, [&](std::string_view raw, Place at) {
+    const std::string_view piece = normalized(w.normalizers, raw, at.continues, w.normalized);
+    encode_between(m.in_normalized, piece, at, out, [&](std::string_view part, Place here) {
+      encode_words(w.splitters, part, here, m.bpe, w.words, out);
+    });
+  });
   if (o.special) out.insert(out.end(), m.after.begin(), m.after.end());
 }
 
@@ -102,16 +91,16 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool skip_special) 
   if (model_->raw_bytes) {
     std::string bytes;
     for (const Token t : tokens) {
-      check(t < 256, "token ", t, " is no byte");
+      check(t < 256, "token ", t, " is not a byte");
       bytes += char(t);
     }
-    return text::lossy(bytes);
+    return lossy(bytes);
   }
   std::vector<std::string> parts;
   for (const Token t : tokens)
     if (t < model_->names.size() && model_->exists[t] && !(skip_special && model_->special[t]))
       parts.push_back(model_->names[t]);
-  return text::decoded(model_->decoders, std::move(parts));
+  return decoded(model_->decoders, std::move(parts));
 }
 
 bool Tokenizer::is_bytes() const {
@@ -139,7 +128,7 @@ bool Tokenizer::is_special(Token t) const {
 }
 
 std::string DecodeStream::add(Token t) {
-  constexpr size_t kMostWaiting = 8;  // a character has at most 4 bytes: the rest is no character
+  constexpr size_t kMostWaiting = 8;  // a character has at most 4 bytes: more is invalid
   tokens_.push_back(t);
   const std::string all = tokenizer_.decode(tokens_);
   if (all.ends_with("\xEF\xBF\xBD") && tokens_.size() - context_ < kMostWaiting) return "";
@@ -154,9 +143,9 @@ std::string DecodeStream::rest() {
   return all.size() > given ? all.substr(given) : "";
 }
 
-// Cuts at white space, or if there is none anywhere, and believes a cut only when the text around
-// it gives the same tokens with and without it. What is farther away than that does not matter:
-// every splitter goes on from where its last word ended.
+// Tries white space first, then any character. A cut is safe if the text around it gives the same
+// tokens with and without it. Text farther away does not matter: every splitter continues where its
+// last word ended.
 size_t safe_cut(const Tokenizer& t, std::string_view text, size_t most) {
   constexpr size_t kAround = 1024, kMostTries = 4096;
   if (text.size() <= most + kAround || most < 2) return text.size();
@@ -181,4 +170,4 @@ size_t safe_cut(const Tokenizer& t, std::string_view text, size_t most) {
   return text.size();
 }
 
-}  // namespace horner::nn
+}  // namespace horner::text

@@ -1,5 +1,4 @@
-// tokenizer.json, read strictly: a field or a value that is not known here is an error that names
-// it.
+// Reads tokenizer.json strictly: an unknown field or value is an error that names it.
 #include <algorithm>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -11,13 +10,13 @@
 #include "text/model.h"
 #include "text/utf8.h"
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
 using Json = nlohmann::json;
 
-// A value of the file, and where it is.
+// A value of the file and its path.
 struct Field {
   const Json& json;
   std::string path;
@@ -31,16 +30,16 @@ struct Field {
     return json.is_object() && json.contains(key) && !json[key].is_null();
   }
   std::string string() const {
-    check(json.is_string(), path, " must be a string, not ", shown());
+    check(json.is_string(), path, " must be a string, got ", shown());
     return json.get<std::string>();
   }
   bool boolean() const {
-    check(json.is_boolean(), path, " must be true or false, not ", shown());
+    check(json.is_boolean(), path, " must be true or false, got ", shown());
     return json.get<bool>();
   }
   uint64_t number(uint64_t below) const {
     check(json.is_number_unsigned() && json.get<uint64_t>() < below, path,
-          " must be a number below ", below, ", not ", shown());
+          " must be an integer below ", below, ", got ", shown());
     return json.get<uint64_t>();
   }
   std::vector<Field> list() const {
@@ -57,28 +56,30 @@ struct Field {
     check(json.is_object(), path, " must be an object");
     for (const auto& item : json.items())
       check(std::find(known.begin(), known.end(), item.key()) != known.end(), path, ".", item.key(),
-            " is not known here");
+            " is not supported");
   }
-  [[noreturn]] void refuse() const { fail(path, ": ", shown(), " is not read here"); }
+  [[noreturn]] void refuse() const { fail(path, ": ", shown(), " is not supported"); }
   std::string shown() const {
     const std::string all = json.dump(-1, ' ', false, Json::error_handler_t::replace);
     return all.size() > 80 ? all.substr(0, 80) + "…" : all;
   }
 };
 
-// A step, or the steps of a Sequence of them, each given to `add`.
-template <class F>
-void for_each_step(const Field& f, const char* parts, F add, int depth = 0) {
-  check(depth < 8, f.path, " is nested too deep");
-  if (f.at("type").string() != "Sequence") return add(f, f.at("type").string());
+// Adds a step, or every step of a Sequence, to `out`.
+template <class Out>
+using Add = void (*)(const Field&, const std::string& type, Out&);
+template <class Out>
+void add_steps(const Field& f, const char* parts, Add<Out> add, Out& out, int depth = 0) {
+  check(depth < 8, f.path, " is nested too deeply");
+  if (f.at("type").string() != "Sequence") return add(f, f.at("type").string(), out);
   f.only({"type", parts});
-  for (const Field& step : f.at(parts).list()) for_each_step(step, parts, add, depth + 1);
+  for (const Field& step : f.at(parts).list()) add_steps(step, parts, add, out, depth + 1);
 }
 
 Regex regex(const Field& f) {
   f.only({"Regex", "String"});
   if (f.has("String")) {
-    check(!f.at("String").string().empty(), f.path, ".String is empty");
+    check(!f.at("String").string().empty(), f.path, ".String must not be empty");
     return Regex::literal(f.path, f.at("String").string());
   }
   return Regex::pattern(f.path, f.at("Regex").string());
@@ -139,7 +140,7 @@ constexpr const char* kGpt2Pattern =
 
 void add_splitter(const Field& f, const std::string& type, std::vector<Splitter>& out) {
   check(out.empty() || !std::holds_alternative<ByteLevel>(out.back()), f.path,
-        ": nothing is read here behind ByteLevel");
+        ": ByteLevel must be the last step");
   if (type == "Split") {
     f.only({"type", "pattern", "behavior", "invert"});
     Split s{regex(f.at("pattern")), behaviour(f.at("behavior")), f.flag("invert", false)};
@@ -171,7 +172,7 @@ void add_decoder(const Field& f, const std::string& type, std::vector<Decoder>& 
     f.only({"type", "pattern", "content"});
     if (!f.at("pattern").has("String")) f.at("pattern").refuse();
     const std::string pattern = f.at("pattern").at("String").string();
-    check(!pattern.empty(), f.path, ".pattern is empty");
+    check(!pattern.empty(), f.path, ".pattern must not be empty");
     out.emplace_back(DecodeReplace{pattern, f.at("content").string()});
   } else if (type == "ByteFallback") {
     f.only({"type"});
@@ -181,7 +182,7 @@ void add_decoder(const Field& f, const std::string& type, std::vector<Decoder>& 
     out.emplace_back(DecodeFuse{});
   } else if (type == "Strip") {
     f.only({"type", "content", "start", "stop"});
-    check(!f.at("content").string().empty(), f.path, ".content is empty");
+    check(!f.at("content").string().empty(), f.path, ".content must not be empty");
     out.emplace_back(DecodeStrip{f.at("content").string(), f.at("start").number(1 << 30),
                                  f.at("stop").number(1 << 30)});
   } else if (type == "Metaspace") {
@@ -193,16 +194,16 @@ void add_decoder(const Field& f, const std::string& type, std::vector<Decoder>& 
 }
 
 void add_processor(const Field& f, const std::string& type, Model& out) {
-  if (type == "ByteLevel") return;  // changes offsets alone
+  if (type == "ByteLevel") return;  // affects offsets only
   if (type != "TemplateProcessing") f.at("type").refuse();
   f.only({"type", "single", "pair", "special_tokens"});
-  check(out.before.empty() && out.after.empty(), f.path, ": a second template");
+  check(out.before.empty() && out.after.empty(), f.path, ": only one template is supported");
   bool seen = false;
   for (const Field& part : f.at("single").list()) {
     part.only({"Sequence", "SpecialToken"});
     if (part.has("Sequence")) {
       check(!seen && part.at("Sequence").at("id").string() == "A", part.path,
-            ": the text A must be there once");
+            ": the sequence A must occur exactly once");
       seen = true;
       continue;
     }
@@ -210,14 +211,14 @@ void add_processor(const Field& f, const std::string& type, Model& out) {
     for (const Field& id : f.at("special_tokens").at(name).at("ids").list())
       (seen ? out.after : out.before).push_back(Token(id.number(out.names.size())));
   }
-  check(seen, f.path, ".single does not have the text");
+  check(seen, f.path, ".single must contain the sequence A");
 }
 
-// A token and its number.
+// Registers a token and its number.
 void name_token(const std::string& path, Model& out, const std::string& name, Token id) {
-  check(!out.exists[id], path, ": the number ", id, " is that of '", out.names[id], "' and of '",
-        name, "'");
-  check(out.by_name.add(name, id), path, ": '", name, "' is there twice");
+  check(!out.exists[id], path, ": tokens '", out.names[id], "' and '", name,
+        "' have the same number ", id);
+  check(out.by_name.add(name, id), path, ": duplicate token '", name, "'");
   out.exists[id] = true;
   out.names[id] = name;
 }
@@ -229,8 +230,8 @@ void read_flags(const Field& f, Model& out) {
   if (f.has("dropout") && f.at("dropout").json != 0.0) f.at("dropout").refuse();
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (f.has(key) && !f.at(key).string().empty()) f.at(key).refuse();
-  for (const char* key : {"vocab", "merges"})  // read as lists; anything else stays in the settings
-    check(f.at(key).json.is_null(), f.path, ".", key, " has not the form of one");
+  for (const char* key : {"vocab", "merges"})  // json_reader leaves null if it read a list
+    check(f.at(key).json.is_null(), f.path, ".", key, " has the wrong type");
   Bpe& bpe = out.bpe;
   bpe.bytes = !out.splitters.empty() && std::holds_alternative<ByteLevel>(out.splitters.back());
   bpe.fuse_unknown = f.flag("fuse_unk", false);
@@ -239,7 +240,7 @@ void read_flags(const Field& f, Model& out) {
   if (bpe.bytes && bpe.fallback) f.at("byte_fallback").refuse();
 }
 
-// `most`: what all numbers must be below.
+// All numbers must be below `most`.
 void read_bpe(const Field& f, TokenizerJson& file, size_t most, Model& out) {
   read_flags(f, out);
   Bpe& bpe = out.bpe;
@@ -247,8 +248,8 @@ void read_bpe(const Field& f, TokenizerJson& file, size_t most, Model& out) {
   std::vector<std::pair<std::string, Token>> keys;
   keys.reserve(file.vocabulary.size());
   for (auto& [name, number] : file.vocabulary) {
-    check(number < most, f.path, ".vocab: '", name, "' must have a number below ", most, ", not ",
-          int64_t(number));
+    check(number < most, f.path, ".vocab: the number of '", name, "' must be below ", most,
+          ", got ", int64_t(number));
     name_token("model.vocab", out, name, Token(number));
     std::string bytes;
     if (!bpe.bytes)
@@ -260,7 +261,7 @@ void read_bpe(const Field& f, TokenizerJson& file, size_t most, Model& out) {
     for (std::string* part : {&a, &b}) {
       std::string bytes;
       if (!bpe.bytes) continue;
-      check(to_bytes(*part, bytes), f.path, ".merges: '", *part, "' is not written in bytes");
+      check(to_bytes(*part, bytes), f.path, ".merges: '", *part, "' is not byte-level text");
       *part = std::move(bytes);
     }
   finish(bpe, keys, file.merges);
@@ -285,11 +286,11 @@ void read_added(const Field& f, size_t vocabulary, Model& out) {
                      t.flag("rstrip", false),      t.flag("normalized", true),
                      t.flag("special", false)};
     if (token.content.empty()) continue;
-    // As its makers give numbers: that of the vocabulary, else the next one.
+    // The tokenizers package numbers them so: as in the vocabulary, else the next number.
     const auto known = out.by_name.find(token.content);
     const size_t wanted = known ? *known : next_id++;
-    check(token.id == wanted, t.path, ": '", token.content, "' has the number ", token.id, ", but ",
-          wanted, " follows from the rest of the file");
+    check(token.id == wanted, t.path, ": the number of '", token.content, "' must be ", wanted,
+          ", got ", token.id);
     if (!known) name_token(t.path, out, token.content, token.id);
     if (token.special) out.special[token.id] = true;
     std::string buffer;
@@ -311,18 +312,11 @@ Model read(TokenizerJson file) {
     if (root.has(key)) root.at(key).refuse();
   Model out;
   if (root.has("normalizer"))
-    for_each_step(
-        root.at("normalizer"), "normalizers",
-        [&](const Field& f, const std::string& type) { add_normalizer(f, type, out.normalizers); });
+    add_steps(root.at("normalizer"), "normalizers", add_normalizer, out.normalizers);
   if (root.has("pre_tokenizer"))
-    for_each_step(
-        root.at("pre_tokenizer"), "pretokenizers",
-        [&](const Field& f, const std::string& type) { add_splitter(f, type, out.splitters); });
-  if (root.has("decoder"))
-    for_each_step(root.at("decoder"), "decoders", [&](const Field& f, const std::string& type) {
-      add_decoder(f, type, out.decoders);
-    });
-  // No number is far above the count of tokens: a file that has one is broken.
+    add_steps(root.at("pre_tokenizer"), "pretokenizers", add_splitter, out.splitters);
+  if (root.has("decoder")) add_steps(root.at("decoder"), "decoders", add_decoder, out.decoders);
+  // Numbers far above the count of tokens mean that the file is damaged.
   const Field model = root.at("model");
   const size_t added = root.has("added_tokens") ? root.at("added_tokens").list().size() : 0;
   const size_t count = file.vocabulary.size(), most = 2 * (count + added) + 1024;
@@ -332,8 +326,7 @@ Model read(TokenizerJson file) {
   read_bpe(model, file, most, out);
   if (root.has("added_tokens")) read_added(root.at("added_tokens"), count, out);
   if (root.has("post_processor"))
-    for_each_step(root.at("post_processor"), "processors",
-                  [&](const Field& f, const std::string& type) { add_processor(f, type, out); });
+    add_steps(root.at("post_processor"), "processors", add_processor, out);
   while (!out.exists.empty() && !out.exists.back()) out.exists.pop_back();
   out.names.resize(out.exists.size());
   out.special.resize(out.exists.size());
@@ -343,7 +336,7 @@ Model read(TokenizerJson file) {
 }  // namespace
 
 Model read_model(const std::filesystem::path& path) {
-  const MappedFile file(path);
+  const files::MappedFile file(path);
   try {
     return read(parse_tokenizer_json(file.text()));
   } catch (const Error& e) {
@@ -351,4 +344,4 @@ Model read_model(const std::filesystem::path& path) {
   }
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,11 +1,10 @@
-// What Unicode 15 and 16 added to the categories that tokenizer patterns name. The tokenizers
-// package goes by Unicode 16, the PCRE2 of Debian 12 by 14; where PCRE2 is newer these say nothing
-// new.
+// Additions of Unicode 15 and 16 to the categories used in tokenizer patterns. The tokenizers
+// package uses Unicode 16, the PCRE2 of Debian 12 uses 14; with a newer PCRE2 they are redundant.
 #pragma once
 
 #include <string_view>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 struct Category {
   std::string_view name, added;  // in the syntax of a set
@@ -34,4 +33,4 @@ inline constexpr Category kCategories[] = {
     {"Z", ""},
 };
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

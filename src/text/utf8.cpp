@@ -1,10 +1,10 @@
-// UTF-8 by its table of well-formed sequences.
+// UTF-8, by Unicode's table of well-formed sequences.
 #include "text/utf8.h"
 
 #include <cstdint>
 #include <cstring>
 
-namespace horner::nn::text {
+namespace horner::text {
 
 namespace {
 
@@ -13,7 +13,7 @@ struct Sequence {
   bool valid;
 };
 
-// What begins at `at`, beyond ASCII: a whole sequence, or the longest beginning of one.
+// The non-ASCII sequence at `at`, or its longest valid prefix.
 Sequence sequence(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -77,4 +77,4 @@ std::string lossy(std::string_view bytes) {
   return out;
 }
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -1,13 +1,13 @@
-// UTF-8: code points in and out, what is valid, and what becomes of the rest.
+// UTF-8: decoding, encoding, validation and replacement.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <string_view>
 
-namespace horner::nn::text {
+namespace horner::text {
 
-// The code point that begins at `at`, which moves behind it. Only for valid text.
+// Returns the code point at `at` and moves `at` past it. The text must be valid.
 inline char32_t next(std::string_view text, size_t& at) {
   const auto byte = [&](size_t i) { return char32_t(static_cast<unsigned char>(text[i])); };
   const char32_t first = byte(at);
@@ -21,10 +21,10 @@ inline char32_t next(std::string_view text, size_t& at) {
 
 void append(std::string& text, char32_t code_point);
 
-size_t valid_size(std::string_view text);  // the bytes before the first that is no UTF-8
+size_t valid_size(std::string_view text);  // the number of valid bytes at the start
 
-// U+FFFD for every part that is no UTF-8: for each longest beginning of a sequence one, as Unicode
+// Replaces invalid UTF-8 by U+FFFD, one for each maximal prefix of a sequence, as Unicode
 // recommends.
 std::string lossy(std::string_view bytes);
 
-}  // namespace horner::nn::text
+}  // namespace horner::text

@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "core/check.h"
-#include "files/files.h"
+#include "files/json.h"
 #include "files/tensors_file.h"
 #include "nn/checkpoint.h"
 
@@ -55,8 +55,8 @@ static std::vector<std::pair<std::string, at::Generator>> generators() {
   return out;
 }
 
-static attn::TensorsFile optimizer_file(const Optimizer& o) {
-  attn::TensorsFile out;
+static files::TensorsFile optimizer_file(const Optimizer& o) {
+  files::TensorsFile out;
   for (const Parameter& p : o.parameters) {
     out.tensors["mean." + p.name] = p.mean;
     out.tensors["square." + p.name] = p.square;
@@ -72,17 +72,15 @@ static attn::TensorsFile optimizer_file(const Optimizer& o) {
 static void write_all(const fs::path& folder, const nn::Model& m, const Optimizer& o,
                       const Position& p) {
   nn::save_model(m, folder);
-  attn::save_tensors(folder / "optimizer.safetensors", optimizer_file(o));
-  NewFile out(folder / "training.json");
-  out.write(Json{{"step", p.step},
-                 {"spikes", p.spikes},
-                 {"skipped", p.skipped},
-                 {"seconds", p.seconds},
-                 {"losses", p.losses.values},
-                 {"gradient_norms", p.norms.values}}
-                .dump(1) +
-            "\n");
-  out.commit();
+  files::save_tensors(folder / "optimizer.safetensors", optimizer_file(o));
+  files::write_json(folder / "training.json",
+                    {{"step", p.step},
+                     {"spikes", p.spikes},
+                     {"skipped", p.skipped},
+                     {"seconds", p.seconds},
+                     {"losses", p.losses.values},
+                     {"gradient_norms", p.norms.values}},
+                    1);
 }
 
 void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o, const Position& p,
@@ -113,7 +111,7 @@ void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o
 Position load_checkpoint(const fs::path& checkpoint, Optimizer& o) {
   const c10::NoGradGuard without_gradients;
   const fs::path file = checkpoint / "optimizer.safetensors";
-  const attn::TensorsFile saved = attn::load_tensors(file);
+  const files::TensorsFile saved = files::load_tensors(file);
   const auto take = [&](const std::string& name, const at::Tensor& into) {
     const auto found = saved.tensors.find(name);
     check(found != saved.tensors.end(), file.string(), " has no tensor '", name, "'");
@@ -132,9 +130,8 @@ Position load_checkpoint(const fs::path& checkpoint, Optimizer& o) {
     const std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(found->second.clone());
   }
-  const MappedFile text(checkpoint / "training.json");
+  const Json j = files::read_json(checkpoint / "training.json");
   try {
-    const Json j = Json::parse(text.text());
     return {j.at("step"),    j.at("spikes"),   j.at("skipped"),
             j.at("seconds"), {j.at("losses")}, {j.at("gradient_norms")}};
   } catch (const Json::exception& e) {

@@ -17,7 +17,7 @@ void rewind_journal(const std::filesystem::path& path, int64_t last) {
   if (!std::filesystem::exists(path)) return;
   std::string kept;
   {
-    const MappedFile file(path);
+    const files::MappedFile file(path);
     const std::string_view text = file.text();
     for (size_t at = 0; at < text.size();) {
       const size_t end = text.find('\n', at);
@@ -28,7 +28,7 @@ void rewind_journal(const std::filesystem::path& path, int64_t last) {
       at = end + 1;
     }
   }
-  NewFile out(path);
+  files::NewFile out(path);
   out.write(kept);
   out.commit();
 }

@@ -25,16 +25,16 @@ struct Text {
 
 Text bytes_of(const std::vector<std::filesystem::path>& files) {
   auto all = std::make_shared<std::string>();
-  for (const auto& file : files) all->append(MappedFile(file).text());
+  for (const auto& file : files) all->append(files::MappedFile(file).text());
   return {all->size(), [all](size_t begin, std::span<int64_t> out) {
             for (size_t i = 0; i < out.size(); ++i) out[i] = uint8_t((*all)[begin + i]);
           }};
 }
 
 Text tokens_of(const std::filesystem::path& path) {
-  const nn::TokenFile file = nn::open_tokens(path);
+  const text::TokenFile file = text::open_tokens(path);
   return {file.size,
-          [file](size_t begin, std::span<int64_t> out) { nn::copy_tokens(file, begin, out); }};
+          [file](size_t begin, std::span<int64_t> out) { text::copy_tokens(file, begin, out); }};
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
 
 Source text_source(const std::filesystem::path& token_file, uint64_t seed) {
   const bool bytes = token_file.empty();
-  const Text text = bytes ? bytes_of(nn::default_corpus()) : tokens_of(token_file);
+  const Text text = bytes ? bytes_of(text::default_corpus()) : tokens_of(token_file);
   // Up to 64 pieces of a million tokens or more, a twentieth of each held out: validation sees all
   // parts of a text.
   const size_t pieces = std::clamp<size_t>(text.size >> 20, 1, 64), piece = text.size / pieces;

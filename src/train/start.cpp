@@ -2,18 +2,12 @@
 
 #include "core/check.h"
 #include "core/names.h"
-#include "files/files.h"
+#include "files/json.h"
 #include "train/checkpoint.h"
 
 namespace horner::train {
 
 namespace fs = std::filesystem;
-
-void write_json(const fs::path& path, const Json& j) {
-  NewFile out(path);
-  out.write(j.dump(2) + "\n");
-  out.commit();
-}
 
 static Json changed(Json config, const Settings& s) {
   config.merge_patch(s.model_config);
@@ -27,11 +21,11 @@ nn::Model start_model(const Settings& s) {
     return nn::random_model(nn::model_config(changed(nn::preset(s.model).json, s)), s.seed);
   const fs::path path = s.model;
   if (fs::is_directory(path))
-    return nn::load_model(path, nn::model_config(changed(read_json(path / "config.json"), s)),
-                          s.seed);
+    return nn::load_model(
+        path, nn::model_config(changed(files::read_json(path / "config.json"), s)), s.seed);
   check(fs::is_regular_file(path), "no model '", s.model, "': neither a preset (", quoted(presets),
         ") nor a folder nor a config.json");
-  return nn::random_model(nn::model_config(changed(read_json(path), s)), s.seed);
+  return nn::random_model(nn::model_config(changed(files::read_json(path), s)), s.seed);
 }
 
 // What a resumed run may not change; steps move the schedule unless its end is given.
@@ -46,16 +40,17 @@ bool claim_folder(const fs::path& folder, const Settings& s, bool resume) {
   check(resume || !there, folder.string(),
         " has a run already: go on with --resume, or give another --out");
   if (there) {
-    const Json before = read_json(file);
+    const Json before = files::read_json(file);
     for (const Setting& row : setting_table())
       check(may_change(row, s) || before.value(row.name, now[row.name]) == now[row.name],
             folder.string(), " was begun with ", row.name, " ", before[row.name].dump(), ", not ",
             now[row.name].dump(), "; give another --out for a run with that");
     const fs::path result = folder / "result.json";
-    if (fs::exists(result) && read_json(result).value("steps", int64_t(0)) >= s.steps) return false;
+    if (fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps)
+      return false;
   }
   fs::create_directories(folder);
-  write_json(file, now);
+  files::write_json(file, now);
   return true;
 }
 

@@ -12,9 +12,6 @@ namespace horner::train {
 // attention and the fields of config.json that the settings have.
 nn::Model start_model(const Settings&);
 
-using nn::read_json;
-void write_json(const std::filesystem::path&, const Json&);  // whole or not at all
-
 // Throws unless a run can begin or go on in `folder`; writes settings.json. False: it is finished.
 bool claim_folder(const std::filesystem::path& folder, const Settings&, bool resume);
 

@@ -11,6 +11,7 @@
 #include "core/median.h"
 #include "core/pages.h"
 #include "core/stopwatch.h"
+#include "files/json.h"
 #include "train/events.h"
 #include "train/machine.h"
 #include "train/session.h"
@@ -231,7 +232,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, b
     group = Group(ranks, {.device = device_of(s, ranks), .backend = s.backend, .lost = hooks.lost});
   if (!claim(group, folder, s, resume)) {
     const fs::path file = folder / "result.json";
-    return {true, s.steps, ranks.rank == 0 ? read_json(file) : Json()};
+    return {true, s.steps, ranks.rank == 0 ? files::read_json(file) : Json()};
   }
   const auto last = ranks.rank == 0 ? newest_checkpoint(folder) : std::nullopt;
   if (last) hooks.say("goes on from " + last->string());
@@ -245,7 +246,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, b
   else if (!run_steps(r))
     return {false, r.t.at.step, {}};
   const Json done = result(r);
-  if (r.t.first()) write_json(folder / "result.json", done);
+  if (r.t.first()) files::write_json(folder / "result.json", done);
   return {true, r.t.at.step, done};
 }
 

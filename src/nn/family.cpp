@@ -1,0 +1,56 @@
+// The families of models, one row each.
+#include "nn/family.h"
+
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "core/names.h"
+
+namespace horner::nn {
+
+// clang-format off
+static const Family kFamilies[] = {
+    {.name = "llama", .architecture = "LlamaForCausalLM", .fields = {.mlp_bias = "mlp_bias"}, .begins = true},
+    {.name = "mistral", .architecture = "MistralForCausalLM", .begins = true, .full_every = kNever},
+    {.name = "qwen2", .architecture = "Qwen2ForCausalLM",
+     .fields = {.use_windows = "use_sliding_window"}, .query_bias = true},
+    {.name = "qwen3", .architecture = "Qwen3ForCausalLM",
+     .tensors = {.q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm"},
+     .fields = {.use_windows = "use_sliding_window"}},
+    {.name = "olmo2", .architecture = "Olmo2ForCausalLM",
+     .tensors = {.before_attention = nullptr, .after_attention = "post_attention_layernorm",
+                 .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm",
+                 .before_mlp = nullptr, .after_mlp = "post_feedforward_layernorm"},
+     .query_key_norm = NormWidth::projection, .eps = 1e-5},
+    {.name = "gemma3_text", .architecture = "Gemma3ForCausalLM",
+     .tensors = {.after_attention = "post_attention_layernorm",
+                 .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm",
+                 .before_mlp = "pre_feedforward_layernorm", .after_mlp = "post_feedforward_layernorm"},
+     .fields = {.activation = "hidden_activation"}, .norm = NormKind::rms_plus_one,
+     .scaled_embedding = true, .begins = true, .activation = "gelu_pytorch_tanh", .tied = true,
+     .rope_theta = 1e6, .window_rope_theta = 1e4, .query_scalar = 256, .full_every = 6},
+    {.name = "gpt2", .architecture = "GPT2LMHeadModel",
+     .tensors = {.embedding = "transformer.wte", .positions = "transformer.wpe", .layers = "transformer.h",
+                 .before_attention = "ln_1", .q = "attn.c_attn", .k = "attn.c_attn", .v = "attn.c_attn",
+                 .o = "attn.c_proj", .before_mlp = "ln_2", .gate = nullptr, .up = "mlp.c_fc",
+                 .down = "mlp.c_proj", .last_norm = "transformer.ln_f"},
+     .fields = {.C = "n_embd", .M = "n_inner", .layers = "n_layer", .H = "n_head", .G = nullptr, .D = nullptr,
+                .positions = "n_positions", .eps = "layer_norm_epsilon",
+                .activation = "activation_function", .attention_bias = nullptr},
+     .transposed = true, .norm = NormKind::layer,
+     .query_bias = true, .out_bias = true, .mlp_bias = true,
+     .eps = 1e-5, .activation = "gelu_new", .tied = true, .mlp_ratio = 4},
+};
+// clang-format on
+
+const Family& find_family(const std::string& model_type) {
+  std::vector<std::string> known;
+  for (const Family& f : kFamilies) {
+    if (model_type == f.name) return f;
+    known.push_back(f.name);
+  }
+  fail("config.json: unknown model_type '", model_type, "'; supported: ", quoted(known));
+}
+
+}  // namespace horner::nn
