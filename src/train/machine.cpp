@@ -10,7 +10,7 @@
 
 namespace horner::train {
 
-// What stands behind `key` and a colon in a file of such lines; empty where there is none.
+// The value of the first line "key: value"; empty if there is none.
 static std::string value_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
