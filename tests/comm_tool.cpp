@@ -1,7 +1,6 @@
 // For comm_test.py, one rank of several:
-//   comm_tool train OUT WITH ACCUMULATE STEPS    SGD of a `tiny` model, each rank on its rows of
-//   the
-//                                                batch; the loss, gradients and weights go to OUT
+//   comm_tool train OUT WITH ACCUMULATE STEPS    SGD on a `tiny` model, each rank on its rows of a
+//                                                batch; writes loss, gradients and weights to OUT
 //   comm_tool unused OUT                         parameters that only one rank uses, or none
 //   comm_tool talk OUT                           broadcast and sum
 //   comm_tool differ                             parameters of other sizes on each rank
@@ -23,6 +22,7 @@
 #include "nn/model.h"
 #include "train/comm.h"
 #include "train/events.h"
+#include "train/settings.h"
 
 using namespace horner;
 
@@ -38,6 +38,7 @@ static train::Group join() {
     std::_Exit(3);
   };
   if (const char* backend = std::getenv("BACKEND")) j.backend = backend;
+  train::check_settings({.backend = j.backend});
   return train::Group(r, j);
 }
 
@@ -70,7 +71,7 @@ static int train_model(const Words& a) {
   const train::Group group = join();
   const train::Ranks& r = group.ranks();
   const auto type = std::getenv("DOUBLE") ? at::kDouble : at::kFloat;
-  // Of another seed on each rank: only the broadcast makes them one model.
+  // A different seed on each rank: only the broadcast makes the models equal.
   nn::Model m = nn::random_model(nn::preset("tiny", a[2]), 7 + r.rank);
   const std::vector<at::Tensor> p = parameters(m, type);
   group.broadcast(p);
@@ -79,7 +80,7 @@ static int train_model(const Words& a) {
   attn::TensorsFile out;
   std::vector<double> losses;
   for (int64_t step = 0; step < steps; ++step) {
-    if (step % 2) {  // both ways to begin a step
+    if (step % 2) {  // both ways to start a step
       drop_gradients(p);
     } else {
       for (const at::Tensor& x : p)
@@ -103,13 +104,13 @@ static int train_model(const Words& a) {
     out.tensors[s.name] = s.at->detach();
     if (s.at->grad().defined()) out.tensors["grad." + s.name] = s.at->grad().clone();
   }
-  // Each rank its own file: they must be equal.
+  // One file per rank: they must be equal.
   attn::save_tensors(a[1] + std::to_string(r.rank), out);
   group.barrier();
   return 0;
 }
 
-// shared: used by all; first: by rank 0 alone; none: by nobody.
+// shared: used by all ranks; first: only by rank 0; none: unused.
 static int unused(const Words& a) {
   const train::Group group = join();
   const train::Ranks& r = group.ranks();
@@ -127,7 +128,7 @@ static int unused(const Words& a) {
           "averaged before the last part of a step: ", shared.grad());
     average.backward(half());
   }
-  check(!none.grad().defined(), "a gradient of a parameter that nobody uses");
+  check(!none.grad().defined(), "an unused parameter has a gradient");
   attn::save_tensors(a[1] + std::to_string(r.rank),
                      {{{"shared", shared.grad().clone()}, {"first", first.grad().clone()}}});
   return 0;
