@@ -38,21 +38,19 @@ static fs::path model_folder(const fs::path& given) {
   return given;
 }
 
-// The first tokens of a text, at least `length` and at most `most`, after the model's beginning-of-
-// sequence token if it has one.
+// The first tokens of a text, `length` to `most` of them, after the model's BOS token if it has
+// one.
 static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
                             int64_t length, int64_t most) {
   const bool own = fs::exists(folder / "tokenizer.json");
-  horner::check(own || m.config.V == 256, folder.string(),
-                " has no tokenizer.json, and a vocabulary of ", m.config.V,
-                " is not that of bytes");
+  horner::check(own || m.config.V == 256, folder.string(), " has no tokenizer.json, and its ",
+                m.config.V, " tokens are not bytes");
   const nn::Tokenizer words = own ? nn::Tokenizer(folder) : nn::Tokenizer();
   const MappedFile mapped{fs::path(file)};
   const std::string_view text = mapped.text();
   horner::check(text.find_first_not_of(" \t\r\n") != text.npos, file,
                 " is empty; a text of at least ", length, " tokens is required");
-  // No tokenizer makes fewer than one token of 64 bytes of prose: this reads enough of a large
-  // file.
+  // No tokenizer makes fewer than one token of 64 bytes of prose: this is enough of a large file.
   const size_t bytes = size_t(most) * 64 + 4096;
   const size_t cut = text.size() <= bytes ? text.size() : nn::safe_cut(words, text, bytes);
   std::vector<int64_t> out;
@@ -150,8 +148,7 @@ Action diagnose(CLI::App& app) {
       ->type_name("DIR")
       ->required();
   app.add_option("--text", o->text, "text that the model reads")->type_name("FILE")->required();
-  app.add_option("--length", o->settings.lengths,
-                 "numbers of tokens to measure at [32 64 128 256 512 1024]")
+  app.add_option("--length", o->settings.lengths, "text lengths [32 64 128 256 512 1024]")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("L…");
   app.add_option("--top", o->settings.tops, "numbers of largest weights to select [1 5 10 20 100]")
@@ -166,9 +163,8 @@ Action diagnose(CLI::App& app) {
   app.add_flag("--unit", o->settings.unit, "normalize points to length 1 for distances, too");
   app.add_option("--level", o->settings.level, "level of the Kolmogorov-Smirnov test [0.01]")
       ->type_name("P");
-  app.add_flag(
-      "--what-if", o->what_if,
-      "also measure the loss with other normalisers, Taylor orders and only the top N weights");
+  app.add_flag("--what-if", o->what_if,
+               "also measure the loss with other normalisers, Taylor orders, top N weights only");
   app.add_option("--normaliser", o->asked.normalisers,
                  "variants for --what-if [those of docs/diagnosis.md]")
       ->type_name("NAME…");
@@ -180,8 +176,7 @@ Action diagnose(CLI::App& app) {
       ->type_name("T");
   app.add_option("--device", o->device, "device of the model: cpu or cuda [cpu]")
       ->type_name("NAME");
-  app.add_option("--seed", o->settings.seed,
-                 "seed of the random directions of the sensitivity test [0]")
+  app.add_option("--seed", o->settings.seed, "seed of the sensitivity's random directions [0]")
       ->type_name("N");
   app.add_option("--out", o->out,
                  "folder for report.html, report.json and diagnosis.json [diagnosis]")

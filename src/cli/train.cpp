@@ -89,8 +89,7 @@ static Outcome run(const TrainOptions& o) {
   const bool first = train::ranks_from_environment().rank == 0;
   if (!o.json && first) print_settings(s);
   catch_interrupt();
-  // With several processes torchrun sends SIGTERM to those that wait for a dead one: they must
-  // exit.
+  // torchrun sends SIGTERM to processes that wait for a dead one: those must exit.
   if (train::ranks_from_environment().world == 1) catch_termination();
   Stopwatch since;
   train::Hooks hooks;

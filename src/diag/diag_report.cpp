@@ -35,32 +35,33 @@ static constexpr Curve kCurves[] = {
     {"bound of Theorem 1", &DistanceSums::bound, true},
 };
 
+template <class Mean>
+static Chart distance_chart(const char* x_label, const std::vector<int64_t>& x, Mean mean_at) {
+  Chart c{.x_label = x_label, .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
+  for (const Curve& curve : kCurves) {
+    Series s{.name = curve.name, .dashed = curve.dashed, .strong = c.series.empty()};
+    for (size_t i = 0; i < x.size(); ++i)
+      if (const double y = mean_at(i, curve.what); std::isfinite(y))
+        s.points.push_back({double(x[i]), y});
+    c.series.push_back(s);
+  }
+  return c;
+}
+
 static Section against_length(const Diagnosis& d) {
   const int64_t N = d.settings.tops.size() > 1 ? d.settings.tops[1] : d.settings.tops[0];
   const size_t k = size_t(std::find(d.grid.begin(), d.grid.end(), N) - d.grid.begin());
-  Chart c{
-      .x_label = "length L", .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
-  for (const Curve& curve : kCurves) {
-    Series s{.name = curve.name, .dashed = curve.dashed, .strong = !c.series.size()};
-    for (size_t l = 0; l < d.settings.lengths.size(); ++l)
-      s.points.push_back({double(d.settings.lengths[l]), mean(d, l, k, curve.what)});
-    c.series.push_back(s);
-  }
-  return {"Distance against length", "N = " + std::to_string(N) + " (the paper's figure 2a).", c,
+  return {"Distance against length", "N = " + std::to_string(N) + " (the paper's figure 2a).",
+          distance_chart("length L", d.settings.lengths,
+                         [&](size_t l, auto what) { return mean(d, l, k, what); }),
           true};
 }
 
 static Section against_top(const Diagnosis& d) {
-  Chart c{.x_label = "N", .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
-  for (const Curve& curve : kCurves) {
-    Series s{.name = curve.name, .dashed = curve.dashed, .strong = !c.series.size()};
-    for (size_t k = 0; k < d.grid.size(); ++k)
-      if (const double y = mean(d, d.settings.lengths.size() - 1, k, curve.what); std::isfinite(y))
-        s.points.push_back({double(d.grid[k]), y});
-    c.series.push_back(s);
-  }
+  const size_t last = d.settings.lengths.size() - 1;
   return {"Distance against N",
-          "L = " + std::to_string(d.tokens) + " (figure 2b); rows that see more than N tokens.", c,
+          "L = " + std::to_string(d.tokens) + " (figure 2b); rows that see more than N tokens.",
+          distance_chart("N", d.grid, [&](size_t k, auto what) { return mean(d, last, k, what); }),
           true};
 }
 

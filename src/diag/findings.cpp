@@ -177,6 +177,19 @@ static void add_tops(const WhatIf& w, std::vector<Finding>& out) {
   out.push_back(alone);
 }
 
+// Given if the finding of that index names heads.
+struct Advice {
+  size_t finding;
+  const char *title, *text, *variant, *rule;
+};
+// clang-format off
+static constexpr Advice kAdvice[] = {
+    {3, "Advice: keep the active set small", "top-k near 0.06 L", "topk", "guideline 1 of the paper, for saturated heads"},
+    {4, "Advice: a length-aware normaliser", "ssmax sharpens with length", "ssmax", "guideline 2, for dispersed heads"},
+    {5, "Advice: a temperature floor", "a higher temperature makes weights less sensitive", "softmax:temperature=2", "guideline 3, for heads with an effective temperature below 0.1"},
+};
+// clang-format on
+
 std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w) {
   std::vector<Finding> out = {law(d), separability(d), critical_N(d)};
   out.push_back(of_heads(d, "Saturated heads",
@@ -197,23 +210,9 @@ std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w
                            const int n = enough(h.series.centred);
                            return n >= 2 && n <= 4;
                          }));
-  const auto any = [&](size_t i) { return !out[i].heads.empty(); };
-  if (any(3))
-    out.push_back({"Advice: keep the active set small",
-                   "top-k near 0.06 L" + effect(w, "topk"),
-                   "guideline 1 of the paper, for saturated heads",
-                   {}});
-  if (any(4))
-    out.push_back({"Advice: a length-aware normaliser",
-                   "ssmax sharpens with length" + effect(w, "ssmax"),
-                   "guideline 2, for dispersed heads",
-                   {}});
-  if (any(5))
-    out.push_back(
-        {"Advice: a temperature floor",
-         "a higher temperature makes weights less sensitive" + effect(w, "softmax:temperature=2"),
-         "guideline 3, for heads with an effective temperature below 0.1",
-         {}});
+  for (const Advice& a : kAdvice)
+    if (!out[a.finding].heads.empty())
+      out.push_back({a.title, a.text + effect(w, a.variant), a.rule, {}});
   if (w) add_tops(*w, out);
   return out;
 }

@@ -216,8 +216,7 @@ Distance distance(const Row& r, const Top& t, const Top& all, bool bounded) {
   return out;
 }
 
-// The share of I that is nearer to s than every token outside I; in double if float products cannot
-// decide.
+// The share of I that is nearer to s than every token outside I; in double if float is too coarse.
 double share(const Row& r, const Top& t, double& radius) {
   double least = outside(r, t).least;
   const double unsure = 2e-5 * std::sqrt(t.s_square);  // times a_i, the larger of the two weights

@@ -1,6 +1,5 @@
 // What one row of weights a selects among points x (arXiv 2508.17821, sections 4 and 5). I is the
-// set of the N largest weights, s = sum_{i in I} a_i x_i, abar = sum_{i in I} a_i; n visible
-// tokens.
+// set of the N largest weights, s = sum_{i in I} a_i x_i, abar = sum_{i in I} a_i; n tokens seen.
 //   distance    d = sum_{i not in I} |a_i x_i - s|
 //   Theorem 1   d <= (1 - abar) d1 + max_{j in I} |x_j| (abar (n - N) - (1 - abar))
 //   separable   the share of i in I with |a_i x_i - s| < r = min_{j not in I} |a_j x_j - s|

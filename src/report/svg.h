@@ -30,8 +30,7 @@ struct Chart {
 
 inline constexpr double kWidth = 720, kHeight = 420;
 
-// 720 x 420 on white. A line breaks at points that are not finite, or not positive on a logarithmic
-// axis.
+// 720 x 420 on white. A line breaks at points that are not finite, or not positive on a log axis.
 std::string chart(const Chart&);
 
 }  // namespace horner::report

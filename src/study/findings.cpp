@@ -153,8 +153,7 @@ static void say_others(const TaskData& t, Sentences& out) {
       out.push_back(words(kind).intro + each(t, groups) + ".");
 }
 
-// The deviation of the distance from softmax over seeds: runs of one seed share weights and
-// batches.
+// Deviation of the distance from softmax over seeds: runs of a seed share weights and batches.
 static double paired_deviation(const TaskData& t, const Group& g) {
   std::vector<double> distance;
   for (const RunData* mine : g.runs)

@@ -25,8 +25,7 @@ struct RunData {
   std::vector<std::vector<double>> taylor;    // log_term_means of taylor.h, or empty
 };
 
-// Every run in these folders and their subfolders. Of several copies of a run the most advanced is
-// taken. Throws if there are no runs.
+// Every run below these folders; of several copies the most advanced. Throws if there are none.
 std::vector<RunData> read_runs(const std::vector<std::filesystem::path>&);
 
 // Mean and standard deviation over seeds; NaN without values.
@@ -41,8 +40,7 @@ Spread spread(const std::vector<double>&);
 enum class Kind { taylor, centred_taylor, gates, gates_and_norms, linear, linear_powers, no_sum, norms, weights, unknown, sums };
 // clang-format on
 struct KindWords {
-  const char* name;   // in legends; variants of a kind share a hue
-  const char* intro;  // opens the sentence that lists them; null: findings.cpp has its own
+  const char *name, *intro;  // in legends; before a list of its variants, or null
 };
 const KindWords& words(Kind);
 

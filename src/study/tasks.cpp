@@ -22,8 +22,7 @@ static std::vector<int64_t> drawn(const Random& random, int64_t n, int64_t all) 
 
 // Multi-query associative recall (arXiv 2312.04927): key value key value …, then again a key, its
 // value, a key, its value … Keys are distinct tokens of the lower half of the vocabulary; the
-// target is the value of each key of the second part, which repeats no key before all have
-// appeared.
+// target is the value of each key of the second part, which repeats keys only after all appeared.
 static void recall(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
   const int64_t half = s.vocabulary / 2;
   const std::vector<int64_t> keys = drawn(random, s.pairs, half);
@@ -49,8 +48,7 @@ static void check_recall(const Shape& s, size_t length) {
 static void copy(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
   const size_t n = tokens.size() / 2;
   for (size_t i = 0; i < n; ++i) tokens[i] = int64_t(random(s.vocabulary - 1));
-  std::fill(tokens.begin() + n, tokens.end(),
-            s.vocabulary - 1);  // two separators if the length is odd
+  std::fill(tokens.begin() + n, tokens.end(), s.vocabulary - 1);  // two if the length is odd
   const size_t separator = tokens.size() - n;
   for (size_t i = 0; i < n; ++i) targets[separator + i] = tokens[i];
   for (size_t i = 0; i + 1 < n; ++i) tokens[separator + 1 + i] = tokens[i];

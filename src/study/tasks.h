@@ -1,5 +1,4 @@
-// The table of tasks. All but `text` are synthetic: a sequence is a function of the seed and its
-// index.
+// The table of tasks. All but `text` are synthetic: a sequence is a function of seed and index.
 #pragma once
 
 #include <span>
@@ -26,8 +25,8 @@ struct Task {
 };
 std::span<const Task> tasks();
 
-// Parses a task such as "recall:pairs=8,vocabulary=64". Throws, with the possible names, if
-// invalid.
+// Parses a task such as "recall:pairs=8,vocabulary=64". Throws, with the possible names, if it
+// is invalid.
 struct Chosen {
   std::string text;
   const Task* task;  // null: text

@@ -1,5 +1,5 @@
 // The size of the terms of exp's series in a model: the mean of |x|^n / n! over the visible scores
-// x of each layer (diag/series.h). A series truncated below the dominant order misses most of the
+// x of each layer (diag/series.h). A series cut below the dominant order misses most of the
 // weights.
 #pragma once
 

@@ -104,8 +104,7 @@ void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o
   sync_folder(run);
   const auto all = checkpoints(run, true);
   for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
-    const fs::path old =
-        all[size_t(i)].string() + kPart;  // if removal is interrupted, it must not look complete
+    const fs::path old = all[size_t(i)].string() + kPart;  // half removed, it must be incomplete
     fs::rename(all[size_t(i)], old);
     fs::remove_all(old);
   }
@@ -129,8 +128,7 @@ Position load_checkpoint(const fs::path& checkpoint, Optimizer& o) {
   take("count", o.count);
   for (auto& [name, generator] : generators()) {
     const auto found = saved.tensors.find(name);
-    if (found == saved.tensors.end())
-      continue;  // the checkpoint comes from a machine without this device
+    if (found == saved.tensors.end()) continue;  // saved on a machine without this device
     const std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(found->second.clone());
   }

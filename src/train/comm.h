@@ -73,8 +73,7 @@ class GradientAverage {
   GradientAverage(GradientAverage&&) noexcept;
   GradientAverage& operator=(GradientAverage&&) noexcept;
 
-  // loss.backward(). Gradients accumulate over calls; the `last` call of a step averages them over
-  // ranks.
+  // loss.backward(). Gradients accumulate; the `last` call of a step averages them over ranks.
   void backward(const at::Tensor& loss, bool last = true);
 
  private:

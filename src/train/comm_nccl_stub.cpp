@@ -9,8 +9,7 @@ Backend nccl_backend(const Store&, const Ranks&, std::chrono::milliseconds) {
 }
 
 const char* why_no_nccl() {
-  return "this build has no NCCL support; it requires a torch with CUDA, a CUDA compiler and "
-         "nccl.h";
+  return "this build has no NCCL; it requires a torch with CUDA, a CUDA compiler and nccl.h";
 }
 
 }  // namespace horner::train

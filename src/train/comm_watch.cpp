@@ -10,9 +10,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kBeat{250};
-constexpr milliseconds kMissed{
-    1500};                    // after a failed collective, this much silence proves a rank dead
-constexpr seconds kGrace{5};  // time for a collective to fail by itself, which exits more cleanly
+constexpr milliseconds kMissed{1500};  // silence that proves a death after a failed collective
+constexpr seconds kGrace{5};           // for a collective to fail by itself, which is cleaner
 constexpr seconds kUnwinding{10};
 constexpr const char* kResume = "; stopping; resume with --resume";
 
@@ -151,8 +150,7 @@ std::string Watch::judge() {
     if (!terminated_) terminated_ = now;
     const std::string cause = verdict({}, kMissed);
     if (!cause.empty() || now - *terminated_ < 2 * kMissed) return cause;
-    return "rank " + std::to_string(ranks_.rank) +
-           " was terminated by SIGTERM; resume with --resume";
+    return "rank " + std::to_string(ranks_.rank) + " received SIGTERM; resume with --resume";
   }
   return verdict(kGrace, silence_);
 }

@@ -17,8 +17,7 @@ struct Scalar {
 };
 
 // Every start of a run writes its own file in the run's folder, with a name that sorts after
-// earlier ones. The file states its first step: TensorBoard drops what earlier files hold from
-// there on.
+// earlier ones. The file states its first step: TensorBoard drops later steps of earlier files.
 class EventFile {
  public:
   EventFile(const std::filesystem::path& folder, int64_t first_step);

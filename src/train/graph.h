@@ -13,8 +13,7 @@ struct CapturedWork;  // a CUDA graph
 // Switches this thread to a stream that can be captured.
 void use_own_stream(at::Device);
 
-// The work must read and write the same tensors each time, and must have run before. Returns null
-// without CUDA.
+// The work must use the same tensors each time and must have run before. Null without CUDA.
 std::shared_ptr<CapturedWork> capture(const std::function<void()>& work);
 void launch(CapturedWork&);
 

@@ -67,8 +67,7 @@ static void step_work(Session& t) {
   update(t.optimizer, t.s, t.numbers);
 }
 
-// A micro-batch is weighted by its share of the targets of all ranks; gradients are means over
-// ranks.
+// A micro-batch is weighted by its share of all ranks' targets; gradients are means over ranks.
 static void put_batch(Session& t, const Batch& b) {
   at::Tensor all = at::zeros({}, at::kDouble), shares = at::empty({t.shares.size(0)}, at::kFloat);
   for (const int64_t n : b.counts) all += double(n);

@@ -30,8 +30,7 @@ struct Settings {
   bool tensorboard = false;
 };
 
-// Numbers from `least` (excluded if `open`) to below `below`, or one of `choices`; the default
-// accepts everything.
+// Numbers from `least` (excluded if `open`) to below `below`, or one of `choices`; default: any.
 struct Range {
   double least = -INFINITY, below = INFINITY;
   bool open = false;

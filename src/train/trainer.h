@@ -25,9 +25,7 @@ struct Hooks {
   std::function<void(const std::string&)> say = [](const std::string&) {};  // a message
   // Called from another thread: another process of the run is dead, and this one must exit.
   std::function<void(const std::string&)> lost = {};
-  // Whether to measure the peak of matrix products, after the first step, and report speed as a
-  // share of it.
-  bool measure_peak = false;
+  bool measure_peak = false;  // of matrix products, after the first step, for share_of_peak
 };
 
 struct Outcome {
@@ -37,8 +35,7 @@ struct Outcome {
 };
 
 // With `resume`, continues from the newest checkpoint in `folder` if there is one; a finished run
-// is left unchanged. Throws if the folder holds a run and `resume` is false, or a run with other
-// settings.
+// is left unchanged. Throws if the folder holds a run with other settings, or any without `resume`.
 Outcome train(const Settings&, const Source&, const std::filesystem::path& folder, bool resume,
               const Hooks& = {});
 
