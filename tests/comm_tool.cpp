@@ -1,13 +1,13 @@
-// For comm_test.py, one rank of several:
+// One rank, for comm_test.py:
 //   comm_tool train OUT WITH ACCUMULATE STEPS    SGD on a `tiny` model, each rank on its rows of a
 //                                                batch; writes loss, gradients and weights to OUT
 //   comm_tool unused OUT                         parameters that only one rank uses, or none
 //   comm_tool talk OUT                           broadcast and sum
-//   comm_tool differ                             parameters of other sizes on each rank
-//   comm_tool die WHERE RANK                     steps until RANK kills itself: in "forward",
-//                                                in "backward", or "stop"ped and silent; "throw"s
+//   comm_tool differ                             parameters whose sizes differ between ranks
+//   comm_tool die WHERE RANK                     steps until RANK kills itself in "forward" or
+//                                                "backward", "stop"s, or "throw"s
 //   comm_tool events FOLDER FIRST                lines "STEP TIME VALUE TAG.." to an event file
-//   comm_tool go FOLDER                          steps for ever, its process id in FOLDER/<rank>
+//   comm_tool go FOLDER                          steps forever; its process id is in FOLDER/<rank>
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
@@ -55,7 +55,7 @@ static void drop_gradients(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& p : parameters) p.mutable_grad() = at::Tensor();
 }
 
-// 12 rows of tokens; this rank's: every world-th row.
+// 12 rows of tokens; this rank has every world-th row.
 static at::Tensor rows(const train::Ranks& r, int64_t step, int64_t V) {
   const at::Generator g = at::detail::createCPUGenerator(100 + step);
   return at::randint(V, {12, 33}, g, at::kLong).slice(0, r.rank, std::nullopt, r.world);
@@ -156,7 +156,7 @@ static int differ() {
   return 0;
 }
 
-// Steps of a small model, with `before` each and `within` each backward, half-way.
+// Steps of a small model; calls `before` each step and `within` each backward pass.
 static void steps(const train::Group& group, const std::function<void(int)>& before,
                   const std::function<void(int)>& within) {
   nn::Model m = nn::random_model(nn::preset("tiny"), 7);
@@ -196,7 +196,7 @@ static int go(const Words& a) {
   return 0;
 }
 
-// Lines of one step and time are one record.
+// Lines with the same step and time form one record.
 static int events(const Words& a) {
   train::EventFile file(a[1], std::stoll(a[2]));
   std::string step, time, value, tag, last;

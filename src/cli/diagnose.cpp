@@ -38,8 +38,7 @@ static fs::path model_folder(const fs::path& given) {
   return given;
 }
 
-// The first tokens of a text, `length` to `most` of them, after the model's BOS token if it has
-// one.
+// The first `length` to `most` tokens of a text, after the model's BOS token if it has one.
 static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
                             int64_t length, int64_t most) {
   const bool own = fs::exists(folder / "tokenizer.json");
