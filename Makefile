@@ -1,4 +1,4 @@
-# make demo     set everything up, build, run the quick study (minutes) and name its report
+# make demo     set everything up, build the command, run the quick study (minutes) and print the path of its report
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
 # make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel: what takes minutes
@@ -32,7 +32,8 @@ $(VENV)/horner-ready: requirements.txt scripts/install-packages
 	@$(VENV)/bin/python scripts/install-requirements.py requirements.txt
 	@touch $@
 
-demo: build
+demo: build/build.ninja
+	@ninja -C build horner
 	build/horner list
 	build/horner show l2
 	build/horner study quick --out build/demo

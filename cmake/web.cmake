@@ -1,16 +1,17 @@
-# Run by the build: the page of reports, from web/ into OUT. Where npm is missing or fails the page is empty and the
-# build goes on; `horner report` then says so.   cmake -DWEB=web -DWORK=build/web -DNPM=npm -DOUT=report.html -P web.cmake
+# Run by the build: type-checks web/ and builds the report page into OUT. A type error fails the build. If npm is missing
+# or cannot install, the page is empty and the build continues; `horner report` then says so.
+#   cmake -DWEB=web -DWORK=build/web -DNPM=npm -DOUT=report.html -P web.cmake
 get_filename_component(folder ${OUT} DIRECTORY)
 file(MAKE_DIRECTORY ${folder} ${WORK})
-set(why "there is no npm")
+set(why "npm was not found")
 if(NPM)
-  file(COPY ${WEB}/package.json ${WEB}/package-lock.json ${WEB}/.npmrc ${WEB}/build.mjs ${WEB}/src DESTINATION ${WORK})
+  file(COPY ${WEB}/package.json ${WEB}/package-lock.json ${WEB}/.npmrc ${WEB}/tsconfig.json ${WEB}/build.mjs ${WEB}/src DESTINATION ${WORK})
   set(why "")
   file(SHA256 ${WEB}/package-lock.json wanted)
-  set(stamp ${WORK}/node_modules/horner-${wanted})
+  set(stamp ${WORK}/node_modules/horner-dev-${wanted})
   if(NOT EXISTS ${stamp})
-    message(STATUS "installing what the report page is made of (npm)")
-    execute_process(COMMAND ${NPM} ci --omit=dev --no-fund --no-audit --loglevel=error WORKING_DIRECTORY ${WORK}
+    message(STATUS "installing the npm packages of the report page")
+    execute_process(COMMAND ${NPM} ci --no-fund --no-audit --loglevel=error WORKING_DIRECTORY ${WORK}
                     RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
     if(failed)
       set(why "npm ci failed: ${said}")
@@ -19,6 +20,11 @@ if(NPM)
     endif()
   endif()
   if(NOT why)
+    execute_process(COMMAND ${NPM} run --silent check WORKING_DIRECTORY ${WORK}
+                    RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
+    if(failed)
+      message(FATAL_ERROR "web/ does not type-check:\n${said}")
+    endif()
     execute_process(COMMAND ${NPM} run --silent build -- ${OUT} WORKING_DIRECTORY ${WORK}
                     RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
     if(failed)
@@ -27,6 +33,6 @@ if(NPM)
   endif()
 endif()
 if(why)
-  message(WARNING "reports will be JSON alone, without their page: ${why}")
+  message(WARNING "reports will be JSON only, without an HTML page: ${why}")
   file(WRITE ${OUT} "")
 endif()

@@ -1,14 +1,13 @@
-// For comm_test.py, one rank of several:
-//   comm_tool train OUT WITH ACCUMULATE STEPS    SGD of a `tiny` model, each rank on its rows of
-//   the
-//                                                batch; the loss, gradients and weights go to OUT
+// One rank, for comm_test.py:
+//   comm_tool train OUT WITH ACCUMULATE STEPS    SGD on a `tiny` model, each rank on its rows of a
+//                                                batch; writes loss, gradients and weights to OUT
 //   comm_tool unused OUT                         parameters that only one rank uses, or none
 //   comm_tool talk OUT                           broadcast and sum
-//   comm_tool differ                             parameters of other sizes on each rank
-//   comm_tool die WHERE RANK                     steps until RANK kills itself: in "forward",
-//                                                in "backward", or "stop"ped and silent; "throw"s
+//   comm_tool differ                             parameters whose sizes differ between ranks
+//   comm_tool die WHERE RANK                     steps until RANK kills itself in "forward" or
+//                                                "backward", "stop"s, or "throw"s
 //   comm_tool events FOLDER FIRST                lines "STEP TIME VALUE TAG.." to an event file
-//   comm_tool go FOLDER                          steps for ever, its process id in FOLDER/<rank>
+//   comm_tool go FOLDER                          steps forever; its process id is in FOLDER/<rank>
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
@@ -23,6 +22,7 @@
 #include "nn/model.h"
 #include "train/comm.h"
 #include "train/events.h"
+#include "train/settings.h"
 
 using namespace horner;
 
@@ -38,6 +38,7 @@ static train::Group join() {
     std::_Exit(3);
   };
   if (const char* backend = std::getenv("BACKEND")) j.backend = backend;
+  train::check_settings({.backend = j.backend});
   return train::Group(r, j);
 }
 
@@ -54,7 +55,7 @@ static void drop_gradients(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& p : parameters) p.mutable_grad() = at::Tensor();
 }
 
-// 12 rows of tokens; this rank's: every world-th row.
+// 12 rows of tokens; this rank has every world-th row.
 static at::Tensor rows(const train::Ranks& r, int64_t step, int64_t V) {
   const at::Generator g = at::detail::createCPUGenerator(100 + step);
   return at::randint(V, {12, 33}, g, at::kLong).slice(0, r.rank, std::nullopt, r.world);
@@ -70,7 +71,7 @@ static int train_model(const Words& a) {
   const train::Group group = join();
   const train::Ranks& r = group.ranks();
   const auto type = std::getenv("DOUBLE") ? at::kDouble : at::kFloat;
-  // Of another seed on each rank: only the broadcast makes them one model.
+  // A different seed on each rank: only the broadcast makes the models equal.
   nn::Model m = nn::random_model(nn::preset("tiny", a[2]), 7 + r.rank);
   const std::vector<at::Tensor> p = parameters(m, type);
   group.broadcast(p);
@@ -79,7 +80,7 @@ static int train_model(const Words& a) {
   files::TensorsFile out;
   std::vector<double> losses;
   for (int64_t step = 0; step < steps; ++step) {
-    if (step % 2) {  // both ways to begin a step
+    if (step % 2) {  // both ways to start a step
       drop_gradients(p);
     } else {
       for (const at::Tensor& x : p)
@@ -103,13 +104,13 @@ static int train_model(const Words& a) {
     out.tensors[s.name] = s.at->detach();
     if (s.at->grad().defined()) out.tensors["grad." + s.name] = s.at->grad().clone();
   }
-  // Each rank its own file: they must be equal.
+  // One file per rank: they must be equal.
   files::save_tensors(a[1] + std::to_string(r.rank), out);
   group.barrier();
   return 0;
 }
 
-// shared: used by all; first: by rank 0 alone; none: by nobody.
+// shared: used by all ranks; first: only by rank 0; none: unused.
 static int unused(const Words& a) {
   const train::Group group = join();
   const train::Ranks& r = group.ranks();
@@ -127,7 +128,7 @@ static int unused(const Words& a) {
           "averaged before the last part of a step: ", shared.grad());
     average.backward(half());
   }
-  check(!none.grad().defined(), "a gradient of a parameter that nobody uses");
+  check(!none.grad().defined(), "an unused parameter has a gradient");
   files::save_tensors(a[1] + std::to_string(r.rank),
                       {{{"shared", shared.grad().clone()}, {"first", first.grad().clone()}}});
   return 0;
@@ -155,7 +156,7 @@ static int differ() {
   return 0;
 }
 
-// Steps of a small model, with `before` each and `within` each backward, half-way.
+// Steps of a small model; calls `before` each step and `within` each backward pass.
 static void steps(const train::Group& group, const std::function<void(int)>& before,
                   const std::function<void(int)>& within) {
   nn::Model m = nn::random_model(nn::preset("tiny"), 7);
@@ -195,7 +196,7 @@ static int go(const Words& a) {
   return 0;
 }
 
-// Lines of one step and time are one record.
+// Lines with the same step and time form one record.
 static int events(const Words& a) {
   train::EventFile file(a[1], std::stoll(a[2]));
   std::string step, time, value, tag, last;

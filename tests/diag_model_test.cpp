@@ -1,4 +1,4 @@
-// The diagnosis of rows and of whole models, against their definitions in double.
+// The diagnosis of rows and of whole models, compared with the definitions in double.
 #include <gtest/gtest.h>
 
 #include "core/check.h"
@@ -12,7 +12,7 @@ using namespace nn;  // Rows and queries
 
 namespace {
 
-// All ways to split n + m values between two samples: how many have a distance of at least D?
+// The share of all splits of n + m values into two samples with a distance of at least D.
 TEST(Statistics, KolmogorovSmirnovCountsEverySplit) {
   const size_t n = 5, m = 4;
   const std::vector<double> a = {0.1, 0.5, 0.9, 1.3, 2.0}, b = {0.6, 1.5, 1.9, 2.5};
@@ -33,7 +33,7 @@ TEST(Statistics, KolmogorovSmirnovCountsEverySplit) {
   std::vector<double> low(144), high(144);
   for (size_t i = 0; i < 144; ++i) low[i] = double(i), high[i] = double(i) + 500;
   EXPECT_LT(kolmogorov_smirnov(low, high).p, 1e-9);
-  // 1.36 roots is the usual 5 % of large samples
+  // 1.36 is the asymptotic 5 % quantile
   for (size_t i = 0; i < 144; ++i) high[i] = double(i) + 23.5;
   EXPECT_NEAR(kolmogorov_smirnov(low, high).p, 0.039, 0.012);
 }
@@ -137,7 +137,7 @@ TEST(SoftmaxRows, SensitivityIsTheDefinitionInDouble) {
   });
 }
 
-// At a = (1/2, 1/2) the norm is 1 / (2 T): the printed 1 / (4 T) is no bound.
+// At a = (1/2, 1/2) the norm is 1 / (2 T): the printed 1 / (4 T) is not a bound.
 TEST(SoftmaxRows, ThePrintedBoundOfCorollary3IsCrossed) {
   const at::Tensor x = at::zeros({1, 1, 2}), hidden = at::zeros({1, 1, 2}, at::kBool);
   const at::Tensor v = at::tensor({std::sqrt(0.5), -std::sqrt(0.5)}).to(at::kFloat).view({1, 1, 2});
@@ -204,12 +204,12 @@ TEST(Series, ErrorsAreThoseOfTheVariants) {
   EXPECT_EQ(enough({0.5, 0.02}), kMostOrder + 1);
 }
 
-// One pass over a whole model, against rows taken from it one by one; no bound is crossed but those
-// that are printed wrong.
+// One pass over a whole model, compared with its rows one by one; only bounds that are wrong as
+// printed are violated.
 TEST(Diagnose, AWholeModel) {
   for (const char* preset : {"tiny"}) {
     nn::Model m = nn::random_model(nn::preset(preset), 1);
-    for (nn::Layer& l : m.layers) l.q = l.q * 20;  // sharp enough to be worth a look
+    for (nn::Layer& l : m.layers) l.q = l.q * 20;  // sharp rows
     const at::Tensor tokens =
         at::randint(0, m.config.V, {1, 96}, at::make_generator<at::CPUGeneratorImpl>(2), at::kLong);
     for (Embedding e : {Embedding::tokens, Embedding::inputs, Embedding::values}) {

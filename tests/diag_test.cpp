@@ -1,4 +1,4 @@
-// What a row selects among points, against its definitions: once more, slowly and in double.
+// What a row selects among points, compared with the definitions in double.
 #include <gtest/gtest.h>
 
 #include "diag_case.h"
@@ -72,7 +72,7 @@ TEST(Geometry, EqualPointsMeetTheBoundOfTheorem1) {
     }
 }
 
-// Every set of N tokens: the mean distance lies between the main term and that plus the gap.
+// Over all sets of N tokens the mean distance is between the main term and main term plus gap.
 TEST(Geometry, ExpectationAIsBracketed) {
   const Sample s = sample(11, 1.5, false);
   for (size_t t : {4u, 6u, 9u}) {
@@ -108,7 +108,7 @@ TEST(Geometry, ExpectationAIsBracketed) {
   }
 }
 
-// Every order of the tokens: the root of the mean square of each rank's distance.
+// Over all permutations of the tokens: the root mean square of each rank's distance.
 TEST(Geometry, ExpectationBIsThatOfPermutedTokens) {
   const Sample s = sample(12, 1.5, false);
   const size_t t = 5;
@@ -151,8 +151,7 @@ TEST(Geometry, SeparabilityIsTheDefinitionAndInsideItsBounds) {
         const auto I = c.top(N);
         const auto s_N = c.sum(I);
         double r = INFINITY, least = INFINITY, inside = 0, abar = 0, squares = 0;
-        // |a x - s|^2 - |s|^2: with weights of 1e-17 the squares themselves are equal even in
-        // double
+        // |a x - s|^2 - |s|^2: with weights of 1e-17 the squares themselves are equal in double
         const auto nearness = [&](size_t i) {
           const double g = std::inner_product(c.x[i].begin(), c.x[i].end(), c.x[i].begin(), 0.),
                        p = std::inner_product(c.x[i].begin(), c.x[i].end(), s_N.begin(), 0.);
@@ -169,7 +168,7 @@ TEST(Geometry, SeparabilityIsTheDefinitionAndInsideItsBounds) {
           const double rest = abar - c.a[i], q = squares - c.a[i] * c.a[i];
           const double cut = s.points.least * s.points.least / 2 * std::max(0., rest * rest - q);
           const double xi = std::sqrt(std::max(0., rest * rest - cut));
-          EXPECT_LE(c.off(i, s_N), xi * (1 + 1e-5) + 1e-7);  // why the lower bounds hold
+          EXPECT_LE(c.off(i, s_N), xi * (1 + 1e-5) + 1e-7);  // the reason for the lower bounds
           lengths += xi;
           upper += std::exp(-std::pow(std::max(0., xi - r), 2) / 2) / double(N);
           const double over = std::max(0., std::sqrt(q / (1 + 2. / 6)) - r);

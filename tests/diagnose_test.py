@@ -1,4 +1,4 @@
-"""horner diagnose: against attention matrices of the transformers package, and what it says when it cannot."""
+"""horner diagnose: comparison with attention matrices of the transformers package, and error messages."""
 import json
 import os
 import resource
@@ -129,7 +129,7 @@ def test_what_if_measures_the_loss(models, text, tmp_path):
             layer.self_attn.scaling *= 2
     by_name = {e["name"]: e for e in got["normalisers"]}
     assert by_name["softmax:temperature=2"]["loss_all"] == pytest.approx(cooler, rel=1e-4)
-    assert by_name["topk64"]["loss_all"] == pytest.approx(loss, rel=1e-4)  # no row has more
+    assert by_name["topk64"]["loss_all"] == pytest.approx(loss, rel=1e-4)  # no row has more tokens
     assert by_name["sparsemax"]["entropy_ratio"] < by_name["topk64"]["entropy_ratio"]
     assert [e["name"] for e in got["centred"]] == ["centred_taylor1", "centred_taylor2", "centred_taylor3"]
     for top in got["top"]:
@@ -139,7 +139,7 @@ def test_what_if_measures_the_loss(models, text, tmp_path):
 
 
 def cut(layer, head, N):
-    """Attention of the transformers package with one head's rows cut to their N largest weights."""
+    """Attention of the transformers package with one head truncated to the N largest weights of a row."""
     whole = llama.eager_attention_forward
 
     def attention(module, query, key, value, mask, scaling, **more):
@@ -176,7 +176,7 @@ def test_the_top_of_each_head_is_the_least_that_the_loss_allows(models, text, tm
     for name, more in (("1_percent", 1.01), ("5_percent", 1.05)):
         assert got["together_" + name]["loss"] <= more * got["loss"]
     maps = {s["heading"]: s["content"] for s in json.loads((tmp_path / "report.json").read_text())["sections"]}
-    for heading, field in (("N of each head alone, 1 %", "alone_1_percent"), ("N of each head, all cut together, 5 %", "together_5_percent")):
+    for heading, field in (("N of each head alone, 1 %", "alone_1_percent"), ("N of each head, all truncated, 5 %", "together_5_percent")):
         assert [n for row in maps[heading]["values"] for n in row] == [t[field] for t in got["top_of_heads"]]
 
 
@@ -234,8 +234,8 @@ def test_what_is_wrong_is_said(models, text, tmp_path):
     assert "is empty" in diagnose("--model", folder, "--text", empty, fails=True)
     assert "has 17 tokens, fewer than the length 64" in diagnose("--model", folder, "--text", short, "--length", 64, fails=True)
     assert "no embedding 'token'" in diagnose(*fine, "--embedding", "token", fails=True)
-    assert "no layer 7; there are 0 to 1" in diagnose(*fine, "--layers", 7, fails=True)
-    assert "no head 4; there are 0 to 3" in diagnose(*fine, "--heads", 4, fails=True)
+    assert "no layer 7; the model has 0 to 1" in diagnose(*fine, "--layers", 7, fails=True)
+    assert "no head 4; the model has 0 to 3" in diagnose(*fine, "--heads", 4, fails=True)
     assert "no device 'gpu'; possible: 'cpu' or 'cuda'" in diagnose(*fine, "--device", "gpu", fails=True)
     if not torch.cuda.is_available():
         assert "no device 'cuda' here" in diagnose(*fine, "--device", "cuda", fails=True)
@@ -250,5 +250,5 @@ def test_what_is_wrong_is_said(models, text, tmp_path):
     config = json.loads((signed / "config.json").read_text())
     (signed / "config.json").write_text(json.dumps({**config, "horner": {"attention": "taylor3"}}))
     said = diagnose("--model", signed, "--text", text, "--length", LENGTH, fails=True)
-    assert "no attention weights to look at: its weights may be negative" in said
+    assert "no attention weights to analyse: its weights may be negative" in said
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Event files, read back by TensorBoard itself."""
+"""Event files, read back by TensorBoard."""
 import math
 import os
 import random
@@ -21,7 +21,7 @@ def same(a, b):
 
 
 def write(folder, first, events, **more):
-    """Events are (step, time, value, tag); returns what the tool did."""
+    """Events are (step, time, value, tag); returns the finished process."""
     lines = "".join(f"{step} {when!r} {value!r} {tag}\n" for step, when, value, tag in events)
     return subprocess.run([TOOL, "events", folder, str(first)], input=lines, capture_output=True, text=True, **more)
 
@@ -33,7 +33,7 @@ def written(folder, first, events):
 
 
 def read(folder):
-    """{tag: [(time, step, value)]}, all of them: by default TensorBoard keeps a sample."""
+    """{tag: [(time, step, value)]}, all of them: TensorBoard's default is a sample."""
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     accumulator.Reload()
     return {tag: [(e.wall_time, e.step, e.value) for e in accumulator.Scalars(tag)]
@@ -76,7 +76,7 @@ def test_a_cut_last_record_hides_nothing_else(tmp_path):
 
 
 def test_a_changed_byte_is_noticed(tmp_path):
-    """So that the checks above are worth something."""
+    """Proves that the checks above can fail."""
     path = written(tmp_path, 0, scalars(range(3)))
     with open(path, "r+b") as f:
         f.seek(-6, os.SEEK_END)
@@ -86,8 +86,8 @@ def test_a_changed_byte_is_noticed(tmp_path):
     assert [step for _, step, _ in read(tmp_path).get("loss", [])] == [0, 1]
 
 
-def test_a_resumed_run_goes_on_in_a_file_of_its_own(tmp_path):
-    """Killed behind step 17, resumed from 10: steps 10 to 17 are those of the second start."""
+def test_a_resumed_run_writes_its_own_file(tmp_path):
+    """Killed after step 17, resumed from 10: steps 10 to 17 come from the second start."""
     written(tmp_path, 0, scalars(range(18)))
     again = [(s, 1.6e9 + 100 + s, 100.0 + s, "loss") for s in range(10, 25)]
     written(tmp_path, 10, again)
@@ -118,6 +118,6 @@ def test_a_full_disk_leaves_whole_records(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/dev/null/run", "/proc/run"])
-def test_a_folder_that_cannot_be(folder):
+def test_an_invalid_folder(folder):
     done = write(folder, 0, [])
     assert done.returncode == 2 and folder in done.stderr

@@ -1,4 +1,4 @@
-"""The page of a report in a real browser: a section of every kind, and names that hold markup."""
+"""The report page in a real browser: a section of every kind, and names that contain markup."""
 
 import json
 import os
@@ -19,7 +19,7 @@ except ImportError:
     sync_playwright = None
 
 pytestmark = pytest.mark.skipif(
-    not CHROMIUM or not sync_playwright, reason="no Chromium, or no Playwright, to open pages with"
+    not CHROMIUM or not sync_playwright, reason="requires Chromium and Playwright"
 )
 
 
@@ -27,7 +27,7 @@ def page_file(folder, name="a run"):
     out = folder / "report.html"
     done = subprocess.run([BUILD / "report_tool", out, name])
     if done.returncode == 3:
-        pytest.skip("built without npm, so without the page")
+        pytest.skip("built without npm: no report page")
     assert done.returncode == 0
     return out
 
@@ -52,10 +52,10 @@ def browser():
 
 
 def opened(browser, path, width=1280, scheme="light"):
-    """The page, and everything that went wrong in it: messages, errors, requests, dialogs."""
+    """The page, and its problems: messages, errors, requests, dialogs."""
     page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
     wrong = []
-    ours = "willReadFrequently"  # the browser's word on pixels() below, not on the page
+    ours = "willReadFrequently"  # a warning about pixels() below, not about the page
     page.on("console", lambda m: ours in m.text or wrong.append(f"{m.type}: {m.text}"))
     page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
     page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
@@ -67,7 +67,7 @@ def opened(browser, path, width=1280, scheme="light"):
 
 
 def pixels(page, section):
-    """How many pixels of a section's chart have each colour."""
+    """The number of pixels of each colour in a section's charts."""
     return page.evaluate(
         """s => {
           const n = {};
@@ -128,7 +128,7 @@ def test_every_run_is_in_the_legend_and_a_click_hides_it(browser, plain):
     assert pixels(page, 0).get(colour, 0) == 0
     pressed = section.locator(".legend .entry").evaluate_all("all => all.filter(e => e.ariaPressed === 'false').map(e => e.textContent)")
     assert pressed == [f"taylor{n}" for n in range(1, 7)]
-    section.get_by_role("button", name="linear_elu").dblclick()  # alone, beside what all are compared with
+    section.get_by_role("button", name="linear_elu").dblclick()  # alone with the reference
     pressed = section.locator(".legend .entry").evaluate_all("all => all.filter(e => e.ariaPressed === 'true').map(e => e.textContent)")
     assert pressed == ["softmax", "linear_elu"] and wrong == []
 
@@ -191,9 +191,9 @@ def test_tables_sort_and_charts_are_saved(browser, plain):
     table.get_by_role("button", name="loss").click()
     assert first() == ["softmax", "taylor10", "taylor2", "a run"]
     table.get_by_role("button", name="loss").click()
-    assert first() == ["taylor2", "taylor10", "softmax", "a run"], "what is missing stays last"
+    assert first() == ["taylor2", "taylor10", "softmax", "a run"], "missing values stay last"
     table.get_by_role("button", name="name").click()
-    assert first() == ["a run", "softmax", "taylor2", "taylor10"], "numbers in names count as numbers"
+    assert first() == ["a run", "softmax", "taylor2", "taylor10"], "names sort in natural order"
     with page.expect_download() as saved:
         page.get_by_role("button", name="PNG").first.click()
     assert saved.value.suggested_filename == "loss-a-run.png"
@@ -217,7 +217,7 @@ def test_a_click_on_a_cell_shows_its_details(browser, plain):
 
 
 def made_up_runs(folder, names):
-    """Folders as `horner train` leaves them, of every variant with two seeds on two tasks."""
+    """Folders like those of `horner train`: every variant, two seeds, two tasks."""
     for task in ("text", "recall:pairs=16"):
         for i, name in enumerate(names):
             for seed in (0, 1):
@@ -240,7 +240,7 @@ def test_the_report_of_runs_shows_every_run(browser, tmp_path, scheme, width):
     made_up_runs(tmp_path, names)
     said = subprocess.run([BUILD / "horner", "report", tmp_path], check=True, capture_output=True, text=True).stdout
     if not said.strip().endswith("report.html"):
-        pytest.skip("built without npm, so without the page")
+        pytest.skip("built without npm: no report page")
     page, wrong = opened(browser, tmp_path / "report.html", width, scheme)
     assert wrong == [] and page.locator("b").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -253,6 +253,6 @@ def test_the_report_of_runs_shows_every_run(browser, tmp_path, scheme, width):
     entry.click()
     assert entry.get_attribute("aria-pressed") == "false"
     words = page.locator(".summary li").all_inner_texts()
-    assert any(w.startswith("Text: softmax ends at a validation loss of 2.0050 ± 0.0071") for w in words)
+    assert any(w.startswith("Text: softmax reaches a validation loss of 2.0050 ± 0.0071") for w in words)
     assert any("order 1 +10 % and 2 +15 %" in w for w in words)
     assert wrong == []

@@ -1,5 +1,5 @@
 // A report with a section of every kind, for tests/report_test.py: report_tool OUT.html [NAME]
-// NAME is the name of a run, a category, a cell and a heading: what may come from outside.
+// NAME is used for a run, a category, a cell and a heading: text that users control.
 #include <cmath>
 #include <fstream>
 #include <iostream>

@@ -1,4 +1,4 @@
-"""horner study and horner report: grids, interruptions, runs that fail, runs from several machines."""
+"""horner study and horner report: grids, interruptions, failing runs, runs from several machines."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def study_file(folder, **fields):
 
 
 def numbers(folder):
-    """The report without what two runs of one study need not share: speeds, memory, the command."""
+    """The report without speeds, memory and the command, which differ between runs of one study."""
     report = json.loads((folder / "report.json").read_text())
     for section in report["sections"]:
         content = section["content"]
@@ -49,7 +49,7 @@ def numbers(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A study that ran through."""
+    """A finished study."""
     folder = tmp_path_factory.mktemp("whole")
     out = folder / "out"
     said = horner("study", study_file(folder), "--out", out, "--jobs", 2)
@@ -69,14 +69,14 @@ def test_patterns_name_variants(tmp_path):
     [
         ({"attention": ["tailor1"]}, "did you mean 'taylor1'"),
         ({"attention": ["foo*"]}, "no attention variant matches 'foo*'"),
-        ({"attention": ["taylor{1..x}"]}, "a range is {1..10}"),
-        ({"attention": ["taylor{1"]}, "has a '{' without its '}'"),
+        ({"attention": ["taylor{1..x}"]}, "a range must look like {1..10}"),
+        ({"attention": ["taylor{1"]}, "'taylor{1': missing '}'"),
         ({"variants": []}, "no field 'variants'; possible: 'title'"),
         ({"settings": {"step": 3}}, "no setting 'step'; did you mean 'steps'"),
-        ({"settings": {"steps": "3"}}, "'steps' must be a whole number"),
+        ({"settings": {"steps": "3"}}, "'steps' must be an integer"),
         ({"tasks": ["recal"]}, "no task 'recal'; possible: 'text', 'recall'"),
         ({"tasks": []}, "'tasks' must be a list"),
-        ({"tasks": ["copy", "copy"]}, "two runs would be copy/softmax/seed0"),
+        ({"tasks": ["copy", "copy"]}, "two runs have the name copy/softmax/seed0"),
     ],
 )
 def test_errors_of_a_study_file(tmp_path, fields, words):
@@ -85,9 +85,9 @@ def test_errors_of_a_study_file(tmp_path, fields, words):
 
 
 def test_errors_of_the_commands(tmp_path):
-    assert "neither a preset ('quick'" in horner("study", "quik", "--out", tmp_path / "out", code=2)
-    assert "no run in" in horner("report", tmp_path, code=2)
-    assert "there is no folder" in horner("report", tmp_path / "none", code=2)
+    assert "it is neither a preset ('quick'" in horner("study", "quik", "--out", tmp_path / "out", code=2)
+    assert "no runs in" in horner("report", tmp_path, code=2)
+    assert "no folder '" in horner("report", tmp_path / "none", code=2)
 
 
 def test_a_study_has_a_folder_for_every_run_and_a_report_of_all(whole):
@@ -102,7 +102,7 @@ def test_a_study_has_a_folder_for_every_run_and_a_report_of_all(whole):
     for s in curves:
         assert [x["name"] for x in s["content"]["series"]] == ["softmax", "taylor1", "taylor2"]
         assert all(len(x["points"]) == 300 for x in s["content"]["series"])
-    # Weights of taylor1 may be negative: they are no shares.
+    # Weights of taylor1 may be negative, so separability is undefined.
     for name, variants in (("Entropy of the weights: Copy", ["softmax", "taylor1", "taylor2"]), ("Separability: Copy", ["softmax", "taylor2"])):
         seen = next(s for s in report["sections"] if s["heading"] == name)["content"]
         assert seen["y"] == variants and len(seen["values"][0]) == 2
@@ -117,7 +117,7 @@ def test_a_study_has_a_folder_for_every_run_and_a_report_of_all(whole):
         assert row[4]["value"] == pytest.approx(result["validation_accuracy"])
     sweep = report["sections"][0]["content"]["series"]
     assert [s["name"] for s in sweep] == ["softmax", "plain"] and [p[0] for p in sweep[1]["points"]] == [1, 2]
-    assert any(s.startswith("Recall of 4 pairs: ") and "(a guess: 3.1 %)" in s for s in report["summary"])
+    assert any(s.startswith("Recall of 4 pairs: ") and "(guessing: 3.1 %)" in s for s in report["summary"])
 
 
 def test_what_is_finished_is_not_run_again(whole):
@@ -128,7 +128,7 @@ def test_what_is_finished_is_not_run_again(whole):
 
 def test_another_study_in_its_place_is_refused(whole):
     error = horner("study", whole / "study.json", "--out", whole / "out", "--set", '{"batch": 8}', code=2)
-    assert "holds a run with batch 4, not 8; give another --out" in error
+    assert "holds a run with batch 4, not 8; choose another --out" in error
 
 
 def children_of(process):
@@ -143,26 +143,26 @@ def wait_until(true, seconds=60):
 
 
 def started(whole, out, steps):
-    """A study of its own, when one of its runs has come so far."""
+    """Starts a study and waits until one of its runs has made `steps` steps."""
     process = subprocess.Popen([HORNER, "study", whole / "study.json", "--out", out, "--jobs", "2"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     wait_until(lambda: any(p.read_text().count("\n") >= steps for p in out.rglob("metrics.jsonl")))
     return process
 
 
-def test_killed_and_begun_again_it_reports_the_same(whole, tmp_path):
+def test_killed_and_restarted_it_reports_the_same(whole, tmp_path):
     out = tmp_path / "out"
     for steps in (30, 120, 220):
         process = started(whole, out, steps)
         children = children_of(process)
         process.kill()
         process.wait()
-        wait_until(lambda: not any(Path(f"/proc/{c}").exists() for c in children))  # nobody is left behind
+        wait_until(lambda: not any(Path(f"/proc/{c}").exists() for c in children))  # no child is left
     horner("study", whole / "study.json", "--out", out)
     assert numbers(out) == numbers(whole / "out")
 
 
-def test_ctrl_c_stops_gently_and_it_goes_on(whole, tmp_path):
+def test_ctrl_c_interrupts_and_the_study_resumes(whole, tmp_path):
     out = tmp_path / "out"
     process = started(whole, out, 60)
     children = children_of(process)
@@ -170,7 +170,7 @@ def test_ctrl_c_stops_gently_and_it_goes_on(whole, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert not any(Path(f"/proc/{c}").exists() for c in children)
-    assert any(out.rglob("checkpoint-*")), "the runs that were stopped left a checkpoint"
+    assert any(out.rglob("checkpoint-*")), "interrupted runs leave a checkpoint"
     assert not (out / "report.json").exists()
     horner("study", whole / "study.json", "--out", out)
     assert numbers(out) == numbers(whole / "out")
@@ -193,7 +193,7 @@ def test_runs_from_several_machines_are_joined(whole, tmp_path):
         to.mkdir(parents=True)
         for name in small:
             shutil.copy(run / name, to)
-        if i == 0:  # the same run in both: it counts once
+        if i == 0:  # the same run in both folders counts once
             shutil.copytree(to, tmp_path / "here" / run.relative_to(whole / "out"))
     horner("report", tmp_path / "here", tmp_path / "there", "--out", tmp_path / "both", "--title", "Tiny")
     assert numbers(tmp_path / "both") == numbers(whole / "out")
@@ -205,13 +205,13 @@ def test_a_report_of_unfinished_and_odd_runs(whole, tmp_path):
     run = out / "copy/taylor1/seed0"
     (run / "result.json").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:120]) + lines[120][:10])  # cut off while it was written
+    (run / "metrics.jsonl").write_text("".join(lines[:120]) + lines[120][:10])  # an incomplete last line
     name = "<img src=x onerror=alert(1)>"
     odd = out / "copy/softmax/seed0/settings.json"
     odd.write_text(odd.read_text().replace('"attention": "softmax"', f'"attention": "{name}"'))
     horner("report", out)
     report = json.loads((out / "report.json").read_text())
-    assert "1 of 6 runs are not finished: their last validation counts." in report["summary"]
+    assert "1 of 6 runs are unfinished: their latest validation is used." in report["summary"]
     copies = next(s for s in report["sections"] if s["heading"] == "Copy: training loss")["content"]["series"]
     assert {s["name"] for s in copies} == {name, "taylor1", "taylor2"}
     if (out / "report.html").exists():

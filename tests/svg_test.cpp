@@ -1,4 +1,4 @@
-// Line charts: well-formed, every point in the frame, breaks where nothing can be drawn.
+// Line charts: well-formed, every point in the frame, lines break at points that cannot be drawn.
 #include "report/svg.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace horner::report {
 namespace {
 
-// Every tag closed in its turn, every & an entity; "" or what is wrong.
+// Checks nesting of tags and entities; returns "" or the error.
 std::string why_not_xml(const std::string& text) {
   static const std::regex bare("&(?!(amp|lt|gt|quot);)");
   static const std::regex tag("<(/?)([a-z]+)((?: [a-zA-Z0-9-]+=\"[^\"<]*\")*)(/?)>");
@@ -92,7 +92,7 @@ TEST(Svg, is_xml_with_every_point_in_the_frame) {
           EXPECT_LE(line[i].y, f.y + f.height + 0.01);
           if (i == 0) continue;
           EXPECT_GE(line[i].x, line[i - 1].x);
-          EXPECT_GE(line[i].y, line[i - 1].y);  // falls: down the picture
+          EXPECT_GE(line[i].y, line[i - 1].y);  // y grows downwards
         }
       }
     }
@@ -108,7 +108,7 @@ TEST(Svg, a_logarithm_makes_a_power_straight) {
 
 TEST(Svg, names_stand_apart_in_the_picture) {
   Chart c = curves(true, true);
-  for (Series& s : c.series) s.points.back().y = 1;  // all end at one point
+  for (Series& s : c.series) s.points.back().y = 1;  // all end at the same point
   const std::string svg = chart(c);
   std::vector<double> heights;
   for (const std::string& y :

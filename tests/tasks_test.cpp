@@ -1,5 +1,5 @@
-// The tasks: a program without learning solves each, a guess is right as often as said, and no
-// sequence is both trained on and tested.
+// The tasks: a program without learning solves each, guessing has the stated accuracy, and no
+// sequence is in both splits.
 #include "study/tasks.h"
 
 #include <ATen/ATen.h>
@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/check.h"
+#include "diag/series.h"
 #include "study/study.h"
 #include "study/taylor.h"
 
@@ -27,13 +28,13 @@ Sequence sequence(const train::Source& s, Split split, uint64_t index, size_t T)
   return out;
 }
 
-// What followed the last time the token at t was there: solves recall and induction.
+// What followed the previous occurrence of the token at t: solves recall and induction.
 int64_t looked_up(const std::vector<int64_t>& tokens, size_t t) {
   for (size_t s = t; s-- > 0;)
     if (tokens[s] == tokens[t]) return tokens[s + 1];
   return -2;
 }
-// The token as far after the beginning as t is after the separator.
+// The token as far from the start as t is from the separator.
 int64_t copied(const std::vector<int64_t>& tokens, size_t t) {
   return tokens[t - (tokens.size() - tokens.size() / 2)];
 }
@@ -87,7 +88,7 @@ TEST(Tasks, AGuessIsRightAsOftenAsSaid) {
     for (uint64_t i = 0; i < 3000; ++i)
       for (int64_t target : sequence(source, Split::train, i, s.T).targets)
         if (target >= 0) ++counts[target], ++all;
-    // Targets are uniform: as many as said, none much more frequent than the others.
+    // Targets are uniform: the stated number of them, none much more frequent than the others.
     const double chance = chosen.task->chance(chosen.shape);
     EXPECT_EQ(counts.size(), size_t(std::lround(1 / chance)));
     for (const auto& [token, n] : counts) EXPECT_NEAR(double(n) / double(all) / chance, 1, 0.25);
@@ -95,7 +96,7 @@ TEST(Tasks, AGuessIsRightAsOftenAsSaid) {
 }
 
 TEST(Tasks, NoSequenceIsInBothSplits) {
-  // So few different sequences that chance would put many into both.
+  // So few distinct sequences that chance would put many into both splits.
   const train::Source source = make_source("recall:pairs=2,vocabulary=8", "", 1);
   std::set<std::vector<int64_t>> seen[2];
   for (const uint64_t seed : {1, 2})
@@ -133,15 +134,15 @@ void expect_error(const std::string& task, size_t T, const std::string& words) {
 
 TEST(Tasks, ErrorsSayWhatIsPossible) {
   expect_error("recal", 64, "possible: 'text', 'recall', 'copy' or 'induction'");
-  expect_error("recall:pairs=40", 100, "needs a vocabulary of at least 80, not 64");
-  expect_error("recall", 32, "needs sequences longer than 32 tokens, not 32");
-  expect_error("recall:pairs=x", 64, "'x' is no whole number above 0");
+  expect_error("recall:pairs=40", 100, "requires a vocabulary of at least 80, not 64");
+  expect_error("recall", 32, "requires sequences longer than 32 tokens, not 32");
+  expect_error("recall:pairs=x", 64, "'x' is not a positive integer");
   expect_error("recall:pair=3", 64, "possible: 'pairs=N', 'vocabulary=N'");
-  expect_error("text:pairs=3", 64, "possible: nothing after 'text'");
-  expect_error("induction", 20, "needs sequences of at least 32 tokens");
+  expect_error("text:pairs=3", 64, "possible: none for 'text'");
+  expect_error("induction", 20, "requires sequences of at least 32 tokens");
 }
 
-// The mean of |x|^n / n!, one by one.
+// The mean of |x|^n / n!, term by term.
 double magnitude(const std::vector<double>& scores, int n) {
   double sum = 0;
   for (const double x : scores) sum += std::pow(std::abs(x), n) / std::tgamma(n + 1.0);
@@ -150,15 +151,16 @@ double magnitude(const std::vector<double>& scores, int n) {
 
 TEST(Taylor, MagnitudesAreMeansOfAbsoluteTerms) {
   const std::vector<double> scores = {0.5, -2, 3, -4.5, 0};
-  const auto logs = log_magnitudes(at::tensor(scores, at::kDouble));
+  const auto logs = diag::log_term_means(at::tensor(scores, at::kDouble), kHighestOrder);
   ASSERT_EQ(logs.size(), size_t(kHighestOrder + 1));
   for (int n = 0; n <= 60; ++n)
     EXPECT_NEAR(std::exp(logs[n]) / magnitude(scores, n), 1, 1e-10) << n;
   // A term |x|^n / n! is largest at n = floor |x|, whatever the sign of x.
   for (const double x : {0.4, 1.5, 7.3, 40.2})
-    EXPECT_EQ(dominant_order(log_magnitudes(at::tensor({x, -x}, at::kDouble))), size_t(x));
-  // Terms of 600^100 / 100! and beyond a double's range stay finite.
-  EXPECT_EQ(dominant_order(log_magnitudes(at::tensor({6e30}, at::kDouble))), size_t(kHighestOrder));
+    EXPECT_EQ(diag::dominant_order(diag::log_term_means(at::tensor({x, -x}, at::kDouble))), int(x));
+  // Terms beyond the range of a double stay finite as logarithms.
+  EXPECT_EQ(diag::dominant_order(diag::log_term_means(at::tensor({6e30}, at::kDouble))),
+            diag::kMostOrder);
 }
 
 nn::ModelConfig tiny(const std::string& attention, bool key_shift) {
@@ -183,14 +185,14 @@ TEST(Taylor, OfAModelHiddenKeysAreLeftOut) {
                                         std::sqrt(double(q.size(3))));
       }};
   nn::hidden(m, tokens, {.probe = &probe});
-  const auto logs = log_magnitudes(m, tokens);
+  const auto logs = log_term_means(m, tokens);
   ASSERT_EQ(logs.size(), scores.size());
   for (size_t layer = 0; layer < logs.size(); ++layer)
     for (int n = 0; n <= 20; ++n)
       EXPECT_NEAR(std::exp(logs[layer][n]) / magnitude(scores[layer], n), 1, 1e-3) << layer << n;
 }
 
-// The keys of a layer are those of the inputs of the token before; queries and values are not.
+// The keys of a layer come from the input of the previous token; queries and values do not.
 TEST(KeyShift, KeysAreOfTheTokenBefore) {
   const nn::Model with = nn::random_model(tiny("softmax", true), 3),
                   without = nn::random_model(tiny("softmax", false), 3);
@@ -205,14 +207,14 @@ TEST(KeyShift, KeysAreOfTheTokenBefore) {
   }
   EXPECT_TRUE(at::equal(first[0].q, first[1].q));
   EXPECT_TRUE(at::equal(first[0].v, first[1].v));
-  // Rotary positions turn a key by its place, which its length does not show.
+  // Rotary positions rotate a key, which does not change its norm.
   const at::Tensor a = first[0].k.norm(2, -1), b = first[1].k.norm(2, -1);
   EXPECT_TRUE(at::allclose(b.narrow(2, 1, 8), a.narrow(2, 0, 8), 1e-5, 1e-6));
   EXPECT_EQ(b.select(2, 0).abs().max().item<float>(), 0);
   EXPECT_THROW(nn::empty_states(with, 1), Error);
 }
 
-// Every preset names variants, tasks and settings that there are.
+// Every preset names existing variants, tasks and settings.
 TEST(Study, PresetsCanBeRead) {
   for (const Preset& p : presets()) {
     SCOPED_TRACE(p.name);

@@ -14,13 +14,13 @@ from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 HORNER = os.environ["HORNER"]
-DATA = "data"  # a file of tokens, in the folder where the tests run
+DATA = "data"  # a token file, in the folder where the tests run
 SMALL = ["--model", "tiny", "--data", DATA, "--length", "33", "--batch", "4", "--seed", "5", "--evaluate-sequences", "4"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data(tmp_path_factory):
-    """Words of which some come often, as bytes: the same on every machine."""
+    """Words of unequal frequency, as bytes: the same on every machine."""
     folder = tmp_path_factory.mktemp("data")
     draw = random.Random(1)
     words = ["".join(draw.choice("etaoinshrdlu") for _ in range(draw.randint(1, 9))) for _ in range(500)]
@@ -43,7 +43,7 @@ def metrics(run):
 
 
 def numbers(run):
-    """Everything in metrics.jsonl but the times."""
+    """Everything in metrics.jsonl except times."""
     return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in metrics(run)]
 
 
@@ -83,7 +83,7 @@ def test_golden_losses(variant, tmp_path):
 def test_a_stopped_and_resumed_run_is_the_straight_one(variant, tmp_path):
     options = [*SMALL, "--attention", variant, "--checkpoint-every", 7, "--evaluate-every", 5, "--entropy-every", 4]
     train(tmp_path / "straight", *options, "--steps", 20, "--decay-steps", 30)
-    for steps in (9, 13, 20):  # a run of more steps goes on from one of fewer where the schedule's end is set
+    for steps in (9, 13, 20):  # a run can be extended if the end of its schedule is set
         train(tmp_path / "parts", *options, "--steps", steps, "--decay-steps", 30, "--resume")
         if steps < 20:  # as if it had been killed after the last checkpoint but before its result
             (tmp_path / "parts" / "result.json").unlink()
@@ -96,12 +96,12 @@ def test_a_stopped_and_resumed_run_is_the_straight_one(variant, tmp_path):
         ours, theirs = (load_file(tmp_path / run / kept[-1] / name) for run in ("parts", "straight"))
         assert ours.keys() == theirs.keys() and len(ours) > 10
         for key in ours:
-            # the generator's bytes have holes that nobody writes
+            # the generator's state has padding that is never written
             assert key.startswith("random.") or ours[key].tobytes() == theirs[key].tobytes(), key
 
 
 def killed_until_done(run, options, kills, seed):
-    """Kills the run with SIGKILL `kills` times at random moments, then lets it end."""
+    """Kills the run with SIGKILL `kills` times at random moments, then lets it finish."""
     moments = random.Random(seed)
     for _ in range(kills):
         child = subprocess.Popen([HORNER, "train", "--out", str(run), *map(str, options), "--resume"],
@@ -131,12 +131,12 @@ def test_killed_a_hundred_times(tmp_path):
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
     train(tmp_path / "whole", *SMALL, "--steps", 6)
-    train(tmp_path / "parts", *SMALL, "--steps", 6, "--at-once", 1)
+    train(tmp_path / "parts", *SMALL, "--steps", 6, "--micro-batch", 1)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop_it_leaves_a_run_that_can_go_on(asked, tmp_path):
+def test_an_interrupted_run_can_be_resumed(asked, tmp_path):
     options = [*SMALL, "--steps", 200, "--checkpoint-every", 0]
     train(tmp_path / "straight", *options)
     child = subprocess.Popen([HORNER, "train", "--out", str(tmp_path / "run"), *map(str, options)],
@@ -145,7 +145,7 @@ def test_asked_to_stop_it_leaves_a_run_that_can_go_on(asked, tmp_path):
         time.sleep(0.01)
     child.send_signal(asked)
     _, said = child.communicate(timeout=60)
-    assert child.returncode == 130 and "--resume" in said
+    assert child.returncode == 130 and "interrupted after step" in said and "--resume" in said
     assert len(losses(tmp_path / "run")) < 200
     train(tmp_path / "run", "--resume")
     assert numbers(tmp_path / "run") == numbers(tmp_path / "straight")
@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     options = [*SMALL, "--steps", 10, "--decay-steps", 100, "--checkpoint-every", 5]
     train(run, *options)
 
-    def small_files():  # a file system that takes files of 300 kB and no more
+    def small_files():  # a file system with a limit of 300 kB per file
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 
@@ -169,10 +169,10 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert losses(run) == losses(tmp_path / "straight")
 
 
-def test_numbers_that_are_none_stop_the_run_and_are_named(tmp_path):
+def test_nan_stops_the_run_and_is_located(tmp_path):
     wild = [*SMALL, "--attention", "taylor4", "--steps", 30, "--learning-rate", 1e30, "--warmup", 0, "--clip", 0]
     done = train(tmp_path / "stops", *wild, code=2)
-    assert "step 2: " in done.stderr and "no numbers, first in" in done.stderr and "--on-nan" in done.stderr
+    assert "step 2: " in done.stderr and "NaN or infinite, first in" in done.stderr and "--on-nan" in done.stderr
     done = train(tmp_path / "skips", *wild, "--on-nan", "skip")
     events = [line for line in metrics(tmp_path / "skips") if "event" in line]
     assert len(events) == 29 and all(e["event"] == "nan" and e["skipped"] and e["where"] for e in events)
@@ -187,12 +187,12 @@ def test_the_broken_layer_is_named(tmp_path):
     tensors["model.layers.1.self_attn.q_proj.weight"][3, 5] = float("nan")
     save_file(tensors, file)
     done = train(run, "--steps", 6, "--resume", code=2)
-    assert "step 5: " in done.stderr and "no numbers, first in layer 1, attention" in done.stderr
+    assert "step 5: " in done.stderr and "NaN or infinite, first in layer 1, attention" in done.stderr
     assert metrics(run)[-1]["where"] == "layer 1, attention"
 
 
-def test_a_jump_is_noted_skipped_or_stops(tmp_path):
-    """After 30 steps of one text comes another, for the model of the first: the loss jumps."""
+def test_a_spike_is_noted_skipped_or_stops(tmp_path):
+    """The data holds two texts: once the model has learned the first, the second makes the loss spike."""
     draw = random.Random(2)
     tokens = [ord("a")] * 7500 + [draw.randrange(256) for _ in range(7500)]
     (tmp_path / "mixed").write_bytes(b"".join(t.to_bytes(2, "little") for t in tokens))
@@ -203,7 +203,7 @@ def test_a_jump_is_noted_skipped_or_stops(tmp_path):
         found[what] = [line for line in metrics(tmp_path / what) if line.get("event") == "spike"]
         assert found[what] and all(e["skipped"] == (what == "skip") and "." in e["where"] for e in found[what])
     done = train(tmp_path / "stop", *options, "--data", tmp_path / "mixed", "--on-spike", "stop", code=2)
-    assert f"step {found['note'][0]['step']}: " in done.stderr and "a jump, most in" in done.stderr
+    assert f"step {found['note'][0]['step']}: " in done.stderr and "spike, largest in" in done.stderr
 
 
 def test_settings_come_from_a_file_and_are_saved(tmp_path):
@@ -215,6 +215,36 @@ def test_settings_come_from_a_file_and_are_saved(tmp_path):
         assert f"{name} " in done.stdout, name
     train(tmp_path / "again", "--config", tmp_path / "run" / "settings.json")
     assert losses(tmp_path / "again") == losses(tmp_path / "run")
+
+
+def test_settings_of_older_runs_are_read(tmp_path):
+    """`micro-batch` was called `at-once`: such a run resumes, and does not change its value."""
+    run = tmp_path / "run"
+    train(run, *SMALL, "--steps", 4, "--decay-steps", 9, "--micro-batch", 2)
+    saved = json.loads((run / "settings.json").read_text())
+    (run / "settings.json").write_text(json.dumps({"at-once" if k == "micro-batch" else k: v for k, v in saved.items()}))
+    assert "holds a run with micro-batch 2, not 4" in train(run, "--resume", "--micro-batch", 4, code=2).stderr
+    train(run, "--steps", 6, "--resume")
+    assert len(losses(run)) == 6 and json.loads((run / "settings.json").read_text())["micro-batch"] == 2
+
+
+def test_help_has_the_range_and_default_of_every_setting(tmp_path):
+    train(tmp_path / "run", *SMALL, "--steps", 1)
+    text = subprocess.run([HORNER, "train", "--help"], capture_output=True, text=True, check=True).stdout
+    for name in json.loads((tmp_path / "run" / "settings.json").read_text()):
+        assert f"--{name}" in text, name
+    for words in ("(at least 1)", "(at least 0 and below 1)", "(greater than 0)", "'gloo' or 'nccl'", "[1000]", "[true]"):
+        assert words in " ".join(text.split()), words
+
+
+def test_the_peak_is_measured_only_on_a_terminal(tmp_path):
+    train(tmp_path / "run", *SMALL, "--steps", 2)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["share_of_peak"] is None and result["flops_per_second"] > 0
+    screen, terminal = os.openpty()
+    with os.fdopen(screen, "rb", buffering=0), os.fdopen(terminal, "wb"):
+        subprocess.run([HORNER, "train", "--out", tmp_path / "seen", *SMALL, "--steps", "2"], check=True, stdout=subprocess.DEVNULL, stderr=terminal)
+    assert 0 < json.loads((tmp_path / "seen" / "result.json").read_text())["share_of_peak"] < 1
 
 
 def test_a_run_learns_and_what_it_learned_generates(tmp_path):
@@ -235,13 +265,15 @@ def test_bfloat16_is_near_float32(tmp_path):
 
 
 @pytest.mark.parametrize("options, wanted", [
-    (["--model", "tinny"], "no model 'tinny': neither a preset"),
+    (["--model", "tinny"], "no model 'tinny': it is neither a preset"),
     (["--attention", "sofmax"], "did you mean 'softmax'"),
     (["--steps", "0"], "'steps' must be at least 1, not 0"),
-    (["--steps", "many"], "--steps cannot be 'many'"),
-    (["--steps", "1.5"], "'steps' must be a whole number"),
-    (["--dtype", "float8"], "possible: 'float32' or 'bfloat16'"),
-    (["--at-once", "3"], "no multiple of 3"),
+    (["--steps", "many"], "--steps must be an integer, not 'many'"),
+    (["--steps", "1.5"], "'steps' must be an integer, not 1.5"),
+    (["--dtype", "float8"], "'dtype' must be 'float32' or 'bfloat16', not \"float8\""),
+    (["--beta1", "1"], "'beta1' must be at least 0 and below 1, not 1"),
+    (["--spike", "0"], "'spike' must be greater than 0, not 0"),
+    (["--micro-batch", "3"], "'micro-batch' must divide the 8 sequences per process, not 3"),
     (["--data", "/nowhere.bin"], "/nowhere.bin"),
     (["--task", "chess"], "no task 'chess'"),
     (["--model-config", '{"num_attention_heads": 5}'], "heads"),
@@ -254,9 +286,9 @@ def test_errors_say_what_is_possible(options, wanted, tmp_path):
 
 def test_a_run_is_not_overwritten_nor_changed(tmp_path):
     train(tmp_path / "run", *SMALL, "--steps", 2)
-    assert "go on with --resume" in train(tmp_path / "run", *SMALL, "--steps", 2, code=2).stderr
-    assert "was begun with batch 4, not 8" in train(tmp_path / "run", "--batch", 8, "--resume", code=2).stderr
-    assert "was begun with steps 2, not 9" in train(tmp_path / "run", "--steps", 9, "--resume", code=2).stderr
+    assert "already holds a run; add --resume" in train(tmp_path / "run", *SMALL, "--steps", 2, code=2).stderr
+    assert "holds a run with batch 4, not 8" in train(tmp_path / "run", "--batch", 8, "--resume", code=2).stderr
+    assert "holds a run with steps 2, not 9" in train(tmp_path / "run", "--steps", 9, "--resume", code=2).stderr
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
     train(tmp_path / "run", "--resume")  # finished: nothing to do
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
@@ -277,7 +309,7 @@ def test_tensorboard_reads_what_is_written(tmp_path):
 
 
 def together(out, n, *options, **more):
-    """The same by n processes that torchrun starts."""
+    """The same with n processes, started by torchrun."""
     torchrun = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--no-python", "--standalone", f"--nproc-per-node={n}"]
     return subprocess.Popen([*torchrun, HORNER, "train", "--out", str(out), *map(str, options)],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -288,10 +320,10 @@ def together(out, n, *options, **more):
 def test_two_processes_give_the_losses_of_one(variant, tmp_path):
     options = [*SMALL, "--attention", variant, "--evaluate-every", 4, "--evaluate-sequences", 5]
     train(tmp_path / "one", *options, "--steps", 12)
-    two = together(tmp_path / "two", 2, *options, "--at-once", 1, "--steps", 12)
+    two = together(tmp_path / "two", 2, *options, "--micro-batch", 1, "--steps", 12)
     out, said = two.communicate(timeout=120)
     assert two.returncode == 0, said
-    assert out.count("learning-rate ") == 1  # one of them talks
+    assert out.count("learning-rate ") == 1  # only rank 0 prints
     for name in ("loss", "gradient_norm", "validation_loss", "validation_accuracy"):
         one, both = ([line[name] for line in metrics(tmp_path / run) if name in line] for run in ("one", "two"))
         assert len(one) >= 3 and both == pytest.approx(one, rel=3e-5), name

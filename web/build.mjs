@@ -1,4 +1,4 @@
-// One file: the script and the style put into page.html. node build.mjs [OUT]
+// Inlines the script and the style into page.html. node build.mjs [OUT]
 import { readFileSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
@@ -8,11 +8,11 @@ const { outputFiles } = await build({
   minify: true,
   format: "iife",
   target: "es2022",
-  legalComments: "inline", // the licences of what is bundled stay with it
+  legalComments: "inline", // keep the licences of bundled code
   charset: "ascii",
   write: false,
 });
-// Functions, not strings: "$&" in the bundle must stay as it is.
+// Functions, not strings: "$&" in the bundle must stay unchanged.
 const page = readFileSync("src/page.html", "utf8")
   .replace("/*style*/", () => readFileSync("src/page.css", "utf8").trim())
   .replace("/*script*/", () => outputFiles[0].text.trim().replaceAll("</script", "<\\/script"));

@@ -73,7 +73,8 @@ static report::Chart chart(const std::vector<DecodeRow>& rows, const instruments
                     .series = {}};
   for (const DecodeRow& r : rows) {
     report::Series& line = out.series.emplace_back(report::Series{label(r), {}});
-    for (const instruments::DecodeTime& t : r.times) line.points.push_back({double(t.context), t.us});
+    for (const instruments::DecodeTime& t : r.times)
+      line.points.push_back({double(t.context), t.us});
   }
   return out;
 }

@@ -32,7 +32,8 @@ static std::string name(const instruments::OrderError& e) {
   return "σ = " + formatted("%g", e.deviation) + (e.centred ? ", centred" : "");
 }
 
-static Json json(const instruments::OrderCase& c, const std::vector<instruments::OrderError>& errors) {
+static Json json(const instruments::OrderCase& c,
+                 const std::vector<instruments::OrderError>& errors) {
   Json results = Json::array();
   for (const instruments::OrderError& e : errors)
     results.push_back(

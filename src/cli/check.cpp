@@ -55,7 +55,8 @@ struct CheckedRow {
 static Cell check_one(const attn::Variant& v, const attn::Execution& e,
                       const std::string& dtype_name, const CheckOptions& o) {
   Cell cell{.dtype = dtype_name};
-  for (instruments::Case c : instruments::standard_cases(dtype(dtype_name), device(o.device), uint64_t(o.seed))) {
+  for (instruments::Case c :
+       instruments::standard_cases(dtype(dtype_name), device(o.device), uint64_t(o.seed))) {
     if (stopped()) {
       cell.whole = false;
       break;

@@ -1,4 +1,4 @@
-// horner diagnose: what a model's attention selects on a text, as a page and as JSON.
+// horner diagnose: what a model's attention selects on a text, as a report and as JSON.
 #include <ATen/ATen.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +31,7 @@ struct DiagnoseOptions {
   bool what_if = false, json = false;
 };
 
-// A folder of a model, or a run of `horner train`, whose newest checkpoint is taken.
+// The model's folder, or the newest checkpoint of a run of `horner train`.
 static fs::path model_folder(const fs::path& given) {
   horner::check(fs::exists(given), "no model folder '", given.string(), "'");
   if (!fs::exists(given / "config.json"))
@@ -39,19 +39,18 @@ static fs::path model_folder(const fs::path& given) {
   return given;
 }
 
-// The first tokens of a text, at least `length` of them and at most `most`, behind the model's
-// first token where it has one.
+// The first `length` to `most` tokens of a text, after the model's BOS token if it has one.
 static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
                             int64_t length, int64_t most) {
   const bool own = fs::exists(folder / "tokenizer.json");
   horner::check(own || m.config.V == 256, folder.string(), " has no tokenizer.json, and its ",
-                m.config.V, " tokens are no bytes");
+                m.config.V, " tokens are not bytes");
   const text::Tokenizer words = own ? text::Tokenizer(folder) : text::Tokenizer();
   const files::MappedFile mapped{fs::path(file)};
   const std::string_view text = mapped.text();
   horner::check(text.find_first_not_of(" \t\r\n") != text.npos, file,
-                " is empty: a text of at least ", length, " tokens is wanted");
-  // no tokenizer makes fewer than one token of 64 bytes of prose: enough is read, never a library
+                " is empty; a text of at least ", length, " tokens is required");
+  // No tokenizer makes fewer than one token of 64 bytes of prose: this is enough of a large file.
   const size_t bytes = size_t(most) * 64 + 4096;
   const size_t cut = text.size() <= bytes ? text.size() : text::safe_cut(words, text, bytes);
   std::vector<int64_t> out;
@@ -59,12 +58,12 @@ static at::Tensor tokens_of(const std::string& file, const fs::path& folder, con
   if (m.config.begin >= 0 && own && (out.empty() || out[0] != m.config.begin))
     out.insert(out.begin(), m.config.begin);
   horner::check(int64_t(out.size()) >= length, file, " has ", out.size(),
-                " tokens, fewer than the length ", length, "; '--length ", out.size(), "' fits");
+                " tokens, fewer than the length ", length, "; use '--length ", out.size(), "'");
   out.resize(std::min(out.size(), size_t(most)));
   return at::tensor(out, at::kLong);
 }
 
-// The weights on a device.
+// The model moved to a device.
 static nn::Model on(at::Device device, nn::Model m) {
   for (const nn::Slot& s : nn::slots(m)) *s.at = s.at->to(device);
   if (m.config.tied) m.head = m.embedding;
@@ -74,7 +73,7 @@ static nn::Model on(at::Device device, nn::Model m) {
 static void print(const diag::Diagnosis& d, const std::vector<diag::Finding>& findings) {
   for (const diag::Finding& f : findings)
     std::cout << bold(f.title) << ": " << f.text << "\n" << faint("  rule: " + f.rule) << "\n";
-  Table t{.head = {"bound", "crossed", "of"}, .right = {1, 2}};
+  Table t{.head = {"bound", "violations", "of"}, .right = {1, 2}};
   for (const auto& [name, c] : d.crossed)
     t.rows.push_back({name, count_text(double(c.times)), count_text(double(c.of))});
   std::cout << "\n" << cli::text(t);
@@ -141,44 +140,44 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
 Action diagnose(CLI::App& app) {
   const auto o = std::make_shared<DiagnoseOptions>();
   const auto* names = &app;
-  app.add_option("--model", o->model, "a Hugging Face folder, or a run of 'horner train'")
+  app.add_option("--model", o->model, "Hugging Face folder, or run of 'horner train'")
       ->type_name("DIR")
       ->required();
-  app.add_option("--text", o->text, "what the model reads")->type_name("FILE")->required();
-  app.add_option("--length", o->settings.lengths, "tokens [32 64 128 256 512 1024]")
+  app.add_option("--text", o->text, "text that the model reads")->type_name("FILE")->required();
+  app.add_option("--length", o->settings.lengths, "text lengths [32 64 128 256 512 1024]")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("L…");
-  app.add_option("--top", o->settings.tops, "how many of the largest weights [1 5 10 20 100]")
+  app.add_option("--top", o->settings.tops, "numbers of largest weights to select [1 5 10 20 100]")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("N…");
-  app.add_option("--layers", o->settings.layers, "only these [all]")->type_name("I…");
-  app.add_option("--heads", o->settings.heads, "only these [all]")->type_name("H…");
+  app.add_option("--layers", o->settings.layers, "layers to measure [all]")->type_name("I…");
+  app.add_option("--heads", o->settings.heads, "heads to measure [all]")->type_name("H…");
   app.add_option("--embedding", o->embedding,
-                 std::string("what a token is as a point: tokens, inputs or values [") +
+                 std::string("points that represent tokens: tokens, inputs or values [") +
                      diag::name_of(o->settings.embedding) + "]")
       ->type_name("NAME");
-  app.add_flag("--unit", o->settings.unit, "points of length 1 for distances too");
-  app.add_option("--level", o->settings.level, "of the Kolmogorov-Smirnov test [0.01]")
+  app.add_flag("--unit", o->settings.unit, "normalize points to length 1 for distances, too");
+  app.add_option("--level", o->settings.level, "level of the Kolmogorov-Smirnov test [0.01]")
       ->type_name("P");
   app.add_flag("--what-if", o->what_if,
-               "the loss with other normalisers, Taylor orders, the top N only");
+               "also measure the loss with other normalisers, Taylor orders, top N weights only");
   app.add_option("--normaliser", o->asked.normalisers,
-                 "variants for --what-if [those of the catalog]")
+                 "variants for --what-if [those of docs/diagnosis.md]")
       ->type_name("NAME…");
   app.add_option("--orders", o->asked.orders, "highest Taylor order of --what-if [20]")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("N");
-  app.add_option("--what-if-tokens", o->what_if_tokens, "of the text, for its losses [512]")
+  app.add_option("--what-if-tokens", o->what_if_tokens, "tokens of the text for --what-if [512]")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("T");
-  app.add_option("--device", o->device, "where the model runs: cpu or cuda [cpu]")
+  app.add_option("--device", o->device, "device of the model: cpu or cuda [cpu]")
       ->type_name("NAME");
-  app.add_option("--seed", o->settings.seed, "of the directions in which scores are moved [0]")
+  app.add_option("--seed", o->settings.seed, "seed of the sensitivity's random directions [0]")
       ->type_name("N");
   app.add_option("--out", o->out,
-                 "where report.html, report.json and diagnosis.json go [diagnosis]")
+                 "folder for report.html, report.json and diagnosis.json [diagnosis]")
       ->type_name("DIR");
-  app.add_flag("--json", o->json, "the numbers on stdout");
+  app.add_flag("--json", o->json, "print the numbers as JSON");
   return [o, names] {
     return run(*o, "horner " + names->get_name() + " --model " +
                        fs::path(o->model).filename().string() + " --text " +

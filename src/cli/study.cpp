@@ -1,4 +1,4 @@
-// horner study: a grid of runs, some at a time, with a live table, and its report.
+// horner study: a grid of runs, several at a time, with a live table and a report.
 #include "study/study.h"
 
 #include <unistd.h>
@@ -33,8 +33,8 @@ struct StudyOptions {
   bool list = false, keep_weights = false;
 };
 
-// The runs of a study as they go, on stderr: a table that is drawn over on a terminal; elsewhere a
-// line when one ends, and of each every half minute.
+// Progress of the runs on stderr: a table that is redrawn on a terminal; elsewhere a line when a
+// run ends, and one per run every half minute.
 struct Live {
   const study::Study& study;
   std::vector<Status> seen;
@@ -51,11 +51,9 @@ struct Live {
   void draw(const std::vector<RunState>& all) {
     Table t{.head = {"run", "step", "loss", "tokens/s", "time left"}, .right = {1, 2, 3, 4}};
     size_t done = 0, failed = 0;
-    double left = 0, running = 0;
     for (size_t i = 0; i < all.size(); ++i) {
       done += all[i].status == Status::finished, failed += all[i].status == Status::failed;
-      if (all[i].status == Status::running)
-        t.rows.push_back(row(i, all[i])), left += all[i].seconds_left, ++running;
+      if (all[i].status == Status::running) t.rows.push_back(row(i, all[i]));
     }
     std::string out = lines > 0 ? "\033[" + std::to_string(lines) + "A\r\033[J" : "";
     const std::string table =
@@ -79,21 +77,21 @@ struct Live {
       seen[i] = p.status;
       if (!changed && !(time && p.status == Status::running)) continue;
       if (live && lines > 0) std::cerr << "\033[" << lines << "A\r\033[J", lines = 0;
-      static const char* const kWords[] = {"", "", "done", "FAILED", "stopped"};
+      static const char* const kWords[] = {"", "", "done", "FAILED", "interrupted"};
       const Row r = row(i, p);
       std::cerr << r[0] << "  " << r[1];
       if (p.step > 0) std::cerr << "  loss " << r[2] << "  " << r[3] << " tokens/s";
       std::cerr << "  "
                 << (p.status != Status::running ? kWords[size_t(p.status)]
                     : p.step > 0                ? r[4] + " left"
-                                                : "begins")
+                                                : "starting")
                 << (p.why.empty() ? "" : ": " + p.why) << "\n";
     }
     if (live) draw(all);
   }
 };
 
-// What only training needs goes, once the run is measured.
+// Measures a finished run and removes its checkpoints.
 static void tidy(const study::Run& r, bool keep_weights) {
   study::measure_run(r.folder, r.settings);
   if (keep_weights) return;
@@ -108,7 +106,7 @@ static study::Study prepared(const StudyOptions& o) {
     const study::Json more = study::Json::parse(o.set, nullptr, false);
     horner::check(more.is_object(), "--set must be a JSON object such as '{\"steps\": 100}', not '",
                   o.set, "'");
-    for (study::Json* at : {&j}) (*at)["settings"].update(more);
+    j["settings"].update(more);
     for (study::Json& task : j["tasks"])
       if (task.is_object() && task.contains("settings"))
         for (const auto& [name, value] : more.items()) task["settings"].erase(name);
@@ -120,8 +118,8 @@ static study::Study prepared(const StudyOptions& o) {
                           [&](const std::string& pattern) { return matches(pattern, r.name); });
     };
     std::erase_if(s.runs, left_out);
-    horner::check(!s.runs.empty(), "--only leaves no run; 'horner study ", o.study,
-                  " --out DIR --list' shows their names");
+    horner::check(!s.runs.empty(), "--only matches no run; 'horner study ", o.study,
+                  " --out DIR --list' lists them");
   }
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   for (study::Run& r : s.runs) {
@@ -160,7 +158,7 @@ static Outcome run(StudyOptions o) {
                                 [&](const RunState& p) { return p.status == status; }));
   };
   if (stopped()) {
-    std::cerr << "stopped; the same command goes on: " << command << "\n";
+    std::cerr << "interrupted; run the same command to resume: " << command << "\n";
     return Outcome::interrupted;
   }
   const auto runs = study::read_runs({o.out});
@@ -170,31 +168,33 @@ static Outcome run(StudyOptions o) {
   const size_t failed = count(Status::failed),
                left = count(Status::waiting) + count(Status::stopped);
   if (left > 0)
-    std::cerr << left << " of " << all.size() << " runs are left; the same command goes on\n";
+    std::cerr << left << " of " << all.size() << " runs are left; run the same command to resume\n";
   if (failed > 0)
-    std::cerr << failed << " of " << all.size() << " runs failed; each says why in its log.txt\n";
+    std::cerr << failed << " of " << all.size()
+              << " runs failed; the log.txt of each has the reason\n";
   return failed > 0 ? Outcome::failed : Outcome::fine;
 }
 
 Action study(CLI::App& app) {
   auto o = std::make_shared<StudyOptions>();
-  std::string names = "a preset, or a JSON file:";
+  std::string names = "a preset or a JSON file:";
   for (const study::Preset& p : study::presets())
     names += "\n" + std::string(p.name) + ": " + p.about;
   app.add_option("study", o->study, names)->required()->type_name("STUDY");
-  app.add_option("--out", o->out, "the folder of its runs and its report")
+  app.add_option("--out", o->out, "folder for the runs and the report")
       ->required()
       ->type_name("DIR");
-  app.add_option("--jobs", o->jobs, "runs at a time [2, or as many as there are cores]")
+  app.add_option("--jobs", o->jobs, "number of concurrent runs [2, at most the number of cores]")
       ->type_name("N");
-  app.add_option("--device", o->device, "cpu or cuda [as the study says]")->type_name("DEVICE");
-  app.add_option("--set", o->set, "settings of every run, as JSON: '{\"steps\": 100}'")
+  app.add_option("--device", o->device, "cpu or cuda [the study's setting]")->type_name("DEVICE");
+  app.add_option("--set", o->set, "override settings of every run, as JSON: '{\"steps\": 100}'")
       ->type_name("JSON");
-  app.add_option("--only", o->only, "only the runs whose names match: '*/seed0' 'text/taylor*'")
+  app.add_option("--only", o->only, "run only those whose names match: '*/seed0' 'text/taylor*'")
       ->type_name("GLOB");
-  app.add_option("--minutes", o->minutes, "stop gently after so many; the same command goes on")
+  app.add_option("--minutes", o->minutes,
+                 "interrupt the runs after N minutes; run the same command to resume")
       ->type_name("N");
-  app.add_flag("--list", o->list, "say what would run, and what is done");
+  app.add_flag("--list", o->list, "list the runs and whether they are done");
   app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
   return [o] { return run(*o); };
 }

@@ -1,4 +1,4 @@
-// horner train: a model from a preset, a folder or a config.json, and its run's folder.
+// horner train: trains a model from a preset, a folder or a config.json.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -21,16 +21,17 @@ namespace horner::cli {
 using train::Json;
 
 struct TrainOptions {
-  std::map<std::string, std::string> given;  // settings by name, as typed
+  std::map<std::string, std::string> given;  // settings by name, as given
   std::string config, out;
   bool resume = false, json = false;
 };
 
-// A typed value as JSON of the kind that the setting has.
+// An option's value as JSON of the setting's type.
 static Json typed(const train::Setting& row, const std::string& text) {
   if (row.at.index() == 0) return text;
   const Json j = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  horner::check(!j.is_discarded(), "--", row.name, " cannot be '", text, "'");
+  horner::check(!j.is_discarded(), "--", row.name, " must be ", train::kind(row), ", not '", text,
+                "'");
   return j;
 }
 
@@ -48,14 +49,14 @@ static train::Settings settings_of(const TrainOptions& o) {
 
 static std::string line(const train::Progress& p) {
   std::string out = std::to_string(p.step) + "/" + std::to_string(p.steps);
-  out += formatted("  loss %.4f", p.loss) + formatted("  gradient %.3g", p.norm);
+  out += formatted("  loss %.4f", p.loss) + formatted("  gradient norm %.3g", p.norm);
   if (!std::isnan(p.validation_loss)) out += formatted("  validation %.4f", p.validation_loss);
   out += "  " + count_text(std::round(p.tokens_per_second)) + " tokens/s";
-  out += formatted("  %.0f %% of peak", 100 * p.share_of_peak);
+  if (!std::isnan(p.share_of_peak)) out += formatted("  %.0f %% of peak", 100 * p.share_of_peak);
   return out + "  " + duration_text(p.seconds_left) + " left";
 }
 
-// A bar that is drawn over on a terminal; elsewhere a line now and then.
+// A progress bar on a terminal; elsewhere a line every ten seconds.
 static void show(const train::Progress& p, Stopwatch& since) {
   constexpr size_t kWidth = 20;
   const bool live = isatty(STDERR_FILENO), last = p.step == p.steps;
@@ -88,11 +89,12 @@ static Outcome run(const TrainOptions& o) {
   const bool first = train::ranks_from_environment().rank == 0;
   if (!o.json && first) print_settings(s);
   catch_interrupt();
-  // Of several processes torchrun ends those that wait for a dead one so: they must not go on.
+  // torchrun sends SIGTERM to processes that wait for a dead one: those must exit.
   if (train::ranks_from_environment().world == 1) catch_termination();
   Stopwatch since;
   train::Hooks hooks;
   hooks.stop = stopped;
+  hooks.measure_peak = isatty(STDERR_FILENO);
   hooks.progress = [&](const train::Progress& p) { show(p, since); };
   hooks.say = [](const std::string& what) {
     std::cerr << (isatty(STDERR_FILENO) ? "\r\033[K" : "") << what << "\n";
@@ -105,7 +107,7 @@ static Outcome run(const TrainOptions& o) {
   if (isatty(STDERR_FILENO) && first) std::cerr << "\n";
   if (!outcome.finished) {
     if (first)
-      std::cerr << "stopped after step " << outcome.step << "; go on with: horner train --out "
+      std::cerr << "interrupted after step " << outcome.step << "; resume with: horner train --out "
                 << o.out << " --resume\n";
     return Outcome::interrupted;
   }
@@ -120,22 +122,25 @@ static Outcome run(const TrainOptions& o) {
 
 Action train(CLI::App& app) {
   auto o = std::make_shared<TrainOptions>();
-  app.add_option("--out", o->out, "the run's folder")->required()->type_name("DIR");
-  app.add_flag("--resume", o->resume, "go on with the run that is there, if one is");
-  app.add_option("--config", o->config, "settings from a JSON file; options go before it")
+  app.add_option("--out", o->out, "folder of the run")->required()->type_name("DIR");
+  app.add_flag("--resume", o->resume, "resume the run in DIR if it exists");
+  app.add_option("--config", o->config, "read settings from a JSON file; options override it")
       ->type_name("FILE");
-  app.add_flag("--json", o->json, "print the result as JSON, and no settings");
+  app.add_flag("--json", o->json, "print only the result, as JSON");
+  const Json defaults = to_json(train::Settings());
   for (const train::Setting& row : train::setting_table()) {
-    const std::string name = row.name;
-    const auto set = [o, name](const std::string& text) { o->given[name] = text; };
-    const Json now = to_json(train::Settings())[name];
-    const std::string text = now.is_string() ? now.get<std::string>() : now.dump();
-    if (row.at.index() == 4)
+    const std::string name = row.name, range = range_text(row.range);
+    const std::string help = row.help + (range.empty() ? "" : " (" + range + ")");
+    const Json& value = defaults[name];
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    if (value.is_boolean())
       app.add_flag_function(
           "--" + name + ",!--no-" + name,
-          [o, name](int64_t n) { o->given[name] = n > 0 ? "true" : "false"; }, row.about);
+          [o, name](int64_t n) { o->given[name] = n > 0 ? "true" : "false"; },
+          help + " [" + text + "]");
     else
-      app.add_option_function<std::string>("--" + name, set, row.about)
+      app.add_option_function<std::string>(
+             "--" + name, [o, name](const std::string& given) { o->given[name] = given; }, help)
           ->take_last()
           ->type_name(text.empty() ? "TEXT" : "[" + text + "]");
   }

@@ -1,4 +1,4 @@
-// The numbers of a diagnosis, as JSON.
+// The numbers of a diagnosis as JSON.
 #include "diag/diag_report.h"
 
 namespace horner::diag {

@@ -13,7 +13,7 @@ static Cell cell(double x) {
   return {number_text(x), x};
 }
 
-// The mean over heads of one of the sums at a length and an N.
+// The mean over heads of one of the sums, at a length and an N.
 static double mean(const Diagnosis& d, size_t l, size_t k, double DistanceSums::* what) {
   double sum = 0, n = 0;
   for (const Head& h : d.heads) {
@@ -35,32 +35,33 @@ static constexpr Curve kCurves[] = {
     {"bound of Theorem 1", &DistanceSums::bound, true},
 };
 
+template <class Mean>
+static Chart distance_chart(const char* x_label, const std::vector<int64_t>& x, Mean mean_at) {
+  Chart c{.x_label = x_label, .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
+  for (const Curve& curve : kCurves) {
+    Series s{.name = curve.name, .dashed = curve.dashed, .strong = c.series.empty()};
+    for (size_t i = 0; i < x.size(); ++i)
+      if (const double y = mean_at(i, curve.what); std::isfinite(y))
+        s.points.push_back({double(x[i]), y});
+    c.series.push_back(s);
+  }
+  return c;
+}
+
 static Section against_length(const Diagnosis& d) {
   const int64_t N = d.settings.tops.size() > 1 ? d.settings.tops[1] : d.settings.tops[0];
   const size_t k = size_t(std::find(d.grid.begin(), d.grid.end(), N) - d.grid.begin());
-  Chart c{
-      .x_label = "length L", .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
-  for (const Curve& curve : kCurves) {
-    Series s{.name = curve.name, .dashed = curve.dashed, .strong = !c.series.size()};
-    for (size_t l = 0; l < d.settings.lengths.size(); ++l)
-      s.points.push_back({double(d.settings.lengths[l]), mean(d, l, k, curve.what)});
-    c.series.push_back(s);
-  }
-  return {"Distance against length", "N = " + std::to_string(N) + " (the paper's figure 2a).", c,
+  return {"Distance against length", "N = " + std::to_string(N) + " (the paper's figure 2a).",
+          distance_chart("length L", d.settings.lengths,
+                         [&](size_t l, auto what) { return mean(d, l, k, what); }),
           true};
 }
 
 static Section against_top(const Diagnosis& d) {
-  Chart c{.x_label = "N", .y_label = "mean over rows and heads", .log_x = true, .log_y = true};
-  for (const Curve& curve : kCurves) {
-    Series s{.name = curve.name, .dashed = curve.dashed, .strong = !c.series.size()};
-    for (size_t k = 0; k < d.grid.size(); ++k)
-      if (const double y = mean(d, d.settings.lengths.size() - 1, k, curve.what); std::isfinite(y))
-        s.points.push_back({double(d.grid[k]), y});
-    c.series.push_back(s);
-  }
+  const size_t last = d.settings.lengths.size() - 1;
   return {"Distance against N",
-          "L = " + std::to_string(d.tokens) + " (figure 2b); rows that see more than N tokens.", c,
+          "L = " + std::to_string(d.tokens) + " (figure 2b); rows that see more than N tokens.",
+          distance_chart("N", d.grid, [&](size_t k, auto what) { return mean(d, last, k, what); }),
           true};
 }
 
@@ -77,13 +78,12 @@ static Section critical_section(const Diagnosis& d) {
   Series paper{.name = "0.06 L", .dashed = true, .strong = true};
   for (int64_t L : d.settings.lengths) paper.points.push_back({double(L), 0.06 * double(L)});
   c.series.push_back(paper);
-  return {
-      "Critical N against length",
-      "The least N at which the heads' mean distances and their expectations are not told apart "
-      "(two-sample "
-      "Kolmogorov-Smirnov over heads, exact; figure 2c). No point: told apart at every N up to " +
-          std::to_string(d.grid.back()) + ".",
-      c, true};
+  return {"Critical N against length",
+          "The least N at which the heads' mean distances cannot be distinguished from their "
+          "expectations (two-sample Kolmogorov-Smirnov over heads, exact; figure 2c). No point: "
+          "distinguished at every N up to " +
+              std::to_string(d.grid.back()) + ".",
+          c, true};
 }
 
 static Section separability_section(const Diagnosis& d) {
@@ -95,8 +95,8 @@ static Section separability_section(const Diagnosis& d) {
   static constexpr Line2 kLines[] = {{"lower, as printed", &SeparationSums::lower_printed},
                                      {"lower, sharp", &SeparationSums::lower},
                                      {"upper, as printed", &SeparationSums::upper_printed},
-                                     {"upper, of an expectation", &SeparationSums::upper_mean},
-                                     {"upper, sure", &SeparationSums::upper}};
+                                     {"upper, in expectation", &SeparationSums::upper_mean},
+                                     {"upper, certain", &SeparationSums::upper}};
   for (const Line2& l : kLines) b.lines.push_back({.name = l.name, .dashed = true});
   for (size_t k = 0; k < d.separable.size(); ++k) {
     std::vector<double> shares, box;
@@ -113,15 +113,14 @@ static Section separability_section(const Diagnosis& d) {
     }
   }
   return {"Separability against N",
-          "Boxes over heads of the mean N_s / N, points of length 1 (figure 3); bounds of Theorem "
-          "2, means over heads.",
+          "Mean N_s / N over heads, unit points (figure 3); bounds of Theorem 2, means over heads.",
           b, true};
 }
 
 static Section sensitivity_section(const Diagnosis& d) {
   const Settings& s = d.settings;
   Chart c{.x_label = "temperature T",
-          .y_label = "g(T, ε), the largest of the heads",
+          .y_label = "g(T, ε), largest over heads",
           .log_x = true,
           .log_y = true};
   for (const bool largest : {false, true})
@@ -141,22 +140,23 @@ static Section sensitivity_section(const Diagnosis& d) {
     bound.points.push_back({T, 1 / (2 * T)}), printed.points.push_back({T, sensitivity_printed(T)});
   c.series.push_back(bound), c.series.push_back(printed);
   return {"Gradient sensitivity",
-          "Means over rows, and the most sensitive row. T = 1 is the model's own scale. The bound "
-          "that holds is min{1/(2T), √2/ε} (figure 4).",
+          "Means over rows, and the most sensitive row. T = 1 is the model's own scale. The valid "
+          "bound is min{1/(2T), √2/ε} (figure 4).",
           c, true};
 }
 
 static Section bounds_section(const Diagnosis& d) {
-  Table t{.columns = {{"bound"}, {"crossed", true}, {"of", true}, {"share", true}}};
+  Table t{.columns = {{"bound"}, {"violations", true}, {"of", true}, {"share", true}}};
   for (const auto& [name, c] : d.crossed)
     t.rows.push_back({{name},
                       {std::to_string(c.times), double(c.times)},
                       {std::to_string(c.of), double(c.of)},
                       cell(double(c.times) / double(c.of))});
-  return {"Bounds",
-          "How often each was crossed, over rows (and N, T, ε). Those of an expectation are no "
-          "bounds of single rows; the others must show 0 unless they are printed wrong.",
-          t};
+  return {
+      "Bounds",
+      "Violations of each bound, over rows (and N, T, ε). A bound in expectation does not bound "
+      "single rows; the others must show 0 unless they are wrong as printed.",
+      t};
 }
 
 static std::vector<Section> details(const Diagnosis& d, const Head& h) {
@@ -167,14 +167,14 @@ static std::vector<Section> details(const Diagnosis& d, const Head& h) {
   for (int64_t i = 0; i < kPicture; ++i) {
     const std::string at = std::to_string(i * d.tokens / kPicture);
     picture.x.push_back(at), picture.y.push_back(at);
-    for (int64_t j = 0; j < kPicture; ++j) {  // three digits: a page of all heads stays small
+    for (int64_t j = 0; j < kPicture; ++j) {  // three digits keep the page small
       const double x = h.picture[size_t(i * kPicture + j)];
       picture.values[size_t(i)].push_back(j > i ? NAN : std::round(x * 1e3) / 1e3);
     }
   }
   const std::string name = "Layer " + std::to_string(h.layer) + ", head " + std::to_string(h.head);
   return {{name, "", facts, true},
-          {name + ": where it looks", "Mean weight of each part of the text.", picture, true}};
+          {name + ": attention map", "Mean weights of blocks of queries and keys.", picture, true}};
 }
 
 // A number of each head.
@@ -211,7 +211,7 @@ static Section heat_map(const Diagnosis& d, const Metric& m, bool with_details) 
       map.details[{at(map.y, h.layer), at(map.x, h.head)}] = details(d, h);
   return {std::string(1, char(std::toupper(m.name[0]))) + (m.name + 1),
           std::string(m.about) +
-              (with_details ? ". Click a head for its numbers and its picture." : "."),
+              (with_details ? ". Click a head for its numbers and attention map." : "."),
           map, true};
 }
 
@@ -221,7 +221,7 @@ static Section series_section(const Diagnosis& d) {
     Series s{.name = centred ? "centred" : "plain"};
     for (size_t n = 0; n <= 40; ++n) {
       std::vector<double> errors;
-      for (const Head& h : d.heads) {  // those that are near 0 end early
+      for (const Head& h : d.heads) {  // small errors end the list early
         const auto& e = centred ? h.series.centred : h.series.plain;
         errors.push_back(e[std::min(n, e.size() - 1)]);
       }
@@ -229,8 +229,8 @@ static Section series_section(const Diagnosis& d) {
     }
     c.series.push_back(s);
   }
-  return {"Series in place of exp",
-          "The relative error of a head's output when its weights are a series cut at an order.", c,
+  return {"Series instead of exp",
+          "The relative error of a head's output with the series of exp truncated at an order.", c,
           true};
 }
 
@@ -241,7 +241,7 @@ static void add_what_if(Report& r, const WhatIf& w) {
   Table t{.columns = {{"normaliser"},
                       {"loss, all heads", true},
                       {"change, %", true},
-                      {"half that moves least, %", true},
+                      {"least affected half, %", true},
                       {"least separable quarter, %", true},
                       {"entropy ratio", true},
                       {"separable, N = 5", true},
@@ -256,7 +256,7 @@ static void add_what_if(Report& r, const WhatIf& w) {
                       cell(e.rows.share),
                       cell(e.rows.sensitivity)});
   r.sections.push_back({"What if: another normaliser",
-                        "The same logits, no training. Loss as it is: " + number_text(w.loss) +
+                        "The same logits, no training. Unchanged loss: " + number_text(w.loss) +
                             " nats on " + std::to_string(w.tokens) + " tokens.",
                         t});
   Chart c{.x_label = "Taylor order", .y_label = "loss", .log_y = true};
@@ -274,10 +274,10 @@ static void add_what_if(Report& r, const WhatIf& w) {
                       .points = {{1, w.loss}, {double(w.plain.size()), w.loss}},
                       .dashed = true,
                       .strong = true});
-  if (!w.plain.empty()) r.sections.push_back({"What if: a series in place of exp", "", c, true});
+  if (!w.plain.empty()) r.sections.push_back({"What if: a series instead of exp", "", c, true});
   Chart cut{.x_label = "N", .y_label = "loss", .log_x = true};
   for (const Truncated& u : w.truncated) {
-    Series s{.name = u.renormalised ? "renormalised" : "the rest deleted"};
+    Series s{.name = u.renormalised ? "renormalised" : "rest deleted"};
     for (const auto& [N, loss] : u.losses) s.points.push_back({double(N), loss});
     cut.series.push_back(s);
   }
@@ -297,14 +297,14 @@ static void add_tops(Report& r, const Tops& t) {
     r.sections.push_back({title, about, head_map("N", all), true});
   };
   map("N of each head alone, 1 %",
-      "The least N that costs at most 1 % of the loss when this head alone keeps its N largest "
-      "weights, the rest deleted.",
+      "The least N that costs at most 1 % of the loss if only this head is truncated to its N "
+      "largest weights, the rest deleted.",
       [](const HeadTop& h) { return h.alone[0]; });
   for (const int j : {0, 1})
-    map(j == 0 ? "N of each head, all cut together, 1 %" : "N of each head, all cut together, 5 %",
-        "Every head keeps the N at which its own output is off by at most " +
-            number_text(t.level[j]) + ", the largest such number within the limit: the loss is " +
-            number_text(t.loss[j]) + ".",
+    map(j == 0 ? "N of each head, all truncated, 1 %" : "N of each head, all truncated, 5 %",
+        "Every head keeps the N at which the relative error of its output is at most " +
+            number_text(t.level[j]) +
+            ", the largest value within the limit. Loss: " + number_text(t.loss[j]) + ".",
         [&](const HeadTop& h) { return h.together[j]; });
 }
 
@@ -312,7 +312,7 @@ Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const Abo
   const Settings& s = d.settings;
   Report r{.title = "What the attention of " + about.model + " selects",
            .subtitle = about.text + ", " + std::to_string(d.tokens) +
-                       " tokens; points: " + name_of(s.embedding) + (s.unit ? " of length 1" : "")};
+                       " tokens; points: " + name_of(s.embedding) + (s.unit ? ", normalized" : "")};
   Table words{.columns = {{"finding"}, {"evidence"}, {"heads (layer.head)"}, {"rule"}}};
   for (const Finding& f : findings(d, w)) {
     r.summary.push_back(f.title + ": " + f.text + ".");

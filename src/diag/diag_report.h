@@ -1,4 +1,4 @@
-// A diagnosis as a page: the paper's figures, a heat map for each metric, findings.
+// A diagnosis as a report: findings, the paper's figures, a heat map per metric.
 #pragma once
 
 #include "diag/findings.h"
@@ -11,7 +11,7 @@ struct About {
 };
 report::Report make_report(const Diagnosis&, const std::optional<WhatIf>&, const About&);
 
-// The numbers themselves.
+// All numbers.
 nn::Json to_json(const Diagnosis&, const std::optional<WhatIf>&);
 
 }  // namespace horner::diag

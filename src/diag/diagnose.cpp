@@ -34,8 +34,8 @@ at::Tensor token_points(const nn::Model& m, const at::Tensor& tokens) {
   return x;
 }
 
-// Those asked for, and powers of two; `fine`, the candidates for the critical N: each a seventh
-// larger than the one before.
+// The requested N and powers of two; with `fine`, the candidates for the critical N, each a seventh
+// larger than the previous one.
 static std::vector<int64_t> grid_of(const Settings& s, int64_t T, bool fine) {
   std::vector<int64_t> out = s.tops;
   if (fine)
@@ -50,10 +50,10 @@ static std::vector<int64_t> grid_of(const Settings& s, int64_t T, bool fine) {
 
 namespace {
 
-// The points of a layer's heads: one set for all, or one for each key head.
+// The points of a layer: one set for all heads, or one per key head.
 struct Clouds {
-  std::vector<Points> plain, unit;       // `plain` is empty where unit ones serve for both
-  std::vector<std::vector<Seen>> at[2];  // what the queries of a block see, of unit and of plain
+  std::vector<Points> plain, unit;       // `plain` is empty if unit points serve for both
+  std::vector<std::vector<Seen>> at[2];  // visible tokens of a block of queries: unit, plain
 };
 
 struct Pass {
@@ -83,7 +83,7 @@ void count(Crossed& c, bool crossed, int64_t of = 1) {
   c.times += crossed;
 }
 
-// Rounding of float32 sums: what is over a bound by less than this crosses nothing.
+// Rounding of float32 sums: less than this above a bound is not a violation.
 constexpr double kRounding = 1e-5;
 
 void add_distances(Pass& p, Head& head, std::map<std::string, Crossed>& crossed,
@@ -103,7 +103,7 @@ void add_distances(Pass& p, Head& head, std::map<std::string, Crossed>& crossed,
       }
       if (std::isnan(d.bound)) continue;
       count(crossed["Theorem 1"], d.distance > d.bound * (1 + kRounding));
-      count(crossed["Theorem 1 with a root, as a summary prints it"],
+      count(crossed["Theorem 1 with a root, as printed in a summary"],
             d.distance > d.root_bound * (1 + kRounding));
     }
 }
@@ -123,8 +123,8 @@ void add_separations(Pass& p, Head& head, std::map<std::string, Crossed>& crosse
       count(crossed["Theorem 2, lower as printed"], m.share < m.lower_printed - e);
       count(crossed["Theorem 2, lower, sharp"], m.share < m.lower - e);
       count(crossed["Theorem 2, upper as printed"], m.share > m.upper_printed + e);
-      count(crossed["Theorem 2, upper, of an expectation"], m.share > m.upper_mean + e);
-      count(crossed["Theorem 2, upper, sure"], m.share > m.upper + e);
+      count(crossed["Theorem 2, upper, in expectation"], m.share > m.upper_mean + e);
+      count(crossed["Theorem 2, upper, certain"], m.share > m.upper + e);
     }
 }
 
@@ -162,7 +162,7 @@ void geometry(Pass& p, std::vector<Head*>& heads, const nn::Rows& rows) {
   });
 }
 
-// Entropy and its like, the 1/L law, and the picture.
+// Entropy and the other row metrics, the 1/L law, and the picture.
 void numbers(Pass& p, std::vector<Head*>& heads, const nn::Rows& rows, bool softmax) {
   const RowNumbers n = row_numbers(rows);
   const auto get = [](const at::Tensor& x) { return x.to(at::kDouble).contiguous(); };
@@ -182,7 +182,7 @@ void numbers(Pass& p, std::vector<Head*>& heads, const nn::Rows& rows, bool soft
       const auto of = [&](const at::Tensor& x) { return x.data_ptr<double>()[at]; };
       const nn::Query& q = rows.queries[size_t(r)];
       const double w = q.weight, count_seen = double(rows.count[size_t(r)]);
-      if (count_seen < 2) continue;  // a row of one token is always the same
+      if (count_seen < 2) continue;  // a row of one token carries no information
       head.rows += w, head.entropy += w * of(entropy), head.support += w * of(support);
       head.entropy_ratio += w * of(entropy) / std::log(count_seen);
       head.first += w * of(first), head.reach += w * of(reach);
@@ -238,7 +238,7 @@ void layer(Pass& p, int64_t i, const attn::Spec& spec, const attn::Inputs& in) {
   if (!wanted(s.layers, i)) return;
   if (p.say) p.say("layer " + std::to_string(i));
   const std::string why = nn::why_no_rows(spec);
-  check(why.empty(), "layer ", i, " has no attention weights to look at: ", why);
+  check(why.empty(), "layer ", i, " has no attention weights to analyse: ", why);
   const int64_t H = in.q.size(1);
   std::vector<Head*> heads(size_t(H), nullptr);
   for (Head& h : p.out.heads)
@@ -263,8 +263,8 @@ void layer(Pass& p, int64_t i, const attn::Spec& spec, const attn::Inputs& in) {
 void make_heads(Diagnosis& d, int64_t layers, int64_t H) {
   const Settings& s = d.settings;
   for (int64_t i : s.layers)
-    check(i >= 0 && i < layers, "no layer ", i, "; there are 0 to ", layers - 1);
-  for (int64_t i : s.heads) check(i >= 0 && i < H, "no head ", i, "; there are 0 to ", H - 1);
+    check(i >= 0 && i < layers, "no layer ", i, "; the model has 0 to ", layers - 1);
+  for (int64_t i : s.heads) check(i >= 0 && i < H, "no head ", i, "; the model has 0 to ", H - 1);
   for (int64_t i = 0; i < layers; ++i)
     for (int64_t h = 0; h < H; ++h) {
       if (!wanted(s.layers, i) || !wanted(s.heads, h)) continue;
@@ -281,7 +281,7 @@ void make_heads(Diagnosis& d, int64_t layers, int64_t H) {
 }
 
 void finish(Pass& p) {
-  std::vector<double> stands(size_t(kPicture), 0);  // for how many queries each row of a picture
+  std::vector<double> stands(size_t(kPicture), 0);  // queries per row of a picture
   for (const nn::Query& q : p.queries)
     if (q.t > 0) stands[size_t(q.t * kPicture / p.out.tokens)] += q.weight;
   for (Head& h : p.out.heads) {
@@ -304,11 +304,12 @@ void finish(Pass& p) {
 
 Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings& s,
                    const Say& say) {
-  check(!s.lengths.empty() && !s.tops.empty(), "no length, or no top N, to look at");
+  check(!s.lengths.empty() && !s.tops.empty(), "at least one length and one top N are required");
   const int64_t T = s.lengths.back();
   check(tokens.numel() >= T, "the text has ", tokens.numel(), " tokens, fewer than the length ", T);
-  check(s.lengths.front() >= 2, "a length of ", s.lengths.front(), "; at least 2");
-  check(s.tops.front() >= 1 && s.tops.front() < T, "a top N of ", s.tops.front(), " among ", T);
+  check(s.lengths.front() >= 2, "a length must be at least 2, not ", s.lengths.front());
+  check(s.tops.front() >= 1 && s.tops.front() < T, "a top N must be from 1 to ", T - 1, ", not ",
+        s.tops.front());
   Diagnosis out{.settings = s, .tokens = T};
   out.grid = grid_of(s, T, T <= kMostApart), out.separable = grid_of(s, T, false);
   make_heads(out, int64_t(m.layers.size()), m.config.H);

@@ -1,6 +1,6 @@
-// The five algorithms of arXiv 2508.17821 and what practitioners monitor, for every head of a model
-// on one text. Rows are streamed (rows.h); of a causal model the rows of a shorter text are the
-// first rows of a longer, so one pass serves every length.
+// The five algorithms of arXiv 2508.17821 and common attention metrics, for every head of a model
+// on one text. Rows are streamed (rows.h); in a causal model the rows of a shorter text are the
+// first rows of a longer one, so one pass serves every length.
 #pragma once
 
 #include <map>
@@ -22,14 +22,14 @@ struct Settings {
   std::vector<int64_t> tops = {1, 5, 10, 20, 100};
   std::vector<double> temperatures = {0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10};
   std::vector<double> epsilons = {1e-3, 1e-1, 10};
-  Embedding embedding = Embedding::tokens;  // those that give the paper's figures
-  bool unit = false;                        // distances of points of length 1, too
+  Embedding embedding = Embedding::tokens;  // reproduces the paper's figures
+  bool unit = false;                        // normalize points for distances, too
   double level = 0.01;                      // of the Kolmogorov-Smirnov test
-  std::vector<int64_t> layers, heads;       // those looked at; empty: all
+  std::vector<int64_t> layers, heads;       // to measure; empty: all
   uint64_t seed = 0;
 };
 
-// Sums over rows, from which the means come.
+// Weighted sums over rows.
 struct DistanceSums {
   double rows = 0, distance = 0, bound = 0, expected = 0, gap = 0, permuted = 0;
 };
@@ -42,20 +42,22 @@ struct Head {
   std::vector<std::vector<DistanceSums>> distances;   // [length][grid]
   std::vector<SeparationSums> separations;            // [separable], at the largest length
   std::vector<std::vector<double>> sensitivity;       // [temperature][epsilon], means over rows
-  std::vector<std::vector<double>> sensitivity_most;  // the same, of the most sensitive row
+  std::vector<std::vector<double>> sensitivity_most;  // of the most sensitive row
   Line law;                                           // log largest weight against log n
-  std::vector<double> log_high, log_low;              // [length], the extremes of log(n a)
+  std::vector<double> log_high, log_low;              // [length], extremes of log(n a)
   // means over rows
   double rows = 0, entropy = 0, entropy_ratio = 0, support = 0, first = 0, reach = 0, largest = 0,
          spread = 0;
   HeadSeries series;
-  std::vector<double> picture;  // [kPicture, kPicture], mean weight of a part of the keys
+  std::vector<double> picture;  // [kPicture, kPicture], mean weights of blocks of queries and keys
 
-  double temperature() const { return 1 / spread; }  // at which scores of spread 1 look like these
+  double temperature() const {
+    return 1 / spread;
+  }  // at which scores of standard deviation 1 look like these
 };
 inline constexpr int64_t kPicture = 48;
 
-// How often a bound was crossed, of how many rows (and N, T, eps).
+// How often a bound was violated, and how often it was tested (rows times N or T and eps).
 struct Crossed {
   int64_t times = 0, of = 0;
 };
@@ -68,23 +70,23 @@ struct Critical {
 struct Diagnosis {
   Settings settings;
   int64_t tokens = 0;
-  std::vector<int64_t> grid, separable;  // the N of distances and of separations
+  std::vector<int64_t> grid, separable;  // N of distances, N of separations
   std::vector<Head> heads;
   std::map<std::string, Crossed> crossed;
 };
 
-// The parts of a run, for a progress line.
+// Receives the current part, for a progress line.
 using Say = std::function<void(const std::string&)>;
 
-// tokens [T], at least as many as the largest length. Throws what why_no_rows says.
+// tokens [T], T at least the largest length. Throws if why_no_rows gives a reason.
 Diagnosis diagnose(const nn::Model&, const at::Tensor& tokens, const Settings&, const Say& = {});
 
-// Algorithm 3: the least N of the grid for which the mean distances of the heads and their
-// expectations are not told apart at `level`.
+// Algorithm 3: the least N of the grid at which the test does not distinguish the heads' mean
+// distances from their expectations at `level`.
 enum class Reading { A, B };
 std::vector<Critical> critical(const Diagnosis&, Reading, double level);
 
-// What a token is as a point, [T, C]: what the first layer gets.
+// Tokens as points [T, C]: the input of the first layer.
 at::Tensor token_points(const nn::Model&, const at::Tensor& tokens);
 
 }  // namespace horner::diag

@@ -27,19 +27,19 @@ static double distance_at(const Diagnosis& d, const Head& h, int64_t N) {
 
 // clang-format off
 static const Metric kMetrics[] = {
-    {"entropy ratio", "entropy over the log of the number of tokens seen", [](const Diagnosis&, const Head& h) { return h.entropy_ratio; }},
+    {"entropy ratio", "entropy divided by the log of the number of visible tokens", [](const Diagnosis&, const Head& h) { return h.entropy_ratio; }},
     {"entropy", "in nats", [](const Diagnosis&, const Head& h) { return h.entropy; }},
     {"effective support", "1 / sum of squared weights", [](const Diagnosis&, const Head& h) { return h.support; }},
     {"largest weight", "mean over rows", [](const Diagnosis&, const Head& h) { return h.largest; }},
-    {"first-token mass", "the weight of the text's first token, where it is seen or not", [](const Diagnosis&, const Head& h) { return h.first; }},
-    {"attention distance", "how many tokens back a row looks, in the mean of its weights", [](const Diagnosis&, const Head& h) { return h.reach; }},
-    {"exponent of the 1/L law", "slope of log largest weight against log n: -1 where weights disperse, 0 where length does not matter", [](const Diagnosis&, const Head& h) { return h.law.slope(); }},
+    {"first-token mass", "weight of the text's first token; 0 if it is not visible", [](const Diagnosis&, const Head& h) { return h.first; }},
+    {"attention distance", "weighted mean distance to the keys, in tokens", [](const Diagnosis&, const Head& h) { return h.reach; }},
+    {"exponent of the 1/L law", "slope of log largest weight against log n: -1 if weights disperse, 0 if length has no effect", [](const Diagnosis&, const Head& h) { return h.law.slope(); }},
     {"separable share, N = 16", "N_s / N", [](const Diagnosis& d, const Head& h) { return share_at(d, h, 16); }},
-    {"distance, N = 5", "the cumulative distance of tokens not selected", [](const Diagnosis& d, const Head& h) { return distance_at(d, h, 5); }},
+    {"distance, N = 5", "sum of the distances of tokens that are not selected", [](const Diagnosis& d, const Head& h) { return distance_at(d, h, 5); }},
     {"effective temperature", "1 / standard deviation of a row's scores", [](const Diagnosis&, const Head& h) { return h.temperature(); }},
-    {"largest score", "|x|, of a few rows", [](const Diagnosis&, const Head& h) { return h.series.largest; }},
-    {"dominant Taylor order", "of the largest mean |x|^n / n!", [](const Diagnosis&, const Head& h) { return double(h.series.dominant); }},
-    {"Taylor order for 1 %", "the least order from which on the output's error is below 1 %", [](const Diagnosis&, const Head& h) { return double(enough(h.series.plain)); }},
+    {"largest score", "|x|, over a few rows", [](const Diagnosis&, const Head& h) { return h.series.largest; }},
+    {"dominant Taylor order", "the order with the largest mean |x|^n / n!", [](const Diagnosis&, const Head& h) { return double(h.series.dominant); }},
+    {"Taylor order for 1 %", "the least order from which the output's error stays below 1 %", [](const Diagnosis&, const Head& h) { return double(enough(h.series.plain)); }},
     {"centred order for 1 %", "the same, about each row's mean score", [](const Diagnosis&, const Head& h) { return double(enough(h.series.centred)); }},
 };
 // clang-format on
@@ -48,7 +48,7 @@ std::span<const Metric> metrics() {
   return kMetrics;
 }
 
-// Between 0.70 and 0.85 at every N from 16 on, and flat.
+// Between 0.70 and 0.85 for every N >= 16, and flat.
 bool is_saturated(const Diagnosis& d, const Head& h) {
   double low = INFINITY, high = -INFINITY;
   for (int64_t N : d.separable) {
@@ -78,13 +78,13 @@ static const Effect* find(const std::vector<Effect>& list, const std::string& be
     if (e.name.starts_with(begins)) return &e;
   return nullptr;
 }
-// "; switching all heads to X changed the loss by …"
+// ": measured on T tokens without training, X changes the loss by …"
 static std::string effect(const std::optional<WhatIf>& w, const std::string& begins) {
   const Effect* e = w ? find(w->normalisers, begins) : nullptr;
-  if (!e) return " (not measured: --what-if measures it)";
+  if (!e) return " (not measured; add --what-if)";
   return ": measured on " + std::to_string(w->tokens) + " tokens without training, " + e->name +
          " changes the loss by " + percent(e->all / w->loss - 1) + " in all heads, by " +
-         percent(e->saturated / w->loss - 1) + " in the quarter whose top 20 separate least";
+         percent(e->saturated / w->loss - 1) + " in the quarter with the least separable top 20";
 }
 
 template <class Is>
@@ -112,23 +112,22 @@ static Finding law(const Diagnosis& d) {
   std::vector<double> slopes;
   for (const Head& h : d.heads) slopes.push_back(h.law.slope());
   return {"The 1/L law",
-          "the largest weight of a row falls as n to the power " +
-              number_text(quantile(slopes, 0.5)) +
-              " in the median head (a quarter of the heads below " +
-              number_text(quantile(slopes, 0.25)) + ", a quarter above " +
-              number_text(quantile(slopes, 0.75)) + ")",
-          "least squares of log largest weight on log n, rows that see 8 tokens or more; -1 is "
-          "full dispersion",
+          "the largest weight of a row scales as n to the power " +
+              number_text(quantile(slopes, 0.5)) + " in the median head (quartiles " +
+              number_text(quantile(slopes, 0.25)) + " and " + number_text(quantile(slopes, 0.75)) +
+              ")",
+          "least squares of log largest weight on log n over rows with at least 8 visible tokens; "
+          "-1 is full dispersion",
           {}};
 }
 
 static Finding critical_N(const Diagnosis& d) {
   Finding f{.title = "Critical top N",
             .rule =
-                "the least N at which distances and their expectation are not told apart over "
-                "heads: two-sample Kolmogorov-Smirnov, exact, level " +
+                "the least N at which the heads' distances cannot be distinguished from their "
+                "expectations: two-sample Kolmogorov-Smirnov, exact, level " +
                 number_text(d.settings.level)};
-  const size_t n = d.heads.size();  // two samples of n that do not overlap: the least p there is
+  const size_t n = d.heads.size();  // two disjoint samples of n have the least possible p
   std::vector<double> low(n, 0), high(n, 1);
   if (kolmogorov_smirnov(low, high).p >= d.settings.level) {
     f.text = "not tested: " + std::to_string(n) + " heads are too few for this level";
@@ -147,10 +146,10 @@ static Finding critical_N(const Diagnosis& d) {
 
 static void add_tops(const WhatIf& w, std::vector<Finding>& out) {
   for (const Truncated& t : w.truncated)
-    out.push_back({t.renormalised ? "Top N, renormalised" : "Top N, the rest deleted",
-                   "every head keeps its " + std::to_string(t.within_1) +
-                       " largest weights at a cost of at most 1 % of the loss, " +
-                       std::to_string(t.within_5) + " at 5 % (of " + std::to_string(w.tokens) +
+    out.push_back({t.renormalised ? "Top N, renormalised" : "Top N, rest deleted",
+                   "truncating every head to its " + std::to_string(t.within_1) +
+                       " largest weights costs at most 1 % of the loss, to " +
+                       std::to_string(t.within_5) + " at most 5 % (" + std::to_string(w.tokens) +
                        " tokens)",
                    "bisection on the loss",
                    {}});
@@ -161,14 +160,14 @@ static void add_tops(const WhatIf& w, std::vector<Finding>& out) {
     return number_text(quantile(all, 0.5));
   };
   out.push_back({"Top N of each head",
-                 "cut together, each to its own N, the median head keeps " + half(0) +
+                 "with every head truncated to its own N, the median head keeps " + half(0) +
                      " weights at a cost of at most 1 % of the loss, " + half(1) + " at 5 %",
-                 "the N at which a head's output is off by at most one level for all heads; "
-                 "bisection on that level by the loss",
+                 "N is the least with an output error within a level common to all heads; "
+                 "bisection on the level by the loss",
                  {}});
   Finding alone{.title = "Heads that need more than one weight",
                 .rule =
-                    "the head alone, cut to its largest weight, costs more than 1 % of the "
+                    "truncating only this head to its largest weight costs more than 1 % of the "
                     "loss"};
   for (const HeadTop& h : w.tops->heads)
     if (h.alone[0] > 1)
@@ -178,15 +177,28 @@ static void add_tops(const WhatIf& w, std::vector<Finding>& out) {
   out.push_back(alone);
 }
 
+// Given if the finding of that index names heads.
+struct Advice {
+  size_t finding;
+  const char *title, *text, *variant, *rule;
+};
+// clang-format off
+static constexpr Advice kAdvice[] = {
+    {3, "Advice: keep the active set small", "top-k near 0.06 L", "topk", "guideline 1 of the paper, for saturated heads"},
+    {4, "Advice: a length-aware normaliser", "ssmax sharpens with length", "ssmax", "guideline 2, for dispersed heads"},
+    {5, "Advice: a temperature floor", "a higher temperature makes weights less sensitive", "softmax:temperature=2", "guideline 3, for heads with an effective temperature below 0.1"},
+};
+// clang-format on
+
 std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w) {
   std::vector<Finding> out = {law(d), separability(d), critical_N(d)};
   out.push_back(of_heads(d, "Saturated heads",
-                         "N_s / N between 0.70 and 0.85 and within 0.05 for every N from 16 on",
+                         "N_s / N between 0.70 and 0.85 and within 0.05 for every N >= 16",
                          [&](const Head& h) { return is_saturated(d, h); }));
   out.push_back(of_heads(d, "Dispersed heads", "mean entropy over log n above 0.9", is_dispersed));
-  out.push_back(of_heads(d, "Fragile heads",
-                         "effective temperature, 1 / spread of a row's scores, below 0.1",
-                         is_fragile));
+  out.push_back(of_heads(
+      d, "Fragile heads",
+      "effective temperature, 1 / standard deviation of a row's scores, below 0.1", is_fragile));
   out.push_back(of_heads(d, "Sinks", "more than 0.3 of the weight on the first token",
                          [](const Head& h) { return h.first > 0.3; }));
   out.push_back(of_heads(d, "Really linear heads",
@@ -198,22 +210,9 @@ std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w
                            const int n = enough(h.series.centred);
                            return n >= 2 && n <= 4;
                          }));
-  const auto any = [&](size_t i) { return !out[i].heads.empty(); };
-  if (any(3))
-    out.push_back({"Advice: keep the active set small",
-                   "top-k near 0.06 L" + effect(w, "topk"),
-                   "guideline 1 of the paper, for saturated heads",
-                   {}});
-  if (any(4))
-    out.push_back({"Advice: a length-aware normaliser",
-                   "ssmax sharpens with length" + effect(w, "ssmax"),
-                   "guideline 2, for dispersed heads",
-                   {}});
-  if (any(5))
-    out.push_back({"Advice: a temperature floor",
-                   "softer scores are less fragile" + effect(w, "softmax:temperature=2"),
-                   "guideline 3, for heads with an effective temperature below 0.1",
-                   {}});
+  for (const Advice& a : kAdvice)
+    if (!out[a.finding].heads.empty())
+      out.push_back({a.title, a.text + effect(w, a.variant), a.rule, {}});
   if (w) add_tops(*w, out);
   return out;
 }

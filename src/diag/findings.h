@@ -1,4 +1,4 @@
-// What a diagnosis says in words: each finding with the rule that it follows and its evidence.
+// The findings of a diagnosis in words, each with its evidence and its rule.
 #pragma once
 
 #include <optional>
@@ -16,9 +16,9 @@ std::vector<Finding> findings(const Diagnosis&, const std::optional<WhatIf>&);
 bool is_saturated(const Diagnosis&, const Head&);
 bool is_dispersed(const Head&);
 bool is_fragile(const Head&);
-double share_at(const Diagnosis&, const Head&, int64_t N);  // mean N_s/N; NaN where not measured
+double share_at(const Diagnosis&, const Head&, int64_t N);  // mean N_s/N; NaN if not measured
 
-// A number of each head, for tables and heat maps.
+// A number per head, for tables and heat maps.
 struct Metric {
   const char *name, *about;
   double (*of)(const Diagnosis&, const Head&);

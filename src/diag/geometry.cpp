@@ -19,7 +19,7 @@ Points make_points(const at::Tensor& given, bool unit) {
   if (unit) x = x / x.norm(2, -1, true).clamp_min(1e-30);
   Points p{.x = x.contiguous()};
   const int64_t S = x.size(0);
-  // a block at a time: a long text in double would be larger than all else
+  // In blocks: a long text in double would dominate memory.
   const at::Tensor mean = p.x.sum(0, false, at::kDouble) / double(S);
   for (int64_t from = 0; from < S; from += kMostApart) {
     const at::Tensor part = p.x.narrow(0, from, std::min(kMostApart, S - from)).to(at::kDouble);
@@ -34,7 +34,7 @@ Points make_points(const at::Tensor& given, bool unit) {
     at::Tensor d = (square.unsqueeze(0) + square.unsqueeze(1) - 2 * g).clamp_min(0);
     p.apart = d.to(at::kFloat).contiguous();
     d.fill_diagonal_(INFINITY);
-    // equal tokens: what is left of the difference is rounding
+    // The distance of equal tokens is rounding.
     const double least = d.min().item<double>(), scale = square.max().item<double>();
     p.least = least < 1e-12 * scale ? 0 : std::sqrt(least) * (1 - 1e-6);
   }
@@ -63,8 +63,8 @@ void measure_seen(const Points& p, std::span<Seen> rows) {
 
 namespace {
 
-// One row: a and rank begin at its first token. rank[i] is i's place among the largest weights,
-// or at least the last of `tops`.
+// One row: a and rank start at its first visible token. rank[i] is the rank of weight i, or at
+// least the last of `tops`.
 struct Row {
   const Points& points;
   const float* a;
@@ -87,14 +87,14 @@ struct Top {
   double s_square;
 };
 
-// |a_i x_i - s|^2 - |s|^2 = a_i (a_i |x_i|^2 - 2 x_i.s): what tells which of two tokens is nearer
-// to s, however small its weight.
+// |a_i x_i - s|^2 - |s|^2 = a_i (a_i |x_i|^2 - 2 x_i.s): decides which of two tokens is nearer to s
+// without cancellation, however small its weight.
 double nearness(const Row& r, const Top& t, int64_t i) {
   const double a = r.a[i];
   return a * (a * r.square(i) - 2 * double(t.p[i]));
 }
 
-// s in double, and with it the same.
+// s in double, and the same quantities computed from it.
 std::vector<double> exact_sum(const Row& r, const Top& t) {
   std::vector<double> s(size_t(r.points.x.size(1)));
   for (int64_t j = 0; j < t.N; ++j)
@@ -118,7 +118,7 @@ double exact_distance(const Row& r, const std::vector<double>& s, int64_t i) {
 }
 
 struct Outside {
-  double sum, least;  // of |a_i x_i - s| over i not in I; the least nearness
+  double sum, least;  // sum of |a_i x_i - s| over i not in I; least nearness
 };
 Outside outside(const Row& r, const Top& t) {
   const int64_t n = r.seen.count;
@@ -136,7 +136,7 @@ Outside outside(const Row& r, const Top& t) {
   return {sum, least};
 }
 
-// Reading A: the main term, and the root of the variance that bounds what it misses.
+// Reading A: the main term, and the bound of its error from the variance.
 struct Expected {
   double main, gap;
 };
@@ -202,12 +202,12 @@ Distance distance(const Row& r, const Top& t, const Top& all, bool bounded) {
   if (!bounded) return out;
   double longest = 0;
   for (int64_t j = 0; j < t.N; ++j) longest = std::max(longest, r.square(r.order[j]));
-  // the weights of a row sum to 1 but for rounding: what is left is taken from the row itself
+  // The weights of a row sum to 1 up to rounding: use their actual sum.
   const double left = std::max(0., all.abar - t.abar), n = double(r.seen.count);
   const double bracket = t.abar * (n - double(t.N)) - left, d1 = left * furthest(r, t);
   out.bound = d1 + std::sqrt(longest) * bracket;
   out.root_bound = d1 + std::sqrt(longest) * std::sqrt(std::max(0., bracket));
-  if (out.distance > out.bound * (1 - 1e-4)) {  // near the bound: without cancellation
+  if (out.distance > out.bound * (1 - 1e-4)) {  // near the bound: recompute without cancellation
     const std::vector<double> s = exact_sum(r, t);
     out.distance = 0;
     for (int64_t i = 0; i < r.seen.count; ++i)
@@ -216,11 +216,10 @@ Distance distance(const Row& r, const Top& t, const Top& all, bool bounded) {
   return out;
 }
 
-// The share of I that is nearer to s than the nearest other. Where float products cannot tell,
-// in double.
+// The share of I that is nearer to s than every token outside I; in double if float is too coarse.
 double share(const Row& r, const Top& t, double& radius) {
   double least = outside(r, t).least;
-  const double unsure = 2e-5 * std::sqrt(t.s_square);  // times a_i, which no other token's exceeds
+  const double unsure = 2e-5 * std::sqrt(t.s_square);  // times a_i, the larger of the two weights
   bool exact = false;
   for (int64_t j = 0; j < t.N && !exact; ++j) {
     const int64_t i = r.order[j];
@@ -243,7 +242,7 @@ double share(const Row& r, const Top& t, double& radius) {
 }
 
 Separation separation(const Row& r, const Top& t) {
-  constexpr double kSlack = 1e-5;  // lengths are 1 but for rounding
+  constexpr double kSlack = 1e-5;  // lengths are 1 up to rounding
   double radius = 0;
   Separation out{.share = share(r, t, radius)};
   const double delta = r.points.least, d = double(r.points.x.size(1)), N = double(t.N);
@@ -272,7 +271,7 @@ Separation separation(const Row& r, const Top& t) {
 
 }  // namespace
 
-// The k largest of a row, largest first; equal ones by their place.
+// The k largest weights of a row in descending order; ties by position.
 static void select(const float* a, int64_t n, int64_t k, int32_t* order, int32_t* rank,
                    std::vector<int32_t>& work) {
   work.resize(size_t(n));
@@ -287,7 +286,7 @@ static void select(const float* a, int64_t n, int64_t k, int32_t* order, int32_t
 
 namespace {
 
-// A chunk of rows: their selections and the sums s of every N, the last of all tokens.
+// A chunk of rows: their ranks and the sums s for every N; the last sum is over all tokens.
 struct Chunk {
   int64_t K, most, S;
   std::vector<int32_t> order, rank;   // [rows, most], [rows, S]

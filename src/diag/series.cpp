@@ -15,7 +15,7 @@ int enough(const std::vector<double>& errors, double most) {
   return n < int(errors.size()) ? n : kMostOrder + 1;
 }
 
-// Errors of order 0, 1, … of the rows x [R, S], whose result should be o [R, E].
+// Relative errors at order 0, 1, … for scores [R, S]; the exact output is o [R, E].
 static std::vector<double> errors(const at::Tensor& scores, const at::Tensor& hidden,
                                   const at::Tensor& v, const at::Tensor& o) {
   const at::Tensor x = scores.masked_fill(hidden, 0);
@@ -32,19 +32,25 @@ static std::vector<double> errors(const at::Tensor& scores, const at::Tensor& hi
   return out;
 }
 
-// argmax over n of sum |x|^n / n!, by logarithms: the terms outgrow a double.
-static int dominant_order(const at::Tensor& scores) {
-  const at::Tensor logs = scores.abs().log();
-  int best = 0;
-  double most = std::log(double(scores.numel()));
-  for (int n = 1; n <= kMostOrder; ++n) {
-    const double size = at::logsumexp(logs * double(n), {0}).item<double>() - std::lgamma(n + 1.);
-    if (size > most) most = size, best = n;
+// Powers of |x| / largest by repeated products: they stay within [0, 1].
+std::vector<double> log_term_means(const at::Tensor& scores, int orders) {
+  const double largest = scores.abs().max().item<double>();
+  const at::Tensor y = scores.abs() / (largest > 0 ? largest : 1);
+  at::Tensor power = at::ones_like(y);
+  std::vector<double> out;
+  for (int n = 0; n <= orders; ++n) {
+    const double unit = n > 0 ? n * std::log(largest) : 0;
+    out.push_back(std::log(power.mean().item<double>()) + unit - std::lgamma(n + 1.0));
+    power.mul_(y);
   }
-  return best;
+  return out;
 }
 
-// A head's own inputs; features are mapped already.
+int dominant_order(const std::vector<double>& means) {
+  return int(std::max_element(means.begin(), means.end()) - means.begin());
+}
+
+// The inputs of one head; features are already mapped.
 static attn::Inputs head_of(const attn::Inputs& in, int64_t h) {
   const int64_t g = h * in.k.size(1) / in.q.size(1);
   attn::Inputs out{.q = in.q.narrow(1, h, 1), .k = in.k.narrow(1, g, 1), .v = in.v.narrow(1, g, 1)};
@@ -54,7 +60,7 @@ static attn::Inputs head_of(const attn::Inputs& in, int64_t h) {
   return out;
 }
 
-// One head at a time: the rows of all in double would be larger than the model's own.
+// One head at a time: the rows of all heads in double would take more memory than the model does.
 std::vector<HeadSeries> series(const attn::Spec& given, const attn::Inputs& all,
                                std::span<const nn::Query> queries) {
   attn::Inputs in = all;
@@ -67,18 +73,19 @@ std::vector<HeadSeries> series(const attn::Spec& given, const attn::Inputs& all,
   for (size_t i = 0; i < out.size(); ++i) {
     const attn::Inputs one = head_of(in, int64_t(i));
     std::vector<at::Tensor> scores, hidden;
-    nn::for_rows(spec, one, queries, [&](const nn::Rows& r) {  // every block as wide as the last
-      scores.push_back(at::constant_pad_nd(r.scores[0], {0, S - r.scores.size(-1)}));
-      hidden.push_back(at::constant_pad_nd(r.hidden[0], {0, S - r.hidden.size(-1)}, 1));
-    });
+    nn::for_rows(
+        spec, one, queries, [&](const nn::Rows& r) {  // pad every block to the width of the last
+          scores.push_back(at::constant_pad_nd(r.scores[0], {0, S - r.scores.size(-1)}));
+          hidden.push_back(at::constant_pad_nd(r.hidden[0], {0, S - r.hidden.size(-1)}, 1));
+        });
     const at::Tensor x = at::cat(scores), h = at::cat(hidden);  // [R, S]
     const at::Tensor v = one.v[0][0].narrow(0, 0, S);
     const at::Tensor centred =
         x - x.masked_fill(h, 0).sum(-1, true) / h.logical_not().sum(-1, true);
     const at::Tensor o = at::matmul(x.masked_fill(h, -INFINITY).softmax(-1), v);
     const at::Tensor seen = x.masked_select(h.logical_not());
-    out[i] = {dominant_order(seen), seen.abs().max().item<double>(), errors(x, h, v, o),
-              errors(centred, h, v, o)};
+    out[i] = {dominant_order(log_term_means(seen)), seen.abs().max().item<double>(),
+              errors(x, h, v, o), errors(centred, h, v, o)};
   }
   return out;
 }

@@ -30,8 +30,8 @@ RowNumbers row_numbers(const nn::Rows& r) {
   };
 }
 
-// a' - a = a (u - c) / (1 + c) with u = e^(eps v / T) - 1 and c = sum a u loses nothing where the
-// difference is small; where eps / T is large it is taken as it stands, for u may overflow.
+// a' - a = a (u - c) / (1 + c) with u = e^(eps v / T) - 1 and c = sum a u is accurate for small
+// differences; for large eps / T, where u may overflow, subtract directly.
 at::Tensor sensitivity(const at::Tensor& scores, const at::Tensor& hidden, const at::Tensor& v,
                        double T, double eps) {
   const at::Tensor x = scores.masked_fill(hidden, -INFINITY) / T, a = x.softmax(-1);

@@ -31,8 +31,8 @@ double quantile(std::vector<double> sample, double p) {
   return sample[low] + (at - double(low)) * (sample[high] - sample[low]);
 }
 
-// 1 - P(every point (i, j) of a random path has |i / n - j / m| < D). The share of the paths to
-// (i, j) that stay inside is a mean of those of its two predecessors: nothing overflows.
+// 1 - P(every point (i, j) of a random path has |i / n - j / m| < D). The share of paths to (i, j)
+// that stay inside is a weighted mean of the shares of its two predecessors: nothing overflows.
 static double p_value(size_t n, size_t m, double D) {
   const double most = D - 1e-9;  // D is a multiple of 1 / (n m)
   const auto inside = [&](size_t i, size_t j) {
@@ -52,7 +52,7 @@ static double p_value(size_t n, size_t m, double D) {
 }
 
 KolmogorovSmirnov kolmogorov_smirnov(std::vector<double> a, std::vector<double> b) {
-  check(!a.empty() && !b.empty(), "a test of two samples, one of which is empty");
+  check(!a.empty() && !b.empty(), "the Kolmogorov-Smirnov test requires two non-empty samples");
   std::sort(a.begin(), a.end());
   std::sort(b.begin(), b.end());
   double D = 0;

@@ -1,4 +1,4 @@
-// Statistics of samples: straight lines, quantiles, and the two-sample Kolmogorov-Smirnov test.
+// Statistics of samples: linear regression, quantiles, the two-sample Kolmogorov-Smirnov test.
 #pragma once
 
 #include <cstddef>
@@ -6,25 +6,25 @@
 
 namespace horner::diag {
 
-// The line through weighted points with the least squared error: y = slope x + offset.
+// Weighted least squares: y = slope x + offset.
 struct Line {
-  double n = 0, x = 0, y = 0, xx = 0, xy = 0, yy = 0;  // sums of weight times these
+  double n = 0, x = 0, y = 0, xx = 0, xy = 0, yy = 0;  // weighted sums
 
   void add(double x, double y, double weight = 1);
-  double slope() const;   // NaN where the points have one x only
+  double slope() const;   // NaN if all points have the same x
   double offset() const;  // at x = 0
-  double r2() const;      // the share of y's variance that the line explains
+  double r2() const;      // share of the variance of y that the line explains
 };
 
-// The value below which a share p of the sample is, between its neighbours linearly.
+// The p-quantile of the finite values, linearly interpolated.
 double quantile(std::vector<double> sample, double p);
 
 struct KolmogorovSmirnov {
-  double D;  // the largest distance of the two distribution functions
-  double p;  // how likely that much or more is for samples of one distribution: exact
+  double D;  // largest distance of the two distribution functions
+  double p;  // exact p-value
 };
-// The null distribution counts the paths from (0, 0) to (n, m) that stay near the diagonal; values
-// that are equal make it conservative.
+// The null distribution counts the paths from (0, 0) to (n, m) that stay near the diagonal; ties
+// make it conservative.
 KolmogorovSmirnov kolmogorov_smirnov(std::vector<double> a, std::vector<double> b);
 
 }  // namespace horner::diag

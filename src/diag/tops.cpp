@@ -1,5 +1,5 @@
-// How many of its largest weights a head needs, by the loss: every head cut to one N, each head
-// alone, and all together, each to its own N.
+// How many of its largest weights a head needs, measured by the loss: every head truncated to one
+// N, each head alone, and all heads together, each to its own N.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
@@ -11,13 +11,13 @@
 
 namespace horner::diag {
 
-static constexpr double kMore[] = {0.01, 0.05};  // the losses that are allowed
+static constexpr double kMore[] = {0.01, 0.05};  // allowed increase of the loss
 
 static attn::Spec top(int64_t N, bool renormalise) {
   return {.weight = attn::TopK{int(N), renormalise}, .denominator = attn::Nothing{}};
 }
 
-// The least i < n that is good, by bisection: if i is, so is all above; n - 1 where none below is.
+// The least good i < n by bisection, assuming that all above a good one are good; else n - 1.
 template <class Good>
 static size_t first_good(size_t n, Good good) {
   size_t low = 0, high = n - 1;
@@ -37,13 +37,13 @@ Truncated truncate(const nn::Model& m, const at::Tensor& tokens, double base, bo
   std::map<int64_t, double> known;
   const auto at = [&](int64_t N) {
     if (!known.count(N)) {
-      if (say) say("the top " + std::to_string(N));
+      if (say) say("top " + std::to_string(N));
       const Switch all{top(N, renormalise), all_heads(m)};
       known[N] = loss(m, tokens, {&all, 1});
     }
     return known[N];
   };
-  const auto first = [&](double more) {  // more tokens cost less
+  const auto first = [&](double more) {  // a larger N costs less
     return 1 + int64_t(first_good(size_t(tokens.numel()), [&](size_t i) {
              return at(int64_t(i) + 1) <= base * (1 + more);
            }));
@@ -60,7 +60,7 @@ static std::vector<int64_t> grid_to(int64_t T) {
   return out;
 }
 
-// [heads][grid]: the relative error of a head's output, 16 queries together, cut to its top N.
+// [heads][grid]: the relative error of a head's output over 16 queries, truncated to its top N.
 static std::vector<std::vector<double>> output_errors(const nn::Model& m, const at::Tensor& tokens,
                                                       const std::vector<int64_t>& grid) {
   std::vector<std::vector<double>> out;
@@ -74,7 +74,7 @@ static std::vector<std::vector<double>> output_errors(const nn::Model& m, const 
     nn::for_rows(spec, in, queries, [&](const nn::Rows& rows) {
       const int64_t S = rows.weights.size(-1);
       const auto [w, order] = rows.weights.to(at::kDouble).sort(-1, /*descending=*/true);
-      const auto add = [&](int64_t column, int64_t N) {  // what is behind the first N
+      const auto add = [&](int64_t column, int64_t N) {  // the weights after the first N
         const at::Tensor rest =
             at::zeros_like(w).scatter_(-1, order.narrow(-1, N, S - N), w.narrow(-1, N, S - N));
         squares.select(1, column) += at::matmul(rest, v.narrow(1, 0, S)).square().sum({1, 2});
@@ -94,13 +94,12 @@ static std::vector<std::vector<double>> output_errors(const nn::Model& m, const 
   return out;
 }
 
-// One number for all heads says how much of its output each may lose; the largest that the loss
-// allows, of a row of them.
+// Finds the largest relative output error, common to all heads, that the loss allows.
 static void cut_together(const nn::Model& m, const at::Tensor& tokens, double base,
                          const std::vector<int64_t>& grid, const Say& say, Tops& out) {
   const std::vector<std::vector<double>> errors = output_errors(m, tokens, grid);
   const Heads heads = all_heads(m);
-  std::vector<double> levels;  // from the largest on
+  std::vector<double> levels;  // descending
   for (int i = 0; i <= 32; ++i) levels.push_back(std::exp2(-double(i) / 4));
   levels.push_back(0);
   const auto N_of = [&](size_t head, double level) {
@@ -111,7 +110,7 @@ static void cut_together(const nn::Model& m, const at::Tensor& tokens, double ba
   std::map<size_t, double> known;
   const auto at = [&](size_t i) {
     if (known.count(i)) return known[i];
-    if (say) say("each head's own N");
+    if (say) say("one N per head");
     std::map<int64_t, Heads> by_N;
     for (size_t h = 0; h < heads.size(); ++h) by_N[N_of(h, levels[i])].push_back(heads[h]);
     std::vector<Switch> switches;
@@ -131,7 +130,7 @@ Tops tops_of_heads(const nn::Model& m, const at::Tensor& tokens, double base, co
   const std::vector<int64_t> grid = grid_to(tokens.numel());
   Tops out{};
   for (const auto& [layer, head] : all_heads(m)) {
-    if (say) say("the top N of head " + std::to_string(layer) + "." + std::to_string(head));
+    if (say) say("top N of head " + std::to_string(layer) + "." + std::to_string(head));
     std::map<size_t, double> known;
     const auto at = [&](size_t k) {
       if (!known.count(k)) {
@@ -143,7 +142,7 @@ Tops tops_of_heads(const nn::Model& m, const at::Tensor& tokens, double base, co
     HeadTop& h = out.heads.emplace_back(HeadTop{layer, head, {}, {}});
     for (size_t j = 0; j < std::size(kMore); ++j) {
       const auto good = [&](size_t k) { return at(k) <= base * (1 + kMore[j]); };
-      // most heads alone need one weight at most: that is tried first
+      // Most heads need only one weight alone: try that first.
       h.alone[j] = grid[good(0) ? 0 : first_good(grid.size(), good)];
     }
   }

@@ -45,7 +45,7 @@ Heads all_heads(const nn::Model& m) {
   return out;
 }
 
-// The mean of log n over the rows of a text.
+// The mean of log n over the rows of a text, n visible tokens.
 static double mean_log(const attn::Mask& mask, int64_t T) {
   double sum = 0;
   for (int64_t t = 0; t < T; ++t) {
@@ -99,7 +99,7 @@ at::Tensor entropy_ratio(const at::Tensor& weights, const nn::Rows& rows) {
   return (-at::xlogy(p, p).sum(-1) / n.clamp_min(2).log()).mean(-1);
 }
 
-// Means over the rows that see more than N tokens; 1 for a head without any.
+// Means over the rows that see more than N tokens; 1 for a head without such rows.
 std::vector<double> shares_of(const nn::Rows& rows, const at::Tensor& weights,
                               const at::Tensor& values, int64_t N) {
   const at::Tensor share = nn::separable_share(rows, weights, values, N).nanmean(-1).nan_to_num_(1);
@@ -109,7 +109,7 @@ double mean(const std::vector<double>& all) {
   return std::accumulate(all.begin(), all.end(), 0.) / double(all.size());
 }
 
-// The rows of the model as it is, under every variant. Returns each head's separable share.
+// The rows of the unchanged model under every variant. Returns each head's separable share.
 std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
                                  std::vector<Variant>& variants, const Say& say) {
   const int64_t T = tokens.numel(), L = int64_t(m.layers.size());
@@ -120,7 +120,7 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
                          const at::Tensor&) {
     if (say) say("rows of layer " + std::to_string(i));
     const std::string why = nn::why_no_rows(own);
-    check(why.empty(), "layer ", i, " has no attention weights to look at: ", why);
+    check(why.empty(), "layer ", i, " has no attention weights to analyse: ", why);
     const at::Tensor v = attn::one_key_head_each(in).v[0].to(at::kCPU, at::kFloat);
     nn::for_rows(own, in, queries, [&](const nn::Rows& rows) {  // one block
       const at::Tensor values = v.narrow(1, 0, rows.weights.size(-1));
@@ -151,7 +151,7 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
   return shares;
 }
 
-// The heads with the least of a number.
+// The n heads with the least values.
 Heads least(const Heads& all, const std::vector<double>& by, size_t n) {
   std::vector<size_t> order(all.size());
   std::iota(order.begin(), order.end(), 0);
@@ -168,7 +168,7 @@ Heads least(const Heads& all, const std::vector<double>& by, size_t n) {
 WhatIf what_if(const nn::Model& m, const at::Tensor& tokens, const WhatIfAsked& asked,
                const Say& say) {
   const int64_t T = tokens.numel();
-  check(T >= 16, "a text of ", T, " tokens; at least 16 are needed to see a loss change");
+  check(T >= 16, "--what-if requires a text of at least 16 tokens, not ", T);
   std::vector<Variant> variants;
   for (const std::string& name : asked.normalisers.empty() ? normalisers_of(T) : asked.normalisers)
     variants.push_back({name, attn::find(name).spec});

@@ -1,5 +1,5 @@
-// The same logits through another normaliser: what becomes of the rows, and of the model's loss
-// when some or all of its heads are switched.
+// The same logits through another normaliser: the effect on rows, and on the model's loss if some
+// or all of its heads are switched.
 #pragma once
 
 #include <optional>
@@ -10,51 +10,51 @@
 
 namespace horner::diag {
 
-// Heads by layer and number.
+// (layer, head).
 using Heads = std::vector<std::pair<int64_t, int64_t>>;
 
-// The variant's way to make weights, with the layer's own features, scale and mask.
+// The variant with the layer's own features, scale and mask.
 attn::Spec switched(const attn::Spec& layer, const attn::Spec& variant);
 
 struct Switch {
   attn::Spec variant;
   Heads heads;
 };
-// Mean cross-entropy of tokens [T], heads switched. The learned scales of a row's length that some
-// variants have are set so that their mean over the text is 1.
+// Mean cross-entropy of tokens [T] with some heads switched. Learned length scales of a variant are
+// set so that their mean over the text is 1.
 double loss(const nn::Model&, const at::Tensor& tokens, std::span<const Switch>);
 Heads all_heads(const nn::Model&);
 
-// Of the rows under the variant, means over rows and heads of a few queries.
+// Means over heads and a few queries under the variant.
 struct RowEffect {
   double entropy_ratio = 0;
-  double share = 0;           // separable, of the top 5; NaN for weights that may be negative
+  double share = 0;           // separable share of the top 5; NaN if weights may be negative
   double sensitivity = 0;     // |w(x + eps v) - w(x)| / eps, eps = 0.1
-  std::vector<double> moved;  // of each head: the relative change of its output
+  std::vector<double> moved;  // per head: relative change of its output
 };
 
 struct Effect {
   std::string name;
   RowEffect rows;
-  double all, half, saturated;  // the loss with every head switched, the half that moves least, the
-                                // quarter of all heads with the least separable top 20
+  double all, half, saturated;  // loss with all heads switched, the least affected half, the
+                                // quarter with the least separable top 20
 };
 struct Truncated {
   bool renormalised;
-  std::vector<std::pair<int64_t, double>> losses;  // N and the loss, every head cut to its top N
-  int64_t within_1 = -1, within_5 = -1;            // the least N that costs at most 1 %, 5 %
+  std::vector<std::pair<int64_t, double>> losses;  // N, loss with every head truncated to its top N
+  int64_t within_1 = -1, within_5 = -1;            // least N that costs at most 1 %, 5 %
 };
-// How many of its largest weights a head needs, the rest deleted: the least N of a grid, each two
-// fifths larger than the one before. Index 0: at most 1 % more loss, 1: at most 5 %.
+// How many of its largest weights a head needs, the rest deleted: the least N of a grid in which
+// each is two fifths larger than the previous one. Index 0: at most 1 % more loss, 1: at most 5 %.
 struct HeadTop {
   int64_t layer, head;
-  int64_t alone[2];     // this head cut, all others as they are
-  int64_t together[2];  // every head cut at once, each to the N at which its own output's error is
-                        // at most one level for all
+  int64_t alone[2];     // only this head truncated
+  int64_t together[2];  // all heads truncated, each to the least N whose output error is at most a
+                        // level common to all
 };
 struct Tops {
   std::vector<HeadTop> heads;
-  double level[2], loss[2];  // of `together`: the largest level that is allowed, the loss with it
+  double level[2], loss[2];  // of `together`: the largest allowed level, and its loss
 };
 struct WhatIf {
   int64_t tokens;

@@ -1,4 +1,4 @@
-// HORNER_PAGE is the file that cmake/web.cmake makes; the assembler puts it into the program.
+// HORNER_PAGE is the file that cmake/web.cmake builds; the assembler embeds it.
 #include "report/page.h"
 
 asm(".pushsection .rodata\n"

@@ -9,7 +9,7 @@ namespace horner::report {
 
 using Json = nlohmann::ordered_json;  // dump() writes NaN and infinity as null
 
-// What lines and bars have beside their name, where it is not the default.
+// The fields common to lines and bars, unless they have their defaults.
 template <class S>
 static Json named(const S& s) {
   Json out = {{"name", s.name}};
@@ -104,8 +104,8 @@ Json to_json(const Report& r) {
           {"footer", r.footer}};
 }
 
-// JSON that ends no <script> and no line: the characters that could are written as \u escapes,
-// which a string may hold and nothing else in JSON has.
+// JSON that cannot close a <script> or break a line: special characters, which occur only inside
+// JSON strings, become \u escapes.
 static std::string inside_html(const Json& j) {
   std::string out;
   for (const std::string text = j.dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -131,7 +131,7 @@ std::string to_html(const Report& r) {
   const size_t at = html.find(kHere);
   if (at == html.npos)
     throw std::runtime_error(
-        "this program was built without the page of its reports: install npm and build it again");
+        "this program was built without the report page; install npm and rebuild");
   return std::string(html.substr(0, at)) + inside_html(to_json(r)) +
          std::string(html.substr(at + kHere.size()));
 }

@@ -1,5 +1,5 @@
-// A report as plain data: a title, sentences, and sections of one chart, table or list each. It is
-// written as JSON, and as one HTML file that needs nothing else.
+// A report as plain data: a title, sentences, and sections with one chart, table or list each;
+// written as JSON and as one self-contained HTML file.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace horner::report {
 
-// Values of one name, one for each category; NaN where there is none.
+// One value per category; NaN if missing.
 struct Bar {
   std::string name;
   std::vector<double> values;
@@ -22,10 +22,10 @@ struct Bar {
   bool strong = false;
 };
 struct Bars {
-  std::string label;  // what the values are
+  std::string label;  // of the value axis
   std::vector<std::string> categories;
   std::vector<Bar> series;
-  bool dots = false;  // points, on an axis that need not begin at 0
+  bool dots = false;  // points, on an axis that need not start at 0
 };
 
 struct Column {
@@ -35,7 +35,7 @@ struct Column {
 };
 struct Cell {
   std::string text;
-  double value = 0;  // what it is sorted by, in a column of numbers
+  double value = 0;  // sort key in a column of numbers
 };
 struct Table {
   std::vector<Column> columns;
@@ -46,8 +46,9 @@ struct Section;
 struct HeatMap {
   std::string label, x_label, y_label;
   std::vector<std::string> x, y;
-  std::vector<std::vector<double>> values;                                 // [y][x]
-  std::map<std::pair<size_t, size_t>, std::vector<Section>> details = {};  // of (y, x): on a click
+  std::vector<std::vector<double>> values;  // [y][x]
+  std::map<std::pair<size_t, size_t>, std::vector<Section>> details =
+      {};  // of (y, x), shown on click
 };
 
 struct Boxes {
@@ -55,10 +56,10 @@ struct Boxes {
   std::vector<std::string> categories;
   struct Series {
     std::string name;
-    std::vector<std::vector<double>> boxes;  // least, quarter, half, three quarters, most
+    std::vector<std::vector<double>> boxes;  // minimum, quartiles, maximum
   };
   std::vector<Series> series;
-  std::vector<report::Series> lines = {};  // over the boxes; x is the number of the category
+  std::vector<report::Series> lines = {};  // over the boxes; x is the index of the category
 };
 
 struct Fact {
@@ -70,7 +71,7 @@ using Facts = std::vector<Fact>;
 struct Section {
   std::string heading, text;
   std::variant<Chart, Bars, Table, HeatMap, Boxes, Facts> content;
-  bool half = false;  // two beside each other where there is room
+  bool half = false;  // half width if there is room
 };
 
 struct Report {
@@ -82,10 +83,10 @@ struct Report {
 
 nlohmann::ordered_json to_json(const Report&);
 
-// The page with the report in it. Throws where the page was not built (see has_page).
+// The page with the report embedded. Throws if the page was not built (see has_page).
 std::string to_html(const Report&);
 
-// Whether the page is part of this program: it is made from web/ by npm when the program is built.
+// Whether the page is part of this program: npm builds it from web/.
 bool has_page();
 
 }  // namespace horner::report

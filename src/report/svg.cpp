@@ -29,7 +29,7 @@ std::string escaped(const std::string& text) {
       case '"': out += "&quot;"; break;
       // clang-format on
       default:
-        // XML has no place for the other control characters.
+        // XML does not allow the other control characters.
         out += static_cast<unsigned char>(c) < 32 ? ' ' : c;
     }
   return out;
@@ -57,11 +57,11 @@ std::string plain_text(double x) {
   return out;
 }
 
-// One axis: from the data's range to pixels, and where its ticks are.
+// One axis: maps data to pixels, and holds the ticks.
 struct Axis {
   bool log = false;
-  double from = 0, to = 1;         // of the data
-  double pixel = 0, to_pixel = 1;  // where those two are
+  double from = 0, to = 1;         // data range
+  double pixel = 0, to_pixel = 1;  // pixels of its ends
   std::vector<double> ticks = {};
 
   bool takes(double x) const { return std::isfinite(x) && (!log || x > 0); }
@@ -193,8 +193,7 @@ Drawn curve(const Series& s, const Axis& x, const Axis& y, const std::string& co
   return out;
 }
 
-// Heights for names that want to be at `wanted`, a line apart and between kTop and kBottom where
-// they fit.
+// Label positions near `wanted`, a line apart, and between kTop and kBottom if they fit.
 std::vector<double> apart(const std::vector<double>& wanted) {
   std::vector<size_t> order(wanted.size());
   std::iota(order.begin(), order.end(), size_t(0));

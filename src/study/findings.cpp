@@ -1,11 +1,12 @@
 #include "study/findings.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <map>
 
 #include "core/median.h"
-#include "study/taylor.h"
+#include "diag/series.h"
 
 namespace horner::study {
 
@@ -47,7 +48,7 @@ double behind(const TaskData& t, const Group& g) {
   return t.softmax ? g.loss.mean / t.softmax->loss.mean - 1 : std::nan("");
 }
 
-static std::vector<const Group*> of_kind(const TaskData& t, std::string_view kind) {
+static std::vector<const Group*> of_kind(const TaskData& t, Kind kind) {
   std::vector<const Group*> out;
   for (const Group& g : t.groups)
     if (g.kind == kind && &g != t.softmax && g.loss.n > 0) out.push_back(&g);
@@ -65,24 +66,24 @@ using Sentences = std::vector<std::string>;
 static void say_softmax(const TaskData& t, Sentences& out) {
   const Group& g = *t.softmax;
   std::string s =
-      task_title(t) + ": softmax ends at a validation loss of " + formatted("%.4f", g.loss.mean);
+      task_title(t) + ": softmax reaches a validation loss of " + formatted("%.4f", g.loss.mean);
   if (g.loss.n > 1) s += " ± " + formatted("%.4f", g.loss.deviation);
   s += " after " + counted(g.runs[0]->step) + " steps";
   if (g.loss.n > 1) s += " (" + std::to_string(g.loss.n) + " seeds)";
-  out.push_back(s + "; the percentages that follow are losses against it.");
+  out.push_back(s + "; the percentages below are losses relative to it.");
 }
 
 static void say_norms(const TaskData& t, Sentences& out) {
-  const auto norms = of_kind(t, "norms");
+  const auto norms = of_kind(t, Kind::norms);
   if (norms.empty()) return;
   double worst = -INFINITY;
   for (const Group* g : norms) worst = std::max(worst, behind(t, *g));
-  out.push_back((worst < 0.03 ? "A norm can stand for the denominator: "
-                              : "A norm stands for the denominator only in part: ") +
+  out.push_back((worst < 0.03 ? "A norm can replace the denominator: "
+                              : "A norm replaces the denominator only in part: ") +
                 each(t, norms) + ".");
 }
 
-// The smallest order from which on every order is within `share`; -1: none.
+// The smallest order from which every order is within `share`; -1: none.
 static int from_order(const TaskData& t, const std::vector<const Group*>& orders, double share) {
   int from = -1;
   for (auto g = orders.rbegin(); g != orders.rend() && behind(t, **g) <= share; ++g)
@@ -91,29 +92,29 @@ static int from_order(const TaskData& t, const std::vector<const Group*>& orders
 }
 
 static void say_orders(const TaskData& t, Sentences& out) {
-  const auto orders = of_kind(t, "Taylor");
+  const auto orders = of_kind(t, Kind::taylor);
   if (orders.size() < 2) return;
   std::vector<std::string> parts;
   for (const Group* g : orders)
     parts.push_back(std::to_string(g->order) + " " + signed_percent(behind(t, *g)));
-  std::string s = "The series of exp, cut at order " + joined(parts) + ".";
-  std::map<int, double> within;  // from an order on: the tightest
+  std::string s = "The series of exp, truncated at order " + joined(parts) + ".";
+  std::map<int, double> within;  // from an order: the tightest share
   for (const double share : {0.1, 0.05, 0.03, 0.01})
     if (const int from = from_order(t, orders, share); from >= 0) within[from] = share;
   std::vector<std::string> reached;
   for (const auto& [from, share] : within)
-    reached.push_back("from " + std::to_string(from) + " on within " +
+    reached.push_back("from " + std::to_string(from) + " are within " +
                       formatted("%.0f %%", 100 * share));
-  out.push_back(s + (reached.empty() ? " No order comes within 10 % of softmax."
+  out.push_back(s + (reached.empty() ? " No order is within 10 % of softmax."
                                      : " Orders " + joined(reached) + "."));
 }
 
 static void say_centred(const TaskData& t, Sentences& out) {
   std::map<int, const Group*> plain;
-  for (const Group* g : of_kind(t, "Taylor")) plain[g->order] = g;
+  for (const Group* g : of_kind(t, Kind::taylor)) plain[g->order] = g;
   std::vector<std::string> parts;
   int better = 0;
-  for (const Group* g : of_kind(t, "Taylor, centred")) {
+  for (const Group* g : of_kind(t, Kind::centred_taylor)) {
     if (!plain.contains(g->order)) continue;
     const double change = g->loss.mean / plain[g->order]->loss.mean - 1;
     parts.push_back("order " + std::to_string(g->order) + " " + signed_percent(change));
@@ -123,21 +124,21 @@ static void say_centred(const TaskData& t, Sentences& out) {
   const bool all = better == int(parts.size());
   out.push_back(std::string("Centring the scores of a row ") +
                 (all          ? "lowers the loss of the series"
-                 : better > 0 ? "helps in part"
+                 : better > 0 ? "helps at some orders"
                               : "does not help") +
                 ": " + joined(parts) + ".");
 }
 
 static void say_linear(const TaskData& t, Sentences& out) {
-  auto linear = of_kind(t, "linear kernels"), powers = of_kind(t, "linear kernels with powers");
+  auto linear = of_kind(t, Kind::linear), powers = of_kind(t, Kind::linear_powers);
   const auto nearer = [&](const Group* a, const Group* b) { return a->loss.mean < b->loss.mean; };
   std::sort(linear.begin(), linear.end(), nearer), std::sort(powers.begin(), powers.end(), nearer);
   std::string s;
   if (!linear.empty()) s = "Linear kernels: " + each(t, linear) + ".";
   if (!powers.empty()) {
     const double best = behind(t, *powers[0]);
-    s += std::string(s.empty() ? "" : " ") + "With powers added to them the best, " +
-         powers[0]->name + ", is " +
+    s += std::string(s.empty() ? "" : " ") + "The best with powers added, " + powers[0]->name +
+         ", is " +
          (best > 0.01    ? "still " + percent(best) + " behind softmax."
           : best < -0.01 ? percent(best) + " ahead of softmax."
                          : "level with softmax (" + signed_percent(best) + ").");
@@ -146,18 +147,13 @@ static void say_linear(const TaskData& t, Sentences& out) {
 }
 
 static void say_others(const TaskData& t, Sentences& out) {
-  const std::pair<const char*, const char*> kinds[] = {
-      {"no sum", "Without the sum or a norm: "},
-      {"gates", "With gates: "},
-      {"gates and norms", "With gates and norms: "},
-      {"softmax and the like", "Softmax with a changed sum: "},
-      {"other weights", "Other weights: "}};
-  for (const auto& [kind, words] : kinds)
+  for (const Kind kind :
+       {Kind::no_sum, Kind::gates, Kind::gates_and_norms, Kind::sums, Kind::weights})
     if (const auto groups = of_kind(t, kind); !groups.empty())
-      out.push_back(words + each(t, groups) + ".");
+      out.push_back(words(kind).intro + each(t, groups) + ".");
 }
 
-// How the distance from softmax varies among seeds: the runs of a seed share weights and batches.
+// Deviation of the distance from softmax over seeds: runs of a seed share weights and batches.
 static double paired_deviation(const TaskData& t, const Group& g) {
   std::vector<double> distance;
   for (const RunData* mine : g.runs)
@@ -170,18 +166,19 @@ static double paired_deviation(const TaskData& t, const Group& g) {
 }
 
 static void say_spread(const TaskData& t, Sentences& out) {
-  std::vector<double> own, paired;  // one variant that went astray must not speak for all: medians
+  std::vector<double> own, paired;  // medians: one outlier must not decide
   for (const Group& g : t.groups) {
     if (g.loss.n < 2 || g.diverged > 0) continue;
     own.push_back(g.loss.deviation / g.loss.mean);
     if (t.softmax && &g != t.softmax) paired.push_back(paired_deviation(t, g));
   }
-  if (own.empty()) return out.push_back("One seed each: small differences may be chance.");
+  if (own.empty()) return out.push_back("One seed per variant: small differences may be chance.");
   std::erase_if(paired, [](double x) { return std::isnan(x); });
   std::string s = "Seeds of one variant differ by " + percent(median(own));
   if (!paired.empty())
-    s += ", the distances from softmax in runs of the same seed by " + percent(median(paired));
-  out.push_back(s + " (standard deviations, medians over the variants): less says little.");
+    s += ", the distances from softmax at the same seed by " + percent(median(paired));
+  out.push_back(s +
+                " (standard deviation, median over variants): smaller differences mean little.");
 }
 
 static void say_accuracy(const TaskData& t, Sentences& out) {
@@ -208,11 +205,11 @@ static void say_accuracy(const TaskData& t, Sentences& out) {
   if (!partly.empty()) s += (solved.empty() ? "" : "; ") + joined(partly);
   if (!lost.empty())
     s += (solved.empty() && partly.empty() ? "" : "; ") + joined(lost) +
-         (lost.size() > 1 ? " do" : " does") + " hardly better than a guess";
-  out.push_back(s + " (a guess: " + percent(t.chance) + ").");
+         (lost.size() > 1 ? " are" : " is") + " hardly better than guessing";
+  out.push_back(s + " (guessing: " + percent(t.chance) + ").");
 }
 
-// How recall falls as the pairs grow.
+// How recall falls as the number of pairs grows.
 static void say_pairs(const std::vector<TaskData>& tasks, Sentences& out) {
   std::map<int64_t, const TaskData*> by_pairs;
   for (const TaskData& t : tasks)
@@ -233,22 +230,23 @@ static void say_pairs(const std::vector<TaskData>& tasks, Sentences& out) {
     }
   std::string s = "From " + std::to_string(few) + " to " + std::to_string(many) + " pairs: ";
   if (!fell.empty()) s += joined(fell);
-  if (!kept.empty()) s += (fell.empty() ? "" : "; ") + joined(kept) + " as good as before";
+  if (!kept.empty()) s += (fell.empty() ? "" : "; ") + joined(kept) + " unchanged";
   out.push_back(s + ".");
 }
 
 static void say_dominant(const TaskData& t, Sentences& out) {
   if (!t.softmax || t.softmax->runs[0]->taylor.empty()) return;
-  size_t least = SIZE_MAX, most = 0;
+  int least = INT_MAX, most = 0;
   for (const RunData* r : t.softmax->runs)
     for (const auto& layer : r->taylor) {
-      least = std::min(least, dominant_order(layer)), most = std::max(most, dominant_order(layer));
+      const int order = diag::dominant_order(layer);
+      least = std::min(least, order), most = std::max(most, order);
     }
   out.push_back(task_title(t) +
-                ": in the trained softmax models the largest term of exp's series is " +
-                (least == most ? "of order " + std::to_string(least)
-                               : "of order " + std::to_string(least) + " to " +
-                                     std::to_string(most) + ", depending on the layer") +
+                ": in the trained softmax models the largest term of exp's series has " +
+                (least == most ? "order " + std::to_string(least)
+                               : "order " + std::to_string(least) + " to " + std::to_string(most) +
+                                     ", depending on the layer") +
                 ".");
 }
 
@@ -263,10 +261,10 @@ static void say_trouble(const std::vector<TaskData>& tasks, Sentences& out) {
         lost.push_back(g.name + " on " + t.name + " (" + std::to_string(g.diverged) + " of " +
                        std::to_string(g.runs.size()) + ")");
     }
-  if (!lost.empty()) out.push_back("Runs that learned nothing: " + joined(lost) + ".");
+  if (!lost.empty()) out.push_back("Runs that did not learn: " + joined(lost) + ".");
   if (open > 0)
     out.push_back(std::to_string(open) + " of " + std::to_string(all) +
-                  " runs are not finished: their last validation counts.");
+                  " runs are unfinished: their latest validation is used.");
 }
 
 Sentences findings(const std::vector<TaskData>& tasks) {

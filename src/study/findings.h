@@ -1,4 +1,4 @@
-// What the numbers of a study say, in sentences: each computed, none that the numbers do not bear.
+// The results of a study in sentences, each computed from the runs.
 #pragma once
 
 #include "study/runs.h"
@@ -7,12 +7,12 @@ namespace horner::study {
 
 std::vector<std::string> findings(const std::vector<TaskData>&);
 
-std::string formatted(const char* format, double x);  // by printf's rules; "–" for no number
+std::string formatted(const char* format, double x);  // printf format; "–" if not finite
 std::string percent(double share);                    // 0.0312 -> "3.1 %"
 std::string signed_percent(double share);             // "+3.1 %", "−0.2 %"
 std::string task_title(const TaskData&);              // "Recall of 16 pairs", "Text"
 
-// The loss of a group over softmax's, less 1; NaN without either.
+// A group's loss relative to softmax's, minus 1; NaN without softmax.
 double behind(const TaskData&, const Group&);
 
 }  // namespace horner::study

@@ -1,10 +1,10 @@
-// The studies that are there by name. docs/study.md says what each is for.
+// The built-in studies; docs/study.md describes each.
 #include "study/study.h"
 
 namespace horner::study {
 
 static const Preset kPresets[] = {
-    {"quick", "2 cores, a few minutes: recall and text, with models of 25,000 and 115,000 weights",
+    {"quick", "a few minutes on 2 cores: recall and text, models of 25,000 and 115,000 parameters",
      R"({
   "title": "Attention, quickly: recall and text with tiny models",
   "attention": ["softmax", "l2", "taylor{1..4}", "centred_taylor{1..3}", "by_count", "linear_{elu,relu}"],
@@ -22,7 +22,7 @@ static const Preset kPresets[] = {
   ]
 })"},
     {"paper-small",
-     "for a GPU: the whole ablation with the 10 M model on text, 44 variants, 3 seeds",
+     "for a GPU: the full ablation with the 10 M model on text, 44 variants, 3 seeds",
      R"({
   "title": "The ablation: what softmax attention is made of",
   "attention": ["softmax", "l2", "rms", "rms:clamp=inf", "layer_norm", "layer_norm:clamp=inf,denominator=nothing",
@@ -36,7 +36,7 @@ static const Preset kPresets[] = {
   },
   "tasks": ["text"]
 })"},
-    {"recall", "for a GPU: how recall falls with the number of pairs", R"({
+    {"recall", "for a GPU: recall against the number of pairs", R"({
   "title": "How much can it hold? Recall against the number of pairs",
   "attention": ["softmax", "l2", "taylor{1..6}", "centred_taylor{1..4}", "linear_{elu,relu,cosine}", "elu_taylor{2,4}"],
   "seeds": [0],
@@ -50,8 +50,7 @@ static const Preset kPresets[] = {
             "recall:pairs=64,vocabulary=256"]
 })"},
     {"paper",
-     "the first paper's own setting, 275 M weights: days on a GPU, and a file of tokens of your "
-     "own",
+     "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token file",
      R"({
   "title": "The ablation in the paper's own setting",
   "attention": ["softmax", "l2", "rms", "layer_norm", "by_count", "by_count_gate", "gated", "taylor{1..4}", "taylor{6,8,10}",

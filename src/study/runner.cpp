@@ -25,20 +25,11 @@ bool is_finished(const Run& r) {
          files::read_json(result).value("steps", int64_t(0)) >= r.settings.steps;
 }
 
-// Writes the run's settings. Throws where another run is there.
+// Writes the run's settings. Throws if the folder holds a run with other settings.
 static void prepare(const Run& r) {
-  const fs::path file = r.folder / "settings.json";
-  const Json now = to_json(r.settings);
-  if (fs::exists(file)) {
-    const Json before = files::read_json(file);
-    for (const train::Setting& s : train::setting_table())
-      check(!s.fixed || !before.contains(s.name) || before[s.name] == now[s.name],
-            r.folder.string(), " holds a run with ", s.name, " ",
-            before.value(s.name, Json()).dump(), ", not ", now[s.name].dump(),
-            "; give another --out, or remove it");
-  }
+  train::check_same_run(r.folder, r.settings, /*fixed_steps=*/false);
   fs::create_directories(r.folder);
-  files::write_json(file, now);
+  files::write_json(r.folder / "settings.json", to_json(r.settings));
 }
 
 static pid_t start(const Run& r, const fs::path& program) {
@@ -46,11 +37,11 @@ static pid_t start(const Run& r, const fs::path& program) {
                     log = (r.folder / "log.txt").string(), path = program.string();
   const char* const arguments[] = {path.c_str(), "train",     "--config", settings.c_str(),
                                    "--out",      out.c_str(), "--resume", nullptr};
-  setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // threads that wait leave the cores to the other runs
+  setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // waiting threads leave the cores to the other runs
   const pid_t parent = getpid(), child = fork();
   check(child >= 0, "cannot start a process: ", std::strerror(errno));
   if (child > 0) return child;
-  // Its own group: a Ctrl-C at the terminal is for us alone, and we pass it on once.
+  // A separate process group: the parent alone receives Ctrl-C, and forwards it once.
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGINT);
   if (getppid() != parent) _exit(130);
@@ -62,7 +53,7 @@ static pid_t start(const Run& r, const fs::path& program) {
   _exit(127);
 }
 
-// The end of a file, from the beginning of a line.
+// The last lines of a file.
 static std::string tail(const fs::path& path, size_t most) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) return "";
@@ -75,7 +66,7 @@ static std::string tail(const fs::path& path, size_t most) {
 
 static void look(const Run& r, RunState& p) {
   const std::string text = tail(r.folder / "metrics.jsonl", 4096);
-  double seconds = 0, lines = 0;  // each as many tokens as the other
+  double seconds = 0, lines = 0;  // every line has the same number of tokens
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const Json j = Json::parse(text.begin() + long(at), text.begin() + long(end), nullptr, false);
@@ -94,11 +85,11 @@ static std::string last_words(const Run& r, int status) {
   std::string text = tail(r.folder / "log.txt", 2000);
   while (text.ends_with('\n')) text.pop_back();
   text = text.substr(text.rfind('\n') + 1);
-  if (WIFSIGNALED(status)) return std::string("ended by ") + strsignal(WTERMSIG(status));
+  if (WIFSIGNALED(status)) return std::string("killed by ") + strsignal(WTERMSIG(status));
   return text.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : text;
 }
 
-// What became of a child.
+// Records how a child ended.
 static void ended(const Run& r, int status, bool stopping, RunState& p) {
   look(r, p);
   const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0 && is_finished(r);

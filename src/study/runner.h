@@ -1,5 +1,5 @@
-// Runs as child processes, some at a time: one that crashes leaves the others, and whatever ends
-// this process ends them gently, so that all can go on later.
+// Runs as child processes, several at a time: a crash does not affect the other runs, and whatever
+// ends this process interrupts them with a checkpoint, so that all can be resumed.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,10 @@ enum class Status { waiting, running, finished, failed, stopped };
 
 struct RunState {
   Status status = Status::waiting;
-  bool here = false;  // begun by this process, not found finished
+  bool here = false;  // started by this process
   int64_t step = 0;
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
-  std::string why = "";  // of one that failed: its last words
+  std::string why = "";  // why it failed: the last line of its log
 };
 
 struct Runner {
@@ -23,14 +23,14 @@ struct Runner {
   size_t jobs = 1;
   std::function<bool()> stop = [] { return false; };
   std::function<void(const std::vector<RunState>&)> show = [](const std::vector<RunState>&) {};
-  std::function<void(const Run&)> finished = [](const Run&) {};  // when one ends well
+  std::function<void(const Run&)> finished = [](const Run&) {};  // called when a run has finished
 };
 
-// Until all have ended or stop() says so. Finished runs are left as they are. Throws, before
-// anything runs, where a folder holds a run with other settings.
+// Returns when all runs have ended or stop() returns true. Skips finished runs. Throws before
+// anything runs if a folder holds a run with other settings.
 std::vector<RunState> run_all(const std::vector<Run>&, const Runner&);
 
-// Whether the run's folder says that it is done.
+// Whether the run's folder has the result of all its steps.
 bool is_finished(const Run&);
 
 }  // namespace horner::study

@@ -23,7 +23,7 @@ static void read_metrics(const fs::path& path, RunData& r) {
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
     const Json j = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!j.is_object() || !j.contains("step")) continue;  // cut off while it was written
+    if (!j.is_object() || !j.contains("step")) continue;  // an incomplete last line
     const double step = number(j, "step");
     if (j.contains("loss")) {
       r.loss.push_back({step, number(j, "loss")});
@@ -62,19 +62,19 @@ static RunData read_run(const fs::path& folder) {
   return r;
 }
 
-// What makes two folders the same run: all that decides its losses.
+// Equal for two folders of the same run: every setting that affects the losses.
 static std::string identity(const train::Settings& s) {
   Json j = to_json(s);
   for (const train::Setting& row : train::setting_table())
     if (!row.fixed) j.erase(row.name);
-  j.erase("data");  // the same file may lie elsewhere on another machine
+  j.erase("data");  // the file's path may differ between machines
   return j.dump();
 }
 
 std::vector<RunData> read_runs(const std::vector<fs::path>& folders) {
   std::vector<fs::path> found;
   for (const fs::path& folder : folders) {
-    check(fs::is_directory(folder), "there is no folder '", folder.string(), "'");
+    check(fs::is_directory(folder), "no folder '", folder.string(), "'");
     const auto look = [&](const fs::path& p) {
       if (fs::exists(p / "settings.json") && fs::exists(p / "metrics.jsonl")) found.push_back(p);
     };
@@ -82,9 +82,9 @@ std::vector<RunData> read_runs(const std::vector<fs::path>& folders) {
     for (const auto& entry : fs::recursive_directory_iterator(folder))
       if (entry.is_directory()) look(entry.path());
   }
-  check(!found.empty(), "no run in ", folders[0].string(),
-        folders.size() > 1 ? " and the other folders" : "",
-        ": a run's folder has settings.json and metrics.jsonl");
+  check(!found.empty(), "no runs in ", folders[0].string(),
+        folders.size() > 1 ? " or the other folders" : "",
+        ": the folder of a run has settings.json and metrics.jsonl");
   std::sort(found.begin(), found.end());
   std::vector<RunData> out;
   std::map<std::string, size_t> known;
@@ -108,30 +108,48 @@ Spread spread(const std::vector<double>& values) {
   return {mean, n > 1 ? std::sqrt(squares / (n - 1)) : 0, values.size()};
 }
 
-// What of softmax a variant changes, from its stages.
-static std::string kind_of(const attn::Spec& s) {
+// In the order of Kind.
+static constexpr KindWords kKinds[] = {
+    {"Taylor", nullptr},
+    {"Taylor, centred", nullptr},
+    {"gates", "With gates: "},
+    {"gates and norms", "With gates and norms: "},
+    {"linear kernels", nullptr},
+    {"linear kernels with powers", nullptr},
+    {"no sum", "Without a sum or norm: "},
+    {"norms", nullptr},
+    {"other weights", "Other weights: "},
+    {"others", nullptr},
+    {"softmax with another sum", "Softmax with another sum: "},
+};
+static_assert(std::size(kKinds) == size_t(Kind::sums) + 1);
+
+const KindWords& words(Kind kind) {
+  return kKinds[size_t(kind)];
+}
+
+static Kind kind_of(const attn::Spec& s) {
   using namespace attn;
   const bool series = is<Taylor>(s.weight), identity = is<Identity>(s.features);
-  if (series && identity) return s.centred ? "Taylor, centred" : "Taylor";
-  if (series) return "linear kernels with powers";
-  if (is<Power>(s.weight)) return "linear kernels";
-  if (!is<Exp>(s.weight) || !identity) return "other weights";
+  if (series && identity) return s.centred ? Kind::centred_taylor : Kind::taylor;
+  if (series) return Kind::linear_powers;
+  if (is<Power>(s.weight)) return Kind::linear;
+  if (!is<Exp>(s.weight) || !identity) return Kind::weights;
   const bool gates = s.output_gate || s.input_gate || s.post_gate || !is<NoDecay>(s.decay);
-  if (!is<NoNorm>(s.norm)) return gates ? "gates and norms" : "norms";
-  if (gates) return "gates";
-  if (!is<Sum>(s.denominator)) return "no sum";
-  return "softmax and the like";
+  if (!is<NoNorm>(s.norm)) return gates ? Kind::gates_and_norms : Kind::norms;
+  if (gates) return Kind::gates;
+  return is<Sum>(s.denominator) ? Kind::sums : Kind::no_sum;
 }
 
 static Group group_of(const std::string& name) {
-  Group g{.name = name, .kind = "others"};
+  Group g{.name = name};
   try {
     const attn::Variant v = attn::find(name);
     g.about = v.about, g.kind = kind_of(v.spec), g.centred = v.spec.centred;
     const auto orders = attn::facts(v.spec.weight).orders;
     g.order = orders ? orders->last : -1;
   } catch (const Error&) {
-    g.about = "not a variant of this program";
+    g.about = "unknown variant";
   }
   return g;
 }
@@ -148,7 +166,7 @@ static void finish(Group& g) {
   g.loss = spread(losses), g.accuracy = spread(accuracies);
 }
 
-// Softmax, then kinds by name, orders by number.
+// Softmax first, then by kind and order.
 static bool before(const Group& a, const Group& b) {
   const auto key = [](const Group& g) {
     return std::tuple(g.name != "softmax", g.kind, g.order, g.name);
@@ -162,7 +180,7 @@ static TaskData task_of(const std::string& name) {
     const Chosen c = find_task(name);
     if (c.task) t.chance = c.task->chance(c.shape);
     if (c.task && std::string(c.task->name) == "recall") t.pairs = c.shape.pairs;
-  } catch (const Error&) {  // another program's: shown by its loss
+  } catch (const Error&) {  // an unknown task is judged by its loss
   }
   return t;
 }

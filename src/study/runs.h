@@ -1,4 +1,4 @@
-// Runs as their folders have them, and what belongs together: runs of a task, seeds of a variant.
+// Runs read from their folders, grouped by task and variant.
 #pragma once
 
 #include <filesystem>
@@ -18,15 +18,14 @@ struct RunData {
   std::filesystem::path folder;
   train::Settings settings;
   bool finished;
-  int64_t step;  // the last one
+  int64_t step;  // the latest
   Json result;   // null unless finished
   Points loss, gradient, validation_loss, validation_accuracy;
-  std::vector<double> entropy, separability;  // of each layer, the last measured
-  std::vector<std::vector<double>> taylor;    // log_magnitudes of taylor.h, or empty
+  std::vector<double> entropy, separability;  // per layer, the latest measurement
+  std::vector<std::vector<double>> taylor;    // log_term_means of taylor.h, or empty
 };
 
-// Every run in these folders and below. The same run twice is taken once: the one that came
-// further. Throws where there is none.
+// Every run below these folders; of several copies the most advanced. Throws if there are none.
 std::vector<RunData> read_runs(const std::vector<std::filesystem::path>&);
 
 // Mean and standard deviation over seeds; NaN without values.
@@ -36,25 +35,34 @@ struct Spread {
 };
 Spread spread(const std::vector<double>&);
 
+// What a variant changes in softmax, in the order of tables and legends (kKinds in runs.cpp).
+// clang-format off
+enum class Kind { taylor, centred_taylor, gates, gates_and_norms, linear, linear_powers, no_sum, norms, weights, unknown, sums };
+// clang-format on
+struct KindWords {
+  const char *name, *intro;  // in legends; before a list of its variants, or null
+};
+const KindWords& words(Kind);
+
 // The seeds of a variant on a task.
 struct Group {
   std::string name, about;
-  std::string kind;  // of the variant: "Taylor", "linear kernels", …: what shares a colour
-  int order = -1;    // of a series; -1: none
+  Kind kind = Kind::unknown;
+  int order = -1;  // of the series; -1: none
   bool centred = false;
   std::vector<const RunData*> runs;
   Spread loss, accuracy;  // at the last validation
-  size_t diverged = 0;    // runs whose loss is no number, or as bad as at the beginning
+  size_t diverged = 0;    // runs whose loss is not finite, or no better than at the start
 };
 
 struct TaskData {
   std::string name;
-  double chance = 0;  // of a guess; 0 for text
-  int64_t pairs = 0;  // of recall; 0 otherwise
+  double chance = 0;  // accuracy of guessing; 0 for text
+  int64_t pairs = 0;  // of recall; otherwise 0
   std::vector<Group> groups;
   const Group* softmax = nullptr;
 };
-// In order of first appearance; softmax first among a task's groups, then by kind and order.
+// Tasks in order of first appearance; their groups by kind and order, softmax first.
 std::vector<TaskData> by_task(const std::vector<RunData>&);
 
 }  // namespace horner::study

@@ -13,11 +13,11 @@
 
 namespace horner::study {
 
-// "a{1..3}b" -> a1b a2b a3b; "{x,y}" -> x y. The first braces; the rest by calling again.
+// "a{1..3}b" -> a1b a2b a3b; "{x,y}" -> x y. Expands the first braces and recurses.
 static std::vector<std::string> without_braces(const std::string& pattern) {
   const size_t open = pattern.find('{'), close = pattern.find('}', open);
   if (open == pattern.npos) return {pattern};
-  check(close != pattern.npos, "'", pattern, "' has a '{' without its '}'");
+  check(close != pattern.npos, "'", pattern, "': missing '}'");
   const std::string inside = pattern.substr(open + 1, close - open - 1);
   std::vector<std::string> parts;
   if (const size_t dots = inside.find(".."); dots != inside.npos) {
@@ -25,7 +25,7 @@ static std::vector<std::string> without_braces(const std::string& pattern) {
       int n = -1;
       const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), n);
       check(error == std::errc() && end == s.data() + s.size() && n >= 0 && n <= 1000, "'", pattern,
-            "': a range is {1..10}, of numbers up to 1000");
+            "': a range must look like {1..10}, with numbers up to 1000");
       return n;
     };
     const int from = number(inside.substr(0, dots)), to = number(inside.substr(dots + 2));
@@ -57,15 +57,14 @@ std::vector<std::string> expand(const std::vector<std::string>& patterns) {
         add(attn::find(name).name);
         continue;
       }
-      const size_t before = out.size();
       std::vector<std::string> names;
       bool found = false;
       for (const attn::Variant& v : attn::variants()) {
         names.push_back(v.name);
         if (matches(name, v.name)) add(v.name), found = true;
       }
-      check(found || out.size() > before, "no attention variant matches '", name,
-            "'; did you mean ", quoted(nearest(name, names)), "? ('horner list' shows them all)");
+      check(found, "no attention variant matches '", name, "'; did you mean ",
+            quoted(nearest(name, names)), "? ('horner list' shows them all)");
     }
   return out;
 }
@@ -84,7 +83,7 @@ static std::vector<T> list(const Json& j, const char* name, const std::string& w
   try {
     return j[name].is_array() ? j[name].get<std::vector<T>>() : std::vector<T>{j[name].get<T>()};
   } catch (const Json::exception&) {
-    fail(where, ": '", name, "' cannot be ", j[name].dump());
+    fail(where, ": invalid value ", j[name].dump(), " of '", name, "'");
   }
 }
 
@@ -119,7 +118,7 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
         r.settings.task = task, r.settings.attention = attention, r.settings.seed = seed;
         train::check_settings(r.settings);
         r.folder = out / r.name;
-        check(names.insert(r.name).second, where, ": two runs would be ", r.name);
+        check(names.insert(r.name).second, where, ": two runs have the name ", r.name);
         runs.emplace_back(seed, r);
       }
   }
@@ -135,7 +134,7 @@ Json find_study(const std::string& wanted) {
     if (wanted == p.name) return Json::parse(p.json);
     names.push_back(p.name);
   }
-  check(std::filesystem::exists(wanted), "no study '", wanted, "': neither a preset (",
+  check(std::filesystem::exists(wanted), "no study '", wanted, "': it is neither a preset (",
         quoted(names), ") nor a file");
   return files::read_json(wanted);
 }

@@ -1,8 +1,8 @@
 // A study: a grid of runs, from a JSON file or a preset.
 //   {"title": …, "attention": ["softmax", "taylor{1..10}", "linear_*"], "seeds": [0, 1, 2],
-//    "settings": {any of horner train},
+//    "settings": {any setting of horner train},
 //    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […]}, …]}
-// What a task names goes before what the study names.
+// The fields of a task override those of the study.
 #pragma once
 
 #include <filesystem>
@@ -16,20 +16,21 @@ namespace horner::study {
 using train::Json;
 
 struct Run {
-  std::string name;  // "recall/taylor2/seed0": its folder, too
+  std::string name;  // "recall/taylor2/seed0", also its folder
   std::filesystem::path folder;
   train::Settings settings;
 };
 struct Study {
   std::string title;
-  std::vector<Run> runs;  // seeds outermost: what is stopped early has every variant once
+  std::vector<Run> runs;  // seeds outermost, so that a study stopped early has every variant
 };
 
-// Throws, naming the field, for what is missing, wrong or not known. `where` is for the error.
+// Throws, naming the field, for a missing, invalid or unknown one. `where` is for error messages.
 Study read_study(const Json&, const std::string& where, const std::filesystem::path& out);
 
-// The variants that patterns name, each once: braces ("taylor{1..10}", "{l2,rms}"), globs over the
-// listed variants, names.
+// The variants that match the patterns, each once. A pattern is a name, has braces
+// ("taylor{1..10}",
+// "{l2,rms}"), or is a glob over the listed variants.
 std::vector<std::string> expand(const std::vector<std::string>& patterns);
 
 struct Preset {
@@ -37,7 +38,7 @@ struct Preset {
 };
 std::vector<Preset> presets();
 
-// The preset of that name, else the file.
+// The preset of that name, or the content of the file.
 Json find_study(const std::string& preset_or_file);
 
 }  // namespace horner::study

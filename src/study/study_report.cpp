@@ -4,14 +4,14 @@
 #include <cmath>
 #include <map>
 
+#include "diag/series.h"
 #include "study/findings.h"
-#include "study/taylor.h"
 
 namespace horner::study {
 
 using namespace report;
 
-// The number by which a task is judged.
+// The number that ranks variants on a task.
 static const Spread& score(const TaskData& t, const Group& g) {
   return t.chance > 0 ? g.accuracy : g.loss;
 }
@@ -20,17 +20,17 @@ static const char* score_name(const TaskData& t) {
 }
 
 static std::string colour_group(const Group& g) {
-  return g.name == "softmax" ? "" : g.kind;
+  return g.name == "softmax" ? "" : words(g.kind).name;
 }
 
-// Six digits: more are noise, and a page holds many of these.
+// Six digits: more are noise, and a page holds many numbers.
 static double rounded(double x) {
   if (x == 0 || !std::isfinite(x)) return x;
   const double unit = std::pow(10, std::floor(std::log10(std::abs(x))) - 5);
   return unit >= 1 ? std::round(x / unit) * unit : std::round(x / unit) / std::round(1 / unit);
 }
 
-// Thinned to what a screen shows: the mean of every few points.
+// Thinned to screen resolution: means of a few points each.
 static Points thinned(const Points& points) {
   constexpr size_t kMost = 400;
   const size_t each = std::max<size_t>(1, (points.size() + kMost - 1) / kMost);
@@ -57,33 +57,25 @@ static Section curves(const TaskData& t, const std::string& what, Points RunData
   return {task_title(t) + ": " + what, "", c};
 }
 
-// Loss or accuracy against the order of the series, softmax as the line to reach.
+// Loss or accuracy against the order of the series, with softmax as the reference line.
 static void add_sweep(const TaskData& t, std::vector<Section>& out) {
-  const std::pair<const char*, const char*> kinds[] = {{"Taylor", "plain"},
-                                                       {"Taylor, centred", "centred"}};
   Chart c{.x_label = "order of the series", .y_label = score_name(t), .log_y = t.chance == 0};
   double first = INFINITY, last = -INFINITY;
-  for (const auto& [kind, name] : kinds) {
-    Series s{.name = name};
+  const auto add = [&](Series s, size_t least, const auto& belongs) {
     for (const Group& g : t.groups) {
-      if (g.kind != kind || score(t, g).n == 0) continue;
+      if (score(t, g).n == 0 || !belongs(g)) continue;
       s.points.push_back({double(g.order), score(t, g).mean});
       s.spread.push_back(score(t, g).deviation);
       first = std::min(first, double(g.order)), last = std::max(last, double(g.order));
     }
-    if (!s.points.empty()) c.series.push_back(s);
-  }
-  for (const char* kernel : {"linear_elu", "linear_relu", "linear_cosine"}) {
-    const std::string family = std::string(kernel).substr(7) + "_taylor";
-    Series s{.name = family.substr(0, family.find('_')) + " kernel", .dashed = true};
-    for (const Group& g : t.groups)
-      if ((g.name == kernel || g.name.starts_with(family)) && score(t, g).n > 0) {
-        s.points.push_back({double(g.order), score(t, g).mean});
-        s.spread.push_back(score(t, g).deviation);
-        first = std::min(first, double(g.order)), last = std::max(last, double(g.order));
-      }
-    if (s.points.size() > 1) c.series.push_back(s);
-  }
+    if (s.points.size() >= least) c.series.push_back(s);
+  };
+  add({.name = "plain"}, 1, [](const Group& g) { return g.kind == Kind::taylor; });
+  add({.name = "centred"}, 1, [](const Group& g) { return g.kind == Kind::centred_taylor; });
+  for (const std::string kernel : {"elu", "relu", "cosine"})
+    add({.name = kernel + " kernel", .dashed = true}, 2, [&](const Group& g) {
+      return g.name == "linear_" + kernel || g.name.starts_with(kernel + "_taylor");
+    });
   if (c.series.empty() || first == last) return;
   if (t.softmax && score(t, *t.softmax).n > 0) {
     const double y = score(t, *t.softmax).mean;
@@ -93,7 +85,7 @@ static void add_sweep(const TaskData& t, std::vector<Section>& out) {
   }
   out.push_back({"Orders: " + task_title(t),
                  std::string("The ") + score_name(t) +
-                     " of the series cut at each order; softmax is the line to reach.",
+                     " of the series truncated at each order; softmax is the reference.",
                  c, true});
 }
 
@@ -106,9 +98,9 @@ static Section ranking(const TaskData& t) {
     return sign * score(t, *a).mean < sign * score(t, *b).mean;
   });
   Bars b{.label = score_name(t), .dots = t.chance == 0};
-  std::map<std::string, size_t> series;  // a colour for each kind, as in the curves
+  std::map<std::string, size_t> series;  // one colour per kind, as in the curves
   const auto kind = [&](const Group& g) {
-    return &g == t.softmax ? std::string("softmax") : g.kind;
+    return std::string(&g == t.softmax ? "softmax" : words(g.kind).name);
   };
   const std::vector<double> none(groups.size(), std::nan(""));
   for (const Group& g : t.groups)
@@ -135,7 +127,7 @@ static std::string with_spread(const char* format, const Spread& s) {
   return formatted(format, s.mean) + (s.n > 1 ? " ± " + formatted(format, s.deviation) : "");
 }
 
-// Losses in per cent, accuracies in points.
+// Losses in percent, accuracies in percentage points.
 static Cell against_softmax(const TaskData& t, const Group& g) {
   if (!t.softmax || &g == t.softmax || score(t, g).n == 0) return {"–", &g == t.softmax ? 0 : NAN};
   if (t.chance == 0) return {signed_percent(behind(t, g)), behind(t, g)};
@@ -144,18 +136,19 @@ static Cell against_softmax(const TaskData& t, const Group& g) {
 }
 
 static Section ablation(const std::vector<TaskData>& tasks) {
-  Table table{.columns = {{"variant"},
-                          {"task"},
-                          {"validation loss", true, "at the end; ± standard deviation over seeds"},
-                          {"against softmax", true, "losses in per cent, accuracies in points"},
-                          {"accuracy", true, "of the tokens that are asked"},
-                          {"seeds", true},
-                          {"spikes", true, "steps at which the loss or the gradient jumped, a run"},
-                          {"tokens/s", true,
-                           "median of the steps; runs that share a machine slow each other"},
-                          {"memory, MB", true, "peak"},
-                          {"weights", true},
-                          {"what it is"}}};
+  Table table{
+      .columns = {
+          {"variant"},
+          {"task"},
+          {"validation loss", true, "at the end; ± standard deviation over seeds"},
+          {"against softmax", true, "losses in percent, accuracies in points"},
+          {"accuracy", true, "over the tokens that have a target"},
+          {"seeds", true},
+          {"spikes", true, "steps per run with a spike of the loss or gradient norm"},
+          {"tokens/s", true, "median over steps; runs that share a machine slow each other down"},
+          {"memory, MB", true, "peak"},
+          {"weights", true},
+          {"what it is"}}};
   for (const TaskData& t : tasks)
     for (const Group& g : t.groups) {
       const double rate = mean_of(g, "tokens_per_second"), bytes = mean_of(g, "peak_bytes"),
@@ -173,13 +166,13 @@ static Section ablation(const std::vector<TaskData>& tasks) {
                             {g.about}});
     }
   return {"The ablation",
-          "Every variant under the same conditions: the same batches, schedule and first weights "
-          "for a seed. Click a column to sort by it.",
+          "Every variant under the same conditions: the runs of a seed share batches, schedule and "
+          "initial weights. Click a column to sort by it.",
           table};
 }
 
 static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
-  Chart c{.x_label = "pairs to remember", .y_label = "validation accuracy", .log_x = true};
+  Chart c{.x_label = "number of pairs", .y_label = "validation accuracy", .log_x = true};
   std::map<std::string, size_t> at;
   size_t sizes = 0;
   for (const TaskData& t : tasks) {
@@ -197,7 +190,7 @@ static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& 
   if (sizes > 1) out.push_back({"Recall against the number of pairs", "", c});
 }
 
-// A row for each variant, a column for each layer; the mean over seeds.
+// A row per variant, a column per layer; means over seeds.
 static HeatMap by_layer(const TaskData& t, const std::string& label,
                         std::vector<double> (*values)(const Group&, const RunData&)) {
   HeatMap h{.label = label, .x_label = "layer", .y_label = ""};
@@ -217,17 +210,17 @@ static HeatMap by_layer(const TaskData& t, const std::string& label,
   return h;
 }
 
-// Of weights that are exp or its series; those of a linear kernel have no such terms.
+// For weights that are exp or its series; a linear kernel has no such terms.
 static std::vector<double> dominant_orders(const Group& g, const RunData& r) {
   std::vector<double> out;
-  if (g.kind == "linear kernels") return out;
-  for (const auto& layer : r.taylor) out.push_back(double(dominant_order(layer)));
+  if (g.kind == Kind::linear) return out;
+  for (const auto& layer : r.taylor) out.push_back(double(diag::dominant_order(layer)));
   return out;
 }
 static std::vector<double> entropies(const Group&, const RunData& r) {
   return r.entropy;
 }
-// Weights that may be negative have none.
+// Undefined for weights that may be negative.
 static std::vector<double> separabilities(const Group&, const RunData& r) {
   const auto none = [](double x) { return std::isnan(x); };
   const auto& all = r.separability;
@@ -245,16 +238,15 @@ static void add_terms(const TaskData& t, std::vector<Section>& out) {
     c.series.push_back(s);
   }
   out.push_back({"Terms of exp in softmax: " + task_title(t),
-                 "The mean of |x|ⁿ/n! over the scores x that queries see, in the trained softmax "
-                 "model: absolute values, "
-                 "hidden keys left out. A series must reach past the peak of every layer.",
+                 "The mean of |x|ⁿ/n! over the visible scores x of the trained softmax model. A "
+                 "series must extend beyond the peak of every layer.",
                  c, true});
 }
 
 static Section origin(const std::vector<RunData>& runs, const Origin& o) {
   Facts facts;
   if (!o.command.empty()) facts.push_back({"command", o.command, true});
-  if (!o.version.empty()) facts.push_back({"made by", "horner " + o.version});
+  if (!o.version.empty()) facts.push_back({"version", "horner " + o.version});
   size_t done = 0;
   std::map<std::string, size_t> devices;
   for (const RunData& r : runs) {
@@ -264,7 +256,7 @@ static Section origin(const std::vector<RunData>& runs, const Origin& o) {
   facts.push_back(
       {"runs", std::to_string(runs.size()) + ", " + std::to_string(done) + " finished"});
   for (const auto& [device, n] : devices)
-    facts.push_back({"on", device + " (" + std::to_string(n) + " runs)"});
+    facts.push_back({"device", device + " (" + std::to_string(n) + " runs)"});
   std::map<std::string, Json> shown;
   for (const RunData& r : runs) {
     Json j = to_json(r.settings);
@@ -312,23 +304,22 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
     add_terms(t, out);
     if (const HeatMap h = by_layer(t, "order", dominant_orders); !h.y.empty())
       out.push_back({"Dominant order: " + task_title(t),
-                     "The order of the largest term of exp's series, for the scores of each "
-                     "variant by layer.",
+                     "The order of the largest term of exp's series for the scores of each layer.",
                      h, true});
   }
   for (const TaskData& t : tasks)
     if (const HeatMap h = by_layer(t, "entropy", entropies); !h.y.empty())
       out.push_back({"Entropy of the weights: " + task_title(t),
-                     "Mean over rows of −Σ p log p, p the share of a weight's size in its row; the "
-                     "last measured.",
+                     "Mean over rows of −Σ p log p, where p is a weight's share of its row; latest "
+                     "measurement.",
                      h, true});
   for (const TaskData& t : tasks)
     if (const HeatMap h = by_layer(t, "N_s / N", separabilities); !h.y.empty())
       out.push_back({"Separability: " + task_title(t),
-                     "How many of a row's N largest weights can be told apart among the values: "
-                     "the share whose weighted value, at length 1, lies nearer to their sum than "
-                     "that of every other token; N = 16, or a quarter of a shorter sequence. The "
-                     "last measured, for variants whose weights are not negative.",
+                     "How many of a row's N largest weights are separable among the values: the "
+                     "share whose weighted unit value is nearer to their sum than that of every "
+                     "other token. N = 16, or a quarter of a sequence below 64 tokens. Latest "
+                     "measurement, for variants with non-negative weights.",
                      h, true});
   for (const TaskData& t : tasks)
     out.push_back(curves(t, "gradient norm", &RunData::gradient, true, true));

@@ -1,4 +1,4 @@
-// The report of runs: what they say, the order sweep, the ablation table, the curves.
+// The report of runs: findings, order sweep, ablation table, curves.
 #pragma once
 
 #include "report/report.h"

@@ -11,7 +11,7 @@ namespace horner::study {
 
 using Tokens = std::span<int64_t>;
 
-// The first n of 0..all-1 in random order.
+// n distinct numbers below `all`, in random order.
 static std::vector<int64_t> drawn(const Random& random, int64_t n, int64_t all) {
   std::vector<int64_t> out(all);
   std::iota(out.begin(), out.end(), 0);
@@ -20,9 +20,9 @@ static std::vector<int64_t> drawn(const Random& random, int64_t n, int64_t all) 
   return out;
 }
 
-// Multi-query associative recall (arXiv 2312.04927): key value key value … then a key, its value,
-// a key, its value … Keys are of the lower half of the vocabulary, each once; asked is the value
-// after each key of the second part, in which every key comes before one comes again.
+// Multi-query associative recall (arXiv 2312.04927): key value key value …, then again a key, its
+// value, a key, its value … Keys are distinct tokens of the lower half of the vocabulary; the
+// target is the value of each key of the second part, which repeats keys only after all appeared.
 static void recall(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
   const int64_t half = s.vocabulary / 2;
   const std::vector<int64_t> keys = drawn(random, s.pairs, half);
@@ -39,27 +39,27 @@ static void recall(const Shape& s, const Random& random, Tokens tokens, Tokens t
 }
 static void check_recall(const Shape& s, size_t length) {
   check(s.pairs >= 1 && s.vocabulary >= 2 * s.pairs, "recall of ", s.pairs,
-        " pairs needs a vocabulary of at least ", 2 * s.pairs, ", not ", s.vocabulary);
-  check(length > size_t(2 * s.pairs), "recall of ", s.pairs, " pairs needs sequences longer than ",
-        2 * s.pairs, " tokens, not ", length);
+        " pairs requires a vocabulary of at least ", 2 * s.pairs, ", not ", s.vocabulary);
+  check(length > size_t(2 * s.pairs), "recall of ", s.pairs,
+        " pairs requires sequences longer than ", 2 * s.pairs, " tokens, not ", length);
 }
 
-// A random string, a separator (the last of the vocabulary), and the string again.
+// A random string, a separator (the last token of the vocabulary), and the string again.
 static void copy(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
   const size_t n = tokens.size() / 2;
   for (size_t i = 0; i < n; ++i) tokens[i] = int64_t(random(s.vocabulary - 1));
-  std::fill(tokens.begin() + n, tokens.end(), s.vocabulary - 1);  // where the length is odd, two
+  std::fill(tokens.begin() + n, tokens.end(), s.vocabulary - 1);  // two if the length is odd
   const size_t separator = tokens.size() - n;
   for (size_t i = 0; i < n; ++i) targets[separator + i] = tokens[i];
   for (size_t i = 0; i + 1 < n; ++i) tokens[separator + 1 + i] = tokens[i];
 }
 static void check_copy(const Shape& s, size_t length) {
-  check(s.vocabulary >= 3, "copy needs a vocabulary of at least 3, not ", s.vocabulary);
-  check(length >= 2, "copy needs sequences of at least 2 tokens, not ", length);
+  check(s.vocabulary >= 3, "copy requires a vocabulary of at least 3, not ", s.vocabulary);
+  check(length >= 2, "copy requires sequences of at least 2 tokens, not ", length);
 }
 
-// Noise with triggers in it (the upper quarter of the vocabulary), each always followed by the same
-// token of the sequence's own choice; asked is what follows a trigger that was there before.
+// Noise with triggers (tokens of the upper quarter of the vocabulary), each always followed by the
+// same token, which the sequence chooses; the target is what follows a trigger seen before.
 static void induction(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
   const int64_t triggers = s.vocabulary / 4, noise = s.vocabulary - triggers;
   const std::vector<int64_t> chosen = drawn(random, s.pairs, triggers);
@@ -78,16 +78,16 @@ static void induction(const Shape& s, const Random& random, Tokens tokens, Token
 }
 static void check_induction(const Shape& s, size_t length) {
   check(s.pairs >= 1 && s.vocabulary >= 4 * s.pairs, "induction with ", s.pairs,
-        " triggers needs a vocabulary of at least ", 4 * s.pairs, ", not ", s.vocabulary);
+        " triggers requires a vocabulary of at least ", 4 * s.pairs, ", not ", s.vocabulary);
   check(length >= size_t(8 * s.pairs), "induction with ", s.pairs,
-        " triggers needs sequences of at least ", 8 * s.pairs, " tokens, not ", length);
+        " triggers requires sequences of at least ", 8 * s.pairs, " tokens, not ", length);
 }
 
 // clang-format off
 static const Task kTasks[] = {
-    {"recall",    "key-value pairs, then keys: the value of each",          {64, 16}, recall,    check_recall,    [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
-    {"copy",      "a random string, then the same again",                   {64, 0},  copy,      check_copy,      [](const Shape& s) { return 1.0 / double(s.vocabulary - 1); }},
-    {"induction", "noise in which some tokens are always followed by one",  {64, 4},  induction, check_induction, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 4); }},
+    {"recall",    "key-value pairs, then keys: predict the value of each", {64, 16}, recall,    check_recall,    [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
+    {"copy",      "a random string, then the same string again",           {64, 0},  copy,      check_copy,      [](const Shape& s) { return 1.0 / double(s.vocabulary - 1); }},
+    {"induction", "noise in which some tokens always have the same successor", {64, 4},  induction, check_induction, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 4); }},
 };
 // clang-format on
 
@@ -99,7 +99,7 @@ static int64_t whole(std::string_view text, std::string_view task) {
   int64_t n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   check(error == std::errc() && end == text.data() + text.size() && n > 0 && n < (1 << 24),
-        "task '", task, "': '", text, "' is no whole number above 0");
+        "task '", task, "': '", text, "' is not a positive integer");
   return n;
 }
 
@@ -120,8 +120,8 @@ Chosen find_task(std::string_view text) {
     const size_t equals = part.find('=');
     const std::string_view key = part.substr(0, equals);
     check(c.task && equals != part.npos && (key == "pairs" || key == "vocabulary"), "task '", text,
-          "': no '", part,
-          "'; possible: ", c.task ? "'pairs=N', 'vocabulary=N'" : "nothing after 'text'");
+          "': no parameter '", part,
+          "'; possible: ", c.task ? "'pairs=N', 'vocabulary=N'" : "none for 'text'");
     (key == "pairs" ? c.shape.pairs : c.shape.vocabulary) = whole(part.substr(equals + 1), text);
   }
   return c;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "attn/stages.h"
+#include "diag/series.h"
 #include "files/json.h"
 #include "nn/checkpoint.h"
 #include "study/tasks.h"
@@ -14,7 +15,7 @@
 
 namespace horner::study {
 
-// The scores that queries see, [n] in double: as spec.h has them, before any clamp.
+// The visible scores, [n] in double, as defined in spec.h, before any clamp.
 static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& given) {
   using namespace attn;
   Inputs in = given;
@@ -28,33 +29,15 @@ static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& giv
   return x.to(at::kDouble).masked_select(hidden.logical_not());
 }
 
-// Powers of |x| / largest by repeated products: they stay within [0, 1].
-std::vector<double> log_magnitudes(const at::Tensor& scores) {
-  const double largest = scores.abs().max().item<double>();
-  const at::Tensor y = scores.abs() / (largest > 0 ? largest : 1);
-  at::Tensor power = at::ones_like(y);
-  std::vector<double> out;
-  for (int n = 0; n <= kHighestOrder; ++n) {
-    const double unit = n > 0 ? n * std::log(largest) : 0;
-    out.push_back(std::log(power.mean().item<double>()) + unit - std::lgamma(n + 1.0));
-    power.mul_(y);
-  }
-  return out;
-}
-
-std::vector<std::vector<double>> log_magnitudes(const nn::Model& m, const at::Tensor& tokens) {
+std::vector<std::vector<double>> log_term_means(const nn::Model& m, const at::Tensor& tokens) {
   std::vector<std::vector<double>> out(m.layers.size());
   const nn::Probe probe{
       [&](int64_t layer, const attn::Spec& spec, const attn::Inputs& in, const at::Tensor&) {
-        out[size_t(layer)] = log_magnitudes(visible_scores(spec, in));
+        out[size_t(layer)] = diag::log_term_means(visible_scores(spec, in), kHighestOrder);
       }};
   const c10::NoGradGuard none;
   nn::hidden(m, tokens, {.probe = &probe});
   return out;
-}
-
-size_t dominant_order(const std::vector<double>& magnitudes) {
-  return size_t(std::max_element(magnitudes.begin(), magnitudes.end()) - magnitudes.begin());
 }
 
 Json measure(const nn::Model& m, const train::Source& source, int64_t length) {
@@ -66,8 +49,8 @@ Json measure(const nn::Model& m, const train::Source& source, int64_t length) {
     source.fill(train::Split::validation, uint64_t(i),
                 {tokens[i].data_ptr<int64_t>(), size_t(length)}, targets);
   Json layers = Json::array();
-  for (const auto& layer : log_magnitudes(m, tokens)) layers.push_back(layer);
-  return {{"about", "log of the mean of |score|^n / n! over visible scores, n from 0 on"},
+  for (const auto& layer : log_term_means(m, tokens)) layers.push_back(layer);
+  return {{"about", "log of the mean of |score|^n / n! over visible scores, n = 0, 1, …"},
           {"layers", layers}};
 }
 

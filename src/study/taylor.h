@@ -1,6 +1,6 @@
-// How large the terms of exp's series are in a model: mean over the visible scores x of |x|^n / n!,
-// for each layer and order. The order with the largest is the layer's dominant one: a series cut
-// below it misses most of the weights.
+// The size of the terms of exp's series in a model: the mean of |x|^n / n! over the visible scores
+// x of each layer (diag/series.h). A series cut below the dominant order misses most of the
+// weights.
 #pragma once
 
 #include "nn/model.h"
@@ -13,18 +13,13 @@ using train::Json;
 
 inline constexpr int kHighestOrder = 100;
 
-// [layers][orders from 0 on], as natural logarithms: they outgrow a double.
-std::vector<std::vector<double>> log_magnitudes(const nn::Model&, const at::Tensor& tokens);
+// [layers][orders 0 to kHighestOrder], diag::log_term_means of each layer.
+std::vector<std::vector<double>> log_term_means(const nn::Model&, const at::Tensor& tokens);
 
-// Of visible scores [n] in double: the logarithm of the mean of |x|^n / n!, for n = 0, 1, …
-std::vector<double> log_magnitudes(const at::Tensor& scores);
-
-size_t dominant_order(const std::vector<double>& log_magnitudes);
-
-// {"layers": [[…], …], "largest": [the largest |x| of each layer]}: what RUN/taylor.json holds.
+// {"about": …, "layers": [[…], …]}: the content of RUN/taylor.json.
 Json measure(const nn::Model&, const train::Source&, int64_t length);
 
-// Writes taylor.json beside a finished run that still has its weights and has none.
+// Writes taylor.json for a finished run that still has its weights, unless it exists.
 void measure_run(const std::filesystem::path& run, const train::Settings&);
 
 }  // namespace horner::study

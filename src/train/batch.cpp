@@ -12,11 +12,11 @@
 
 namespace horner::train {
 
-Batch make_batch(const Source& source, Split split, uint64_t first, int64_t count, int64_t at_once,
-                 int64_t T, int64_t V) {
-  const int64_t parts = count / at_once;
-  Batch out{at::empty({parts, at_once, T}, at::kLong), at::empty({parts, at_once, T}, at::kLong),
-            std::vector<int64_t>(size_t(parts))};
+Batch make_batch(const Source& source, Split split, uint64_t first, int64_t count,
+                 int64_t micro_batch, int64_t T, int64_t V) {
+  const int64_t parts = count / micro_batch;
+  Batch out{at::empty({parts, micro_batch, T}, at::kLong),
+            at::empty({parts, micro_batch, T}, at::kLong), std::vector<int64_t>(size_t(parts))};
   int64_t* const tokens = out.tokens.data_ptr<int64_t>();
   int64_t* const targets = out.targets.data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i) {
@@ -24,9 +24,9 @@ Batch make_batch(const Source& source, Split split, uint64_t first, int64_t coun
     source.fill(split, first + uint64_t(i), x, y);
     for (const std::span<int64_t> all : {x, y}) {
       const int64_t most = *std::max_element(all.begin(), all.end());
-      check(most < V, source.name, " has a token ", most, "; the model's vocabulary has ", V);
+      check(most < V, source.name, " has token ", most, ", but the model's vocabulary only ", V);
     }
-    out.counts[size_t(i / at_once)] +=
+    out.counts[size_t(i / micro_batch)] +=
         std::count_if(y.begin(), y.end(), [](int64_t t) { return t >= 0; });
   }
   return out;
@@ -34,10 +34,10 @@ Batch make_batch(const Source& source, Split split, uint64_t first, int64_t coun
 
 Score evaluate(const nn::Model& m, const nn::Run& run, const Source& source, const Settings& s,
                int64_t first, int64_t last) {
-  constexpr int64_t kSlice = 2048;  // tokens whose logits are there at once
+  constexpr int64_t kSlice = 2048;  // tokens whose logits are in memory together
   const c10::NoGradGuard without_gradients;
   const at::Device device = m.embedding.device();
-  const int64_t T = s.length, C = m.config.C, most = s.at_once > 0 ? s.at_once : s.batch;
+  const int64_t T = s.length, C = m.config.C, most = s.micro_batch > 0 ? s.micro_batch : s.batch;
   at::Tensor sums = at::zeros({3}, at::TensorOptions(device).dtype(at::kDouble));
   for (int64_t i = first; i < last; i += most) {
     const int64_t b = std::min(most, last - i);
@@ -60,14 +60,14 @@ Score evaluate(const nn::Model& m, const nn::Run& run, const Source& source, con
   return {p[0], p[1], p[2]};
 }
 
-// Of one sequence, the first of `all`.
+// Mean over the rows of the first sequence of `all`.
 static double separability(const attn::Spec& spec, const attn::Inputs& all) {
   if (!nn::why_no_rows(spec).empty()) return NAN;
   attn::Inputs in = all;
   for (at::Tensor* x : {&in.q, &in.k, &in.v}) *x = x->narrow(0, 0, 1);
   const int64_t T = in.q.size(2), N = std::clamp<int64_t>(T / 4, 1, 16);
   const at::Tensor v = attn::one_key_head_each(in).v[0].cpu();
-  at::Tensor sum = at::zeros({2}, at::kDouble);  // of shares, and how many
+  at::Tensor sum = at::zeros({2}, at::kDouble);  // sum of the shares, their count
   nn::for_rows(spec, in, nn::few_queries(T, kMostQueries), [&](const nn::Rows& rows) {
     const int64_t S = rows.weights.size(-1);
     const at::Tensor share = nn::separable_share(rows, rows.weights, v.narrow(1, 0, S), N);

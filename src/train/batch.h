@@ -1,4 +1,4 @@
-// The sequences of a step, and what a model makes of sequences it is not trained on.
+// The sequences of a step, validation, and measurements of a model's attention during training.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,36 +11,35 @@
 
 namespace horner::train {
 
-// P parts of b sequences, one after the other; on the CPU.
+// P micro-batches of b sequences, on the CPU.
 struct Batch {
   at::Tensor tokens, targets;   // [P, b, T], int64
-  std::vector<int64_t> counts;  // [P], targets that count
+  std::vector<int64_t> counts;  // [P], targets that are not -1
 };
 
-// `count` sequences from number `first` on, in parts of `at_once`. Throws for tokens that a
-// vocabulary of V does not have.
-Batch make_batch(const Source&, Split, uint64_t first, int64_t count, int64_t at_once, int64_t T,
-                 int64_t V);
+// Sequences first, …, first + count - 1. Throws if a token is not below V.
+Batch make_batch(const Source&, Split, uint64_t first, int64_t count, int64_t micro_batch,
+                 int64_t T, int64_t V);
 
-// Sums over the targets that count.
+// Sums over the targets that are not -1.
 struct Score {
   double loss = 0, right = 0, count = 0;
 };
-// Sequences first <= i < last of the validation, `at_once` at a time.
+// Validation sequences first <= i < last, a micro-batch at a time.
 Score evaluate(const nn::Model&, const nn::Run&, const Source&, const Settings&, int64_t first,
                int64_t last);
 
-// Of the rows of each layer's attention, means.
+// Means over the rows of each layer's attention.
 struct RowMeans {
   std::vector<double> entropy;  // in nats, from the statistics of the pass itself
-  // nn::separable_share of the N largest weights, in the first sequence's kMostQueries queries at
-  // even steps: N = 16, or a quarter of a text below 64 tokens. NaN where weights are no shares.
+  // nn::separable_share of the N largest weights for kMostQueries evenly spaced queries of the
+  // first sequence: N = 16, or T / 4 for T < 64. NaN if weights may be negative.
   std::vector<double> separability;
 };
 inline constexpr int64_t kMostQueries = 32;
 RowMeans row_means(const nn::Model&, const nn::Run&, const at::Tensor& tokens);
 
-// The first layer whose attention gives no finite numbers; -1: none.
+// The first layer whose attention output is not finite; -1: none.
 int64_t first_broken_layer(const nn::Model&, const nn::Run&, const at::Tensor& tokens);
 
 }  // namespace horner::train

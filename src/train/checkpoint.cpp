@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 static constexpr const char* kPrefix = "checkpoint-";
 static constexpr const char* kPart = ".part";
 
-// Oldest first; those that are not whole have kPart at their end.
+// Oldest first. The names of incomplete checkpoints end in kPart.
 static std::vector<fs::path> checkpoints(const fs::path& run, bool whole) {
   std::vector<fs::path> out;
   if (!fs::is_directory(run)) return out;
@@ -46,7 +46,7 @@ static void sync_folder(const fs::path& folder) {
   ::close(file);
 }
 
-// The generators that anything here may draw from.
+// The generators whose states a checkpoint saves.
 static std::vector<std::pair<std::string, at::Generator>> generators() {
   std::vector<std::pair<std::string, at::Generator>> out;
   out.emplace_back("random.cpu", at::globalContext().defaultGenerator(at::kCPU));
@@ -88,12 +88,12 @@ void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o
   char number[32];
   std::snprintf(number, sizeof number, "%08lld", static_cast<long long>(p.step));
   const fs::path whole = run / (kPrefix + std::string(number)), part = whole.string() + kPart;
-  if (fs::exists(whole)) return;  // a stopped run was already here
+  if (fs::exists(whole)) return;  // an interrupted run has written it already
   for (const fs::path& left : checkpoints(run, false)) fs::remove_all(left);
   try {
     write_all(part, m, o, p);
   } catch (...) {
-    std::error_code ignored;  // what is wrong is said already
+    std::error_code ignored;  // the first error is the one to report
     fs::remove_all(part, ignored);
     throw;
   }
@@ -102,7 +102,7 @@ void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o
   sync_folder(run);
   const auto all = checkpoints(run, true);
   for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
-    const fs::path old = all[size_t(i)].string() + kPart;  // half gone, it must not look whole
+    const fs::path old = all[size_t(i)].string() + kPart;  // half removed, it must be incomplete
     fs::rename(all[size_t(i)], old);
     fs::remove_all(old);
   }
@@ -126,7 +126,7 @@ Position load_checkpoint(const fs::path& checkpoint, Optimizer& o) {
   take("count", o.count);
   for (auto& [name, generator] : generators()) {
     const auto found = saved.tensors.find(name);
-    if (found == saved.tensors.end()) continue;  // written on another kind of machine
+    if (found == saved.tensors.end()) continue;  // saved on a machine without this device
     const std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(found->second.clone());
   }

@@ -1,5 +1,5 @@
-// Everything a run needs to go on as if it had never stopped, in a folder that is there whole or
-// not at all: the model as a Hugging Face folder, optimizer.safetensors, training.json.
+// Everything a run needs to resume exactly, in a folder that appears atomically: the model as a
+// Hugging Face folder, optimizer.safetensors, training.json.
 #pragma once
 
 #include <filesystem>
@@ -10,23 +10,23 @@
 
 namespace horner::train {
 
-// What changes from step to step besides tensors.
+// The state of a run besides tensors.
 struct Position {
-  int64_t step = 0;  // steps done; the data goes on at sequence step * batch
+  int64_t step = 0;  // steps done; the next sequence is step * batch
   int64_t spikes = 0, skipped = 0;
   double seconds = 0;  // spent in steps
   Window losses, norms;
 };
 
-// The newest whole checkpoint of a run's folder.
+// The newest complete checkpoint in a run's folder.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run);
 
-// Written under a temporary name, synced, renamed; then all but the newest `keep` go.
+// Writes under a temporary name, syncs and renames; then removes all but the newest `keep`.
 void save_checkpoint(const std::filesystem::path& run, const nn::Model&, const Optimizer&,
                      const Position&, int64_t keep);
 
-// Means, squares and counts into `o`, which was made from the checkpoint's model; random states
-// into torch's generators.
+// Restores the moments and step count of `o`, which was made from the checkpoint's model, and the
+// states of torch's random generators.
 Position load_checkpoint(const std::filesystem::path& checkpoint, Optimizer& o);
 
 }  // namespace horner::train

@@ -1,4 +1,4 @@
-// Joining the others, and the exchanges with them.
+// Joining the other ranks, and collectives.
 #include "train/comm.h"
 
 #include <ATen/Context.h>
@@ -26,13 +26,13 @@ static int number(const char* name, int missing, int least, int most) {
   const char* end = text + std::strlen(text);
   const auto [at, error] = std::from_chars(text, end, n);
   check(error == std::errc() && at == end && n >= least && n <= most, name, "=", text,
-        ": a whole number from ", least, " to ", most, " is needed, as torchrun sets it");
+        ": must be an integer from ", least, " to ", most, " (torchrun sets it)");
   return n;
 }
 
 static const char* needed(const char* name) {
   const char* text = std::getenv(name);
-  check(text && *text, "with WORLD_SIZE there must be ", name, ", as torchrun sets it");
+  check(text && *text, "WORLD_SIZE is set but ", name, " is not (torchrun sets both)");
   return text;
 }
 
@@ -47,7 +47,7 @@ Ranks ranks_from_environment() {
   return r;
 }
 
-// The first line, without torch's stack traces.
+// The first line of the message, without torch's stack trace.
 static std::string brief(const std::exception& e) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
   const std::string text = torch_error ? torch_error->what_without_backtrace() : e.what();
@@ -70,7 +70,7 @@ namespace {
 struct Meeting {
   std::string host;
   int port;
-  bool served;  // by the launcher: torchrun keeps the store, every rank is a client
+  bool served;  // torchrun hosts the store, and every rank is a client
   std::string run;
 };
 
@@ -95,8 +95,8 @@ Store connect(const Meeting& m, const Ranks& r, bool server, milliseconds timeou
     return c10::make_intrusive<c10d::PrefixStore>(m.run,
                                                   c10::make_intrusive<c10d::TCPStore>(m.host, o));
   } catch (const std::exception& e) {
-    fail("rank ", r.rank, " cannot ", server ? "open" : "reach", " the store of the run at ",
-         m.host, ":", m.port, " (MASTER_ADDR, MASTER_PORT): ", brief(e));
+    fail("rank ", r.rank, " cannot ", server ? "open" : "reach", " the store at ", m.host, ":",
+         m.port, " (MASTER_ADDR, MASTER_PORT): ", brief(e));
   }
 }
 
@@ -110,26 +110,25 @@ void meet(const Store& store, const Ranks& r, const Joining& j) {
     std::string missing;
     for (int i = 0; i < r.world; ++i)
       if (!store->check({keys[i]})) missing += (missing.empty() ? "" : ", ") + std::to_string(i);
-    fail("of ", r.world, " ranks these did not come within ", j.join.count(), " s: ", missing);
+    fail("timed out after ", j.join.count(), " s waiting for ranks ", missing, " (of ", r.world,
+         ")");
   }
 }
 
 std::string chosen_backend(const Ranks& r, const Joining& j) {
-  check(j.backend == "auto" || j.backend == "gloo" || j.backend == "nccl", "no backend '",
-        j.backend, "'; there are auto, gloo and nccl");
   if (j.backend == "gloo") return "gloo";
   const int gpus = int(at::getNumGPUs());
   std::string why_not;
   if (!j.device.is_cuda()) {
-    why_not = "it is for tensors on GPUs, and the model is on the CPU";
+    why_not = "it requires tensors on a GPU, and the model is on the CPU";
   } else if (why_no_nccl()) {
     why_not = why_no_nccl();
   } else if (r.local_world > gpus) {
-    why_not = std::to_string(r.local_world) + " ranks of this machine share " +
-              std::to_string(gpus) + " GPUs, and it wants one for each";
+    why_not = "it requires one GPU per rank, and this machine has " + std::to_string(gpus) +
+              " for " + std::to_string(r.local_world) + " ranks";
   }
-  check(j.backend == "auto" || why_not.empty(), "no NCCL: ", why_not,
-        "; 'auto' and 'gloo' can run");
+  check(j.backend == "auto" || why_not.empty(), "cannot use NCCL: ", why_not,
+        "; use 'auto' or 'gloo'");
   return why_not.empty() ? "nccl" : "gloo";
 }
 
@@ -137,8 +136,8 @@ void agree(const Store& store, const Ranks& r, const std::string& backend) {
   if (r.rank == 0) store->set("backend", backend);
   const auto bytes = store->get("backend");
   const std::string first(bytes.begin(), bytes.end());
-  check(first == backend, "rank 0 exchanges by ", first, " and rank ", r.rank, " by ", backend,
-        ": give --backend gloo to all");
+  check(first == backend, "rank 0 uses ", first, ", but rank ", r.rank, " uses ", backend,
+        "; give --backend gloo to all ranks");
 }
 
 }  // namespace
@@ -150,7 +149,7 @@ Group::~Group() = default;
 
 Group::Group(const Ranks& ranks, const Joining& j) : ranks_(ranks) {
   if (ranks.world == 1) return;
-  // Gloo writes to connections that a dead rank has closed: that is to be an error, not the end.
+  // Gloo may write to a connection that a dead rank has closed: report an error, do not die.
   std::signal(SIGPIPE, SIG_IGN);
   auto link = std::make_unique<Link>();
   const Meeting m = meeting_from_environment();
@@ -174,9 +173,8 @@ Group::Group(const Ranks& ranks, const Joining& j) : ranks_(ranks) {
     link->group->setBackend(at::kCUDA, Type::GLOO, gloo);
   }
   const std::string place = m.host + ":" + std::to_string(m.port);
-  const std::string lost_store =
-      m.served ? "the launcher, which keeps the store at " + place + ", is gone"
-               : "rank 0, which keeps the store at " + place + ", is gone";
+  const std::string lost_store = m.served ? "lost the launcher, which hosts the store at " + place
+                                          : "lost rank 0, which hosts the store at " + place;
   link->watch =
       std::make_unique<Watch>(connect(m, ranks, false, j.join), ranks, j, host, lost_store);
   link_ = std::move(link);
@@ -198,7 +196,8 @@ void Group::broadcast(const std::vector<at::Tensor>& tensors) const {
 
 void Group::sum(const at::Tensor& x) const {
   if (!link_) return;
-  check(x.is_contiguous(), "a sum over ranks needs a contiguous tensor, not strides ", x.strides());
+  check(x.is_contiguous(), "a sum over ranks requires a contiguous tensor, not strides ",
+        x.strides());
   std::vector<at::Tensor> one{x.detach()};
   exchange(*link_, "the sum over ranks", [&] { link_->group->allreduce(one)->wait(); });
 }

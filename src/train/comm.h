@@ -1,5 +1,5 @@
-// Several processes, one model: who this process is, what the processes tell one another, and
-// gradients averaged over all of them while backward still runs. One process: nothing to do.
+// Data-parallel training: ranks, collectives, and gradients that are averaged while backward runs.
+// With one process every call does nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,64 +17,63 @@ struct Ranks {
   int local_rank = 0, local_world = 1;  // on this machine
 };
 
-// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun sets them; without WORLD_SIZE there
-// is one process.
+// Reads RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets; without WORLD_SIZE
+// there is one process.
 Ranks ranks_from_environment();
 
 struct Joining {
   at::Device device = at::kCPU;  // where this rank's tensors are
-  // For tensors on a GPU: "nccl", "gloo", or "auto": NCCL where it was built in and every rank of
-  // this machine has a GPU of its own, else Gloo. Tensors on a CPU always go by Gloo.
+  // For tensors on a GPU: "nccl", "gloo", or "auto": NCCL if it was built in and every rank of this
+  // machine has its own GPU, otherwise Gloo. Tensors on a CPU always use Gloo.
   std::string backend = "auto";
-  std::chrono::seconds join{120};     // the longest wait for all ranks to come
-  std::chrono::seconds timeout{600};  // the longest wait within one exchange
-  std::chrono::seconds silence{15};   // a rank that is not heard of for so long is gone
-  // Called with the reason, from a thread of the group's, when a rank is gone and this one may be
-  // waiting for it in vain, or when the launcher ends the run (SIGTERM, unless that is handled
-  // already): print it and end the process. Without it only the next exchange that fails tells.
+  std::chrono::seconds join{120};     // timeout for all ranks to join
+  std::chrono::seconds timeout{600};  // timeout of one collective
+  std::chrono::seconds silence{15};   // a rank without a heartbeat for this long is considered dead
+  // Called with the reason from another thread when a rank is dead and this one may be waiting for
+  // it, or when the launcher ends the run (SIGTERM, unless it is handled already). It should print
+  // the reason and end the process. Without it only the next collective reports the failure.
   std::function<void(const std::string& reason)> lost;
 };
 
 struct Link;
 
-// The processes of a run. Every rank makes the same calls in the same order. Where another rank is
-// gone, a call throws an Error that names it.
+// The processes of a run. Every rank makes the same calls in the same order. A call throws an Error
+// that names the dead rank if there is one.
 class Group {
  public:
   Group();  // one process
-  // Joins the others at MASTER_ADDR:MASTER_PORT.
+  // Joins the other ranks at MASTER_ADDR:MASTER_PORT.
   explicit Group(const Ranks&, const Joining& = {});
-  ~Group();  // tells the others how it ended: by an exception or not
+  ~Group();  // tells the other ranks whether this one failed
   Group(Group&&) noexcept;
   Group& operator=(Group&&) noexcept;
 
   const Ranks& ranks() const { return ranks_; }
   std::string backend() const;  // "none", "gloo" or "nccl"
 
-  void broadcast(const std::vector<at::Tensor>&) const;  // of rank 0, over what the others have
+  void broadcast(const std::vector<at::Tensor>&) const;  // from rank 0, in place
   void sum(const at::Tensor&) const;                     // over ranks, in place
   void barrier() const;
 
-  Link* link() const { return link_.get(); }  // null where there is one process
+  Link* link() const { return link_.get(); }  // null if there is one process
 
  private:
   Ranks ranks_;
   std::unique_ptr<Link> link_;
 };
 
-// Gradients averaged over ranks. A parameter that no rank's loss depends on keeps what gradient it
-// has, or none. Gradients may be zeroed or dropped between steps; they must not outlive this.
+// Gradients averaged over ranks. A parameter that no rank's loss depends on keeps its gradient, or
+// stays without one. Gradients may be zeroed or dropped between steps; they must not outlive this.
 class GradientAverage {
  public:
-  // The same parameters, in the same order, on every rank: in the order of the forward pass, so
-  // that the last ones are sent first.
+  // Every rank passes the same parameters in the order of the forward pass, so that the last ones
+  // are sent first.
   GradientAverage(const Group&, const std::vector<at::Tensor>& parameters);
   ~GradientAverage();
   GradientAverage(GradientAverage&&) noexcept;
   GradientAverage& operator=(GradientAverage&&) noexcept;
 
-  // loss.backward(). Gradients add up over calls; with `last`, the one that ends a step, their sum
-  // is averaged over ranks.
+  // loss.backward(). Gradients accumulate; the `last` call of a step averages them over ranks.
   void backward(const at::Tensor& loss, bool last = true);
 
  private:

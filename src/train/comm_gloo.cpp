@@ -1,4 +1,4 @@
-// Gloo: exchanges between CPUs over TCP; it takes tensors on a GPU too, by way of the CPU.
+// Gloo: collectives over TCP between CPUs; tensors on a GPU are copied through the CPU.
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -8,8 +8,8 @@ namespace horner::train {
 
 using Gloo = c10d::ProcessGroupGloo;
 
-// The network to use: GLOO_SOCKET_IFNAME names it; within one machine it is the loopback, which
-// works also where the machine's own name does not resolve.
+// The network interface: GLOO_SOCKET_IFNAME if set; the loopback on a single machine, which also
+// works if the machine's own name does not resolve.
 static auto device(const Ranks& r) {
   if (const char* name = std::getenv("GLOO_SOCKET_IFNAME"); name && *name)
     return Gloo::createDeviceForInterface(name);

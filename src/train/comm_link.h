@@ -1,4 +1,4 @@
-// What a Group holds where there is more than one process, for the files comm*.cpp alone.
+// What a Group of more than one process holds; private to comm*.cpp.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -14,8 +14,8 @@ struct Link {
   std::unique_ptr<Watch> watch;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
 
-  // After a failure the group is left as it is, for the end of the process: one of Gloo's threads
-  // may wait for the dead rank until the timeout, and the group's destructor for the thread.
+  // After a failure the group is leaked: one of Gloo's threads may wait for the dead rank until the
+  // timeout, and the group's destructor waits for the thread.
   ~Link() {
     if (watch && watch->leave()) group.release();
   }
@@ -26,9 +26,9 @@ using Store = c10::intrusive_ptr<c10d::Store>;
 
 Backend gloo_backend(const Store&, const Ranks&, std::chrono::milliseconds timeout);
 Backend nccl_backend(const Store&, const Ranks&, std::chrono::milliseconds timeout);
-const char* why_no_nccl();  // null where it is built in
+const char* why_no_nccl();  // null if it is built in
 
-// Runs `exchange`; what it throws becomes an Error that says who is gone, where somebody is.
+// Runs `exchange`; an exception becomes an Error that names the dead rank, if there is one.
 void exchange(const Link&, const char* what, const std::function<void()>& exchange);
 
 }  // namespace horner::train

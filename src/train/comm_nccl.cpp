@@ -1,4 +1,4 @@
-// NCCL: exchanges between GPUs, one for each rank.
+// NCCL: collectives between GPUs, one per rank.
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "train/comm_link.h"

@@ -1,4 +1,4 @@
-// Where torch has no CUDA, or no nccl.h was found when this was built.
+// Used if torch has no CUDA, or if nccl.h was not found.
 #include "core/check.h"
 #include "train/comm_link.h"
 
@@ -9,7 +9,7 @@ Backend nccl_backend(const Store&, const Ranks&, std::chrono::milliseconds) {
 }
 
 const char* why_no_nccl() {
-  return "this build is without NCCL: it takes a torch with CUDA, a CUDA compiler and nccl.h";
+  return "this build has no NCCL; it requires a torch with CUDA, a CUDA compiler and nccl.h";
 }
 
 }  // namespace horner::train

@@ -1,4 +1,4 @@
-// Gradients averaged over ranks, by c10d's Reducer: in buckets, each sent as soon as backward has
+// Gradients averaged over ranks by c10d's Reducer: in buckets, each sent as soon as backward has
 // filled it.
 #include <ATen/ATen.h>
 
@@ -12,21 +12,21 @@ namespace horner::train {
 static std::unique_ptr<c10d::Reducer> reducer(const Link& link,
                                               std::vector<at::Tensor> parameters) {
   constexpr int64_t kFirst = c10d::kDefaultFirstBucketBytes, kBytes = c10d::kDefaultBucketBytesCap;
-  // Backward comes to the last parameters first.
+  // Backward reaches the last parameters first.
   std::reverse(parameters.begin(), parameters.end());
   const std::vector<bool> sparse(parameters.size(), false);
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
       parameters, {size_t(kFirst), size_t(kBytes)}, sparse));
   constexpr bool kFindUnused = true;  // some variants have parameters without a gradient
   constexpr bool kAsBucketView = true, kSkipUnused = false, kPython = false;
-  // The constructor grows with every release of torch; these twelve do from 2.11 to 2.13.
+  // The constructor gains parameters with torch releases; these twelve work from 2.11 to 2.13.
   return std::make_unique<c10d::Reducer>(std::move(parameters), std::move(buckets), link.group,
                                          sparse, kBytes, kFindUnused, kAsBucketView,
                                          std::unordered_map<size_t, std::string>(), kFirst,
                                          kSkipUnused, kPython, std::vector<int64_t>());
 }
 
-// Reducer warns where all parameters are used, as the search for unused ones is in vain then.
+// Reducer warns if all parameters are used, because the search for unused ones was unnecessary.
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -45,12 +45,12 @@ struct GradientAverage::State {
 GradientAverage::GradientAverage(const Group& group, const std::vector<at::Tensor>& parameters)
     : state_(std::make_unique<State>()) {
   if (!group.link()) return;
-  check(!parameters.empty(), "no parameters to average gradients of");
+  check(!parameters.empty(), "there are no parameters whose gradients could be averaged");
   for (const at::Tensor& p : parameters)
     check(p.defined() && p.requires_grad() && p.is_leaf(),
-          "gradients are averaged of parameters: leaves that require a gradient");
+          "every parameter must be a leaf tensor that requires a gradient");
   state_->link = group.link();
-  exchange(*state_->link, "the comparison of parameters over ranks", [&] {
+  exchange(*state_->link, "comparing parameters across ranks", [&] {
     c10d::verify_params_across_processes(state_->link->group, parameters, std::nullopt);
   });
   state_->reducer = reducer(*state_->link, parameters);

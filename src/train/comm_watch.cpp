@@ -10,12 +10,12 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kBeat{250};
-constexpr milliseconds kMissed{1500};  // after a failed exchange so much silence is proof enough
-constexpr seconds kGrace{5};           // for an exchange to fail by itself, which ends better
+constexpr milliseconds kMissed{1500};  // silence that proves a death after a failed collective
+constexpr seconds kGrace{5};           // for a collective to fail by itself, which is cleaner
 constexpr seconds kUnwinding{10};
-constexpr const char* kResume = "; this run stops; resume with --resume";
+constexpr const char* kResume = "; stopping; resume with --resume";
 
-static std::atomic<bool> told_to_end = false;
+static std::atomic<bool> terminating = false;
 
 std::string beat_key(int rank) {
   return "beat/" + std::to_string(rank);
@@ -32,12 +32,12 @@ Watch::Watch(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks, const Jo
       exceptions_(std::uncaught_exceptions()),
       peers_(ranks.world, {"", Clock::now()}) {
   for (int r = 0; r < ranks_.world; ++r) keys_.push_back(beat_key(r));
-  // torchrun ends the others by SIGTERM as soon as one rank has died, mostly before an exchange has
-  // failed: it is answered by saying who died.
+  // When a rank dies torchrun sends SIGTERM to the others, mostly before a collective has failed:
+  // handle it, to report which rank died.
   struct sigaction now;
   if (lost_ && sigaction(SIGTERM, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) {
-    told_to_end = false;
-    handles_term_ = std::signal(SIGTERM, [](int) { told_to_end = true; }) != SIG_ERR;
+    terminating = false;
+    handles_term_ = std::signal(SIGTERM, [](int) { terminating = true; }) != SIG_ERR;
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -48,7 +48,7 @@ bool Watch::leave() {
   if (!note_.empty()) return note_ != "finished";
   if (failed && !blamed_) blamed_ = Clock::now();
   if (reason_.empty())
-    reason_ = "rank " + std::to_string(ranks_.rank) + " stopped with an error of its own" + kResume;
+    reason_ = "rank " + std::to_string(ranks_.rank) + " failed with an error" + kResume;
   note_ = blamed_ ? "failed " + reason_ : "finished";
   wake_.notify_all();
   return bool(blamed_);
@@ -57,7 +57,7 @@ bool Watch::leave() {
 Watch::~Watch() {
   leave();
   std::unique_lock lock(mutex_);
-  // The store ends with this process: the others must have read the note and said theirs.
+  // The store ends with this process: first the others must read the note and write theirs.
   if (host_)
     while (!all_left()) wake_.wait_for(lock, kBeat);
   stop_ = true;
@@ -98,7 +98,7 @@ void Watch::run() {
 void Watch::say(const std::string& note) {
   try {
     store_->set(keys_[ranks_.rank], note);
-  } catch (const std::exception&) {  // the store is gone: nobody to tell
+  } catch (const std::exception&) {  // the store is gone
   }
 }
 
@@ -111,7 +111,7 @@ void Watch::beat() {
   store_->set(keys_[ranks_.rank], mine);
   const auto read = store_->multiGet(keys_);
   std::lock_guard held(mutex_);
-  // Where this rank itself was suspended, the others were not silent for it.
+  // If this rank was suspended, that time does not count as silence of the others.
   const auto now = Clock::now(), away = last_ + 4 * kBeat;
   if (now > away)
     for (Peer& p : peers_) p.since += now - away;
@@ -137,20 +137,20 @@ std::string Watch::verdict(Clock::duration failed_for, Clock::duration silent_fo
   }
   if (silent < 0 || now - peers_[silent].since < silent_for) return "";
   const auto since = std::chrono::duration_cast<seconds>(now - peers_[silent].since).count();
-  return "rank " + std::to_string(silent) + " is gone: not heard of for " + std::to_string(since) +
+  return "lost rank " + std::to_string(silent) + ": no heartbeat for " + std::to_string(since) +
          " s" + kResume;
 }
 
 std::string Watch::judge() {
-  // The exception has been thrown, but what it unwinds may wait for the dead rank.
+  // The exception has been thrown, but its unwinding may wait for the dead rank.
   if (blamed_) return Clock::now() - *blamed_ < kUnwinding ? "" : reason_;
   if (!note_.empty()) return "";
-  if (handles_term_ && told_to_end) {
+  if (handles_term_ && terminating) {
     const auto now = Clock::now();
     if (!terminated_) terminated_ = now;
     const std::string cause = verdict({}, kMissed);
     if (!cause.empty() || now - *terminated_ < 2 * kMissed) return cause;
-    return "rank " + std::to_string(ranks_.rank) + " was ended by SIGTERM; resume with --resume";
+    return "rank " + std::to_string(ranks_.rank) + " received SIGTERM; resume with --resume";
   }
   return verdict(kGrace, silence_);
 }
@@ -175,8 +175,7 @@ std::string Watch::blame(const std::string& error) {
   if (cause.empty())
     for (int r = 0; r < ranks_.world; ++r)
       if (r != ranks_.rank && peers_[r].says == "finished")
-        cause =
-            "rank " + std::to_string(r) + " has finished while this one goes on (" + error + ")";
+        cause = "rank " + std::to_string(r) + " finished before this rank (" + error + ")";
   reason_ = cause;
   return cause;
 }

@@ -1,5 +1,5 @@
-// Who is still there: every rank raises a number in the store four times a second, and reads those
-// of the others. A rank that leaves writes why instead.
+// Detects dead ranks: every rank increments its heartbeat in the store four times a second and
+// reads those of the others. A rank that leaves writes its reason instead.
 #pragma once
 
 #include <condition_variable>
@@ -13,17 +13,17 @@ namespace horner::train {
 
 class Watch {
  public:
-  // `store` is a connection of its own: the thread must not wait behind the others' calls. `host`:
-  // the store is in this process. `lost_store`: what it means that the store does not answer.
+  // `store` is a separate connection, so that heartbeats do not wait behind other calls. `host`:
+  // the store is in this process. `lost_store`: the message if the store does not answer.
   Watch(c10::intrusive_ptr<c10d::Store> store, const Ranks&, const Joining&, bool host,
         std::string lost_store);
   ~Watch();
 
-  // Says goodbye: that this rank finished, or why it failed. True for the second.
+  // Writes that this rank finished, or why it failed. Returns whether it failed.
   bool leave();
 
-  // After an exchange failed: why, if another rank is the cause; waits some seconds to see it.
-  // `error` is what the exchange said.
+  // After a collective failed with `error`: the reason if another rank is the cause, else "". Waits
+  // a few seconds for the evidence.
   std::string blame(const std::string& error);
 
  private:
@@ -36,7 +36,7 @@ class Watch {
   void run();
   void beat();
   std::string verdict(Clock::duration failed_for, Clock::duration silent_for) const;
-  std::string judge();  // the thread's own verdict; empty: go on
+  std::string judge();  // the thread's verdict; empty: all is well
   bool all_left() const;
   void say(const std::string& note);
 
@@ -49,18 +49,18 @@ class Watch {
   const int exceptions_;
   std::vector<std::string> keys_;
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards everything below
   std::condition_variable wake_;
   std::vector<Peer> peers_;
   Clock::time_point last_ = Clock::now();  // the last beat
-  std::string note_, reason_;  // what is said in place of the number; what this rank blamed
+  std::string note_, reason_;  // written instead of the heartbeat; the reason that was found
   std::optional<Clock::time_point> store_lost_, terminated_, blamed_;
   bool stop_ = false, handles_term_ = false;
   int64_t number_ = 0;
   std::thread thread_;
 };
 
-// The key of a rank's number. It is there when the rank has joined.
+// The key of a rank's heartbeat. It exists once the rank has joined.
 std::string beat_key(int rank);
 
 }  // namespace horner::train

@@ -46,7 +46,7 @@ std::string varint(uint64_t x) {
   return out += char(x);
 }
 
-// Fields of a protobuf message: its key is the number and the kind of what follows.
+// Fields of a protobuf message: the key holds the field number and the wire type.
 std::string key(int field, int kind) {
   return varint(uint64_t(field) << 3 | kind);
 }
@@ -74,8 +74,8 @@ double now() {
 
 constexpr std::string_view kFilePrefix = "events.out.tfevents.";
 
-// Seconds since 1970, later than those in the names of all files that are there: TensorBoard reads
-// them in the order of their names.
+// Seconds since 1970, later than those in the names of existing files: TensorBoard reads files in
+// the order of their names.
 int64_t second_of_a_new_file(const std::filesystem::path& folder) {
   int64_t second = int64_t(now());
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -115,7 +115,7 @@ void EventFile::add(int64_t step, std::span<const Scalar> scalars) {
 }
 
 void EventFile::add(int64_t step, std::span<const Scalar> scalars, double wall_time) {
-  std::string summary;  // Summary: 1 values; of a value: 1 tag, 2 simple_value
+  std::string summary;  // Summary: 1 values; value: 1 tag, 2 simple_value
   for (const Scalar& s : scalars) summary += bytes(1, bytes(1, s.tag) + real(2, s.value));
   append(event(wall_time, step, bytes(5, summary)));
 }
@@ -128,10 +128,10 @@ void EventFile::append(const std::string& event) {
     const ssize_t n = ::pwrite(file_, record.data() + done, record.size() - done, size_ + done);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
-      const std::string why = n < 0 ? std::strerror(errno) : "nothing could be written";
-      // What is left of the record would hide all that follow.
+      const std::string why = n < 0 ? std::strerror(errno) : "write returned 0 bytes";
+      // A partial record would hide all that follow.
       const bool whole = ::ftruncate(file_, size_) == 0;
-      fail(path_, ": ", why, whole ? "" : "; a broken record is left");
+      fail(path_, ": ", why, whole ? "" : "; the file ends in a partial record");
     }
     done += n;
   }

@@ -1,5 +1,4 @@
-// Files for TensorBoard: a sequence of records, each a protobuf Event of TensorFlow's, written by
-// hand.
+// TensorBoard event files: a sequence of records, each a TensorFlow Event, encoded by hand.
 //   record = size u64, check(size) u32, event, check(event) u32
 //   check(x) = rotate(crc32c(x), right 15) + 0xa282ead8
 #pragma once
@@ -17,9 +16,8 @@ struct Scalar {
   float value;
 };
 
-// Every start of a run has a file of its own in the run's folder, named to sort behind those of
-// earlier starts. It says from which step it goes on: TensorBoard drops what earlier files have
-// from there.
+// Every start of a run writes its own file in the run's folder, with a name that sorts after
+// earlier ones. The file states its first step: TensorBoard drops later steps of earlier files.
 class EventFile {
  public:
   EventFile(const std::filesystem::path& folder, int64_t first_step);
@@ -27,7 +25,7 @@ class EventFile {
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
 
-  // Written at once, in one piece; after an error, such as a full disk, the file is as before.
+  // Writes immediately, as one record; after an error, such as a full disk, the file is unchanged.
   void add(int64_t step, std::span<const Scalar>);
   void add(int64_t step, std::span<const Scalar>, double wall_time);  // seconds since 1970
   void add(int64_t step, std::initializer_list<Scalar> scalars) {
@@ -41,7 +39,7 @@ class EventFile {
 
   std::filesystem::path path_;
   int file_ = -1;
-  int64_t size_ = 0;  // of the whole records
+  int64_t size_ = 0;  // bytes of complete records
 };
 
 }  // namespace horner::train

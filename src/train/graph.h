@@ -1,4 +1,4 @@
-// Work on a GPU, captured once and launched as one.
+// CUDA graphs, and the other device functions of training.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,17 +10,16 @@ namespace horner::train {
 
 struct CapturedWork;  // a CUDA graph
 
-// All work of this thread goes to a stream that can be captured from now on.
+// Switches this thread to a stream that can be captured.
 void use_own_stream(at::Device);
 
-// The work must read and write the same tensors each time, and must have run before. Null where
-// there is no CUDA.
+// The work must use the same tensors each time and must have run before. Null without CUDA.
 std::shared_ptr<CapturedWork> capture(const std::function<void()>& work);
 void launch(CapturedWork&);
 
-void wait_for(at::Device);       // until all its work is done
-void begin_peak(at::Device);     // of memory
-int64_t peak_bytes(at::Device);  // since then; of the process on a CPU
+void wait_for(at::Device);       // until its work is done
+void begin_peak(at::Device);     // resets the peak memory statistics
+int64_t peak_bytes(at::Device);  // since begin_peak; on a CPU, of the process
 std::string device_name(at::Device);
 
 }  // namespace horner::train

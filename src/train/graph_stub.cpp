@@ -1,4 +1,4 @@
-// Where torch has no CUDA.
+// Used if torch has no CUDA.
 #include "train/graph.h"
 #include "train/machine.h"
 

@@ -1,4 +1,4 @@
-// What the machine is and can: names, memory, and the speed of its matrix products.
+// The machine: processor name, memory, and the speed of its matrix products.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,9 @@
 namespace horner::train {
 
 std::string processor_name();
-int64_t process_peak_bytes();  // the most memory this process has had
+int64_t process_peak_bytes();  // peak resident memory
 
-// Multiplications and additions a second in products of large matrices, measured in a moment.
+// FLOP/s of a product of large matrices, measured now: 0.1 s or so.
 double matmul_peak(at::Device, at::ScalarType);
 
 }  // namespace horner::train

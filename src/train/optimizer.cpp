@@ -18,7 +18,7 @@ static int64_t layer_of(const std::string& name) {
 Optimizer make_optimizer(nn::Model& m, at::Device device) {
   const c10::NoGradGuard without_gradients;
   Optimizer out;
-  std::map<std::string, int> seen;  // GPT-2 keeps q, k and v under one name
+  std::map<std::string, int> seen;  // GPT-2 stores q, k and v under one name
   for (const nn::Slot& s : nn::slots(m)) {
     at::Tensor x = at::empty(s.at->sizes(), at::TensorOptions(device).dtype(at::kFloat));
     x.copy_(*s.at);
@@ -46,16 +46,16 @@ void update(Optimizer& o, const Settings& s, StepNumbers& n) {
   const c10::NoGradGuard without_gradients;
   std::vector<at::Tensor> all;
   for (Parameter& p : o.parameters) {
-    // A variant may leave a parameter without a gradient; a row of norms has a place for it still.
+    // A variant may leave a parameter without a gradient; its norm is 0.
     if (!p.at.grad().defined()) p.at.mutable_grad() = at::zeros_like(p.at);
     all.push_back(p.at.grad());
   }
   n.norms.copy_(at::stack(at::_foreach_norm(all)));
   n.norm.copy_(n.norms.norm());
   const at::Tensor fine =
-      n.loss.le(n.limits[0]).logical_and(n.norm.le(n.limits[1])).to(at::kFloat);  // NaN is not
+      n.loss.le(n.limits[0]).logical_and(n.norm.le(n.limits[1])).to(at::kFloat);  // false for NaN
   o.count.add_(fine);
-  // The kernels divide the gradients by the first and do nothing where the second is 1.
+  // The kernels divide gradients by `divisor`, and do nothing if `skip` is 1.
   const at::Tensor divisor = s.clip > 0 ? (n.norm / s.clip).clamp_min(1) : at::ones_like(n.norm);
   const at::Tensor skip = 1 - fine;
   for (const bool matrices : {true, false}) {

@@ -1,4 +1,4 @@
-// AdamW on the parameters of a model, by torch's fused kernels; no step waits for the device.
+// AdamW with torch's fused kernels; no step waits for the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,10 +12,10 @@
 namespace horner::train {
 
 struct Parameter {
-  std::string name;  // no two have the same
-  at::Tensor at;     // float32, a leaf that takes gradients
+  std::string name;  // unique
+  at::Tensor at;     // float32, a leaf that requires a gradient
   at::Tensor mean, square;
-  int64_t layer;  // -1: of no layer
+  int64_t layer;  // -1: outside the layers
 };
 
 struct Optimizer {
@@ -23,23 +23,22 @@ struct Optimizer {
   at::Tensor count;                   // [], steps taken
 };
 
-// Makes the model's tensors float32 leaves on `device` that take gradients.
+// Makes the model's tensors float32 leaves on `device` that require gradients.
 Optimizer make_optimizer(nn::Model&, at::Device);
 
-// What a step takes and gives besides; tensors that stay where they are, so that it can be
-// captured.
+// Scalar inputs and outputs of a step, at fixed addresses so that the step can be captured.
 struct StepNumbers {
   at::Tensor rate;    // [], the learning rate
-  at::Tensor limits;  // [2], a loss or a gradient beyond these leaves everything as it is
+  at::Tensor limits;  // [2], a loss or gradient norm above these skips the update
   at::Tensor loss;    // []
-  at::Tensor norm;    // [], the length of all gradients
-  at::Tensor norms;   // [parameters], of each
+  at::Tensor norm;    // [], norm of all gradients
+  at::Tensor norms;   // [parameters], norm of each gradient
 };
 StepNumbers step_numbers(const Optimizer&);
 
 void clear_gradients(Optimizer&);
 
-// The gradients' lengths into `numbers`, and a step along them, clipped, unless a limit forbids it.
+// Writes the gradient norms to `numbers`; clips and applies the update unless a limit is exceeded.
 void update(Optimizer&, const Settings&, StepNumbers& numbers);
 
 }  // namespace horner::train

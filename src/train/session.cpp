@@ -11,22 +11,21 @@
 namespace horner::train {
 
 at::Device device_of(const Settings& s, const Ranks& ranks) {
-  check(s.device != "cuda" || at::hasCUDA(), "no device 'cuda' here: torch finds no GPU");
+  check(s.device != "cuda" || at::hasCUDA(), "device 'cuda' is not available: torch finds no GPU");
   const bool cuda = s.device == "cuda" || (s.device == "auto" && at::hasCUDA());
   const auto count = cuda ? int64_t(at::getNumGPUs()) : 0;
   return cuda ? at::Device(at::kCUDA, c10::DeviceIndex(ranks.local_rank % count)) : at::kCPU;
 }
 
-// Sequences of this rank in a step, and how many of them at once.
+// Sequences of this rank per step, and per micro-batch.
 struct Share {
-  int64_t all, at_once;
+  int64_t all, micro_batch;
 };
 static Share share_of(const Settings& s, const Ranks& ranks) {
-  check(s.batch % ranks.world == 0, "a batch of ", s.batch, " sequences is no multiple of ",
-        ranks.world, " processes");
-  const int64_t all = s.batch / ranks.world, b = s.at_once > 0 ? s.at_once : all;
-  check(all % b == 0, "a process' ", all, " sequences of a step are no multiple of ", b,
-        " at once");
+  check(s.batch % ranks.world == 0, "'batch' must be a multiple of the number of processes, ",
+        ranks.world, ", not ", s.batch);
+  const int64_t all = s.batch / ranks.world, b = s.micro_batch > 0 ? s.micro_batch : all;
+  check(all % b == 0, "'micro-batch' must divide the ", all, " sequences per process, not ", b);
   return {all, b};
 }
 
@@ -45,10 +44,10 @@ Batch step_batch(const Session& t, int64_t step) {
   const Share share = share_of(t.s, t.group.ranks());
   return make_batch(t.source, Split::train,
                     uint64_t(step * t.s.batch + t.group.ranks().rank * share.all), share.all,
-                    share.at_once, t.s.length, t.model.config.V);
+                    share.micro_batch, t.s.length, t.model.config.V);
 }
 
-// A whole step on tensors that stay where they are.
+// A whole step, on tensors at fixed addresses.
 static void step_work(Session& t) {
   clear_gradients(t.optimizer);
   t.numbers.loss.zero_();
@@ -68,8 +67,7 @@ static void step_work(Session& t) {
   update(t.optimizer, t.s, t.numbers);
 }
 
-// A part weighs as much as it has targets that count, of all ranks' together; gradients are means
-// over ranks.
+// A micro-batch is weighted by its share of all ranks' targets; gradients are means over ranks.
 static void put_batch(Session& t, const Batch& b) {
   at::Tensor all = at::zeros({}, at::kDouble), shares = at::empty({t.shares.size(0)}, at::kFloat);
   for (const int64_t n : b.counts) all += double(n);
@@ -81,7 +79,7 @@ static void put_batch(Session& t, const Batch& b) {
 }
 
 void start_step(Session& t, const Batch& b, double loss_limit, double norm_limit) {
-  constexpr int64_t kBeforeCapture = 3;  // steps in which libraries make up their minds
+  constexpr int64_t kBeforeCapture = 3;  // steps in which libraries choose their kernels
   put_batch(t, b);
   t.numbers.rate.fill_(learning_rate(t.s, t.at.step));
   t.numbers.limits[0].fill_(loss_limit);
@@ -96,8 +94,8 @@ void start_step(Session& t, const Batch& b, double loss_limit, double norm_limit
   ++t.steps_here;
 }
 
-// A position as numbers, for the other ranks: {step, spikes, skipped, seconds, values of losses,
-// of norms, then these}.
+// Broadcasts a position as numbers: {step, spikes, skipped, seconds, sizes of the windows of losses
+// and norms, their values}.
 static void share_position(const Group& group, Position& p) {
   constexpr int64_t kHead = 6;
   at::Tensor x = at::zeros({kHead + 2 * int64_t(Window::kSize)}, at::kDouble);
@@ -127,7 +125,7 @@ Session open_session(Opening o) {
   Position at = o.checkpoint ? load_checkpoint(*o.checkpoint, optimizer) : Position();
   std::vector<at::Tensor> parameters;
   for (const Parameter& p : optimizer.parameters) parameters.push_back(p.at);
-  if (o.group.ranks().world > 1) {  // the others may not see the files of rank 0
+  if (o.group.ranks().world > 1) {  // the other ranks may not see the files of rank 0
     std::vector<at::Tensor> all = parameters;
     for (const Parameter& p : optimizer.parameters) all.insert(all.end(), {p.mean, p.square});
     all.push_back(optimizer.count);
@@ -137,8 +135,9 @@ Session open_session(Opening o) {
   }
   GradientAverage average(o.group, parameters);
   StepNumbers numbers = step_numbers(optimizer);
-  const at::Tensor tokens = at::zeros({share.all / share.at_once, share.at_once, o.s.length},
-                                      at::TensorOptions(device).dtype(at::kLong));
+  const at::Tensor tokens =
+      at::zeros({share.all / share.micro_batch, share.micro_batch, o.s.length},
+                at::TensorOptions(device).dtype(at::kLong));
   nn::Run run;
   run.execution = o.s.execution;
   run.compute = o.s.dtype == "float32" ? at::kFloat : at::kBFloat16;

@@ -1,4 +1,4 @@
-// A run in memory: the model on its device, what a step takes and gives, and the other ranks.
+// A run in memory: the model on its device, the tensors of a step, and the other ranks.
 #pragma once
 
 #include <filesystem>
@@ -23,8 +23,8 @@ struct Session {
   GradientAverage average;
   Position at;
   StepNumbers numbers;
-  at::Tensor tokens, targets, shares;   // [P, b, T], [P, b, T], [P]: of a step, on the device
-  std::shared_ptr<CapturedWork> graph;  // the step, once it is captured
+  at::Tensor tokens, targets, shares;   // [P, b, T], [P, b, T], [P], on the device
+  std::shared_ptr<CapturedWork> graph;  // the step, once captured
   int64_t steps_here = 0;
 
   bool first() const { return group.ranks().rank == 0; }
@@ -33,21 +33,21 @@ struct Session {
 struct Opening {
   const Settings& s;
   const Source& source;
-  std::optional<std::filesystem::path> checkpoint;  // to go on from
+  std::optional<std::filesystem::path> checkpoint;  // to resume from
   Group group;
 };
 at::Device device_of(const Settings&, const Ranks&);
 Session open_session(Opening);
 
-// The rank's sequences of a step.
+// This rank's sequences of a step.
 Batch step_batch(const Session&, int64_t step);
 
-// Starts a step on a batch; on a GPU it may return before the step is done. A loss or a gradient
-// beyond its limit leaves everything as it is.
+// Starts a step on a batch; on a GPU it may return before the step is done. A loss or gradient norm
+// above its limit skips the update.
 void start_step(Session&, const Batch&, double loss_limit, double norm_limit);
 
-// Of products of matrices alone, forward and backward: 6 a weight, and the two of attention over
-// the half of the scores that a causal mask leaves.
+// Matrix products only, forward and backward: 6 per weight, and the two products of attention over
+// the causal half of the scores.
 double step_flops_per_token(const nn::Model&, int64_t T);
 
 }  // namespace horner::train

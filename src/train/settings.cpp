@@ -1,6 +1,7 @@
 #include "train/settings.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
 #include "core/names.h"
@@ -9,41 +10,46 @@ namespace horner::train {
 
 using S = Settings;
 
+template <class... Names>
+static Range one_of(Names... names) {
+  return {.choices = {names...}};
+}
+
 // clang-format off
 static const Setting kSettings[] = {
-    {"model",              &S::model,              true,  "a preset, a Hugging Face folder to go on from, or a config.json to begin from"},
-    {"attention",          &S::attention,          true,  "the variant of every layer; empty: the model's own"},
-    {"model-config",       &S::model_config,       true,  "fields of config.json to set, as JSON"},
-    {"task",               &S::task,               true,  "what to learn"},
-    {"data",               &S::data,               true,  "a file of tokens ('horner data pack' makes them); empty: the Python sources of torch, as bytes"},
-    {"steps",              &S::steps,              false, "steps of training"},
-    {"batch",              &S::batch,              true,  "sequences in a step, over all processes"},
-    {"length",             &S::length,             true,  "tokens in a sequence"},
-    {"at-once",            &S::at_once,            true,  "sequences that a process takes at once; gradients add up over the parts of a step; 0: all"},
-    {"learning-rate",      &S::learning_rate,      true,  "the highest"},
-    {"warmup",             &S::warmup,             true,  "steps in which it climbs there; -1: a tenth of all, at most 1,000"},
-    {"decay-steps",        &S::decay_steps,        true,  "the step at which it would be 0; 0: the last"},
-    {"beta1",              &S::beta1,              true,  "AdamW's mean of gradients"},
-    {"beta2",              &S::beta2,              true,  "AdamW's mean of their squares"},
-    {"eps",                &S::eps,                true,  "AdamW's"},
-    {"weight-decay",       &S::weight_decay,       true,  "of matrices; norms and biases have none"},
-    {"clip",               &S::clip,               true,  "the longest gradient; 0: any"},
-    {"seed",               &S::seed,               true,  "of the weights and of the order of the data"},
-    {"dtype",              &S::dtype,              true,  "float32, or bfloat16 for products beside float32 weights"},
-    {"execution",          &S::execution,          true,  "of attention"},
-    {"device",             &S::device,             false, "cpu, cuda, or auto: a GPU where there is one"},
-    {"backend",            &S::backend,            false, "between processes: gloo, nccl, or auto"},
-    {"graph",              &S::graph,              false, "on a GPU: capture the whole step as a CUDA graph"},
-    {"threads",            &S::threads,            false, "of the CPU; 0: as torch has it"},
-    {"evaluate-every",     &S::evaluate_every,     false, "steps between validations; 0: only at the end"},
-    {"evaluate-sequences", &S::evaluate_sequences, false, "sequences of a validation"},
-    {"checkpoint-every",   &S::checkpoint_every,   false, "steps between checkpoints; 0: only at the end"},
-    {"keep",               &S::keep,               false, "how many checkpoints to keep"},
-    {"entropy-every",      &S::entropy_every,      false, "steps between measurements of entropy and separability in each layer; 0: never"},
-    {"on-spike",           &S::on_spike,           true,  "when the loss or the gradient jumps: note it, skip the step, or stop"},
-    {"on-nan",             &S::on_nan,             true,  "when they are no numbers: skip the step, or stop"},
-    {"spike",              &S::spike,              true,  "standard deviations that make a jump"},
-    {"tensorboard",        &S::tensorboard,        false, "write event files for TensorBoard too"},
+    {"model",              &S::model,              true,  {},                  "model preset, Hugging Face folder to continue from, or config.json to initialize from"},
+    {"attention",          &S::attention,          true,  {},                  "attention variant of every layer; empty: the model's own"},
+    {"model-config",       &S::model_config,       true,  {},                  "fields of config.json to override, as JSON"},
+    {"task",               &S::task,               true,  {},                  "task to train on"},
+    {"data",               &S::data,               true,  {},                  "token file made by 'horner data pack'; empty: the Python sources of torch, as bytes"},
+    {"steps",              &S::steps,              false, {.least = 1},        "number of training steps"},
+    {"batch",              &S::batch,              true,  {.least = 1},        "sequences per step, over all processes"},
+    {"length",             &S::length,             true,  {.least = 1},        "tokens per sequence"},
+    {"micro-batch",        &S::micro_batch,        true,  {.least = 0},        "sequences per forward pass of a process; gradients accumulate over a step; 0: all"},
+    {"learning-rate",      &S::learning_rate,      true,  {.least = 0},        "peak learning rate"},
+    {"warmup",             &S::warmup,             true,  {.least = -1},       "steps of linear warmup; -1: a tenth of all steps, at most 1,000"},
+    {"decay-steps",        &S::decay_steps,        true,  {.least = 0},        "step at which the learning rate reaches 0; 0: the last step"},
+    {"beta1",              &S::beta1,              true,  {0, 1},              "AdamW: decay of the mean gradient"},
+    {"beta2",              &S::beta2,              true,  {0, 1},              "AdamW: decay of the mean squared gradient"},
+    {"eps",                &S::eps,                true,  {.least = 0},        "AdamW: term added to the denominator"},
+    {"weight-decay",       &S::weight_decay,       true,  {.least = 0},        "weight decay of matrices; norms and biases have none"},
+    {"clip",               &S::clip,               true,  {.least = 0},        "maximum gradient norm; 0 disables clipping"},
+    {"seed",               &S::seed,               true,  {},                  "seed of the initial weights and of the order of the data"},
+    {"dtype",              &S::dtype,              true,  one_of("float32", "bfloat16"),      "dtype of matrix products; weights are float32"},
+    {"execution",          &S::execution,          true,  {},                  "execution of attention, as 'horner list' names them"},
+    {"device",             &S::device,             false, one_of("auto", "cpu", "cuda"),      "auto: a GPU if there is one"},
+    {"backend",            &S::backend,            false, one_of("auto", "gloo", "nccl"),     "communication between processes"},
+    {"graph",              &S::graph,              false, {},                  "on a GPU, capture the whole step as a CUDA graph"},
+    {"threads",            &S::threads,            false, {.least = 0},        "CPU threads; 0: torch's default"},
+    {"evaluate-every",     &S::evaluate_every,     false, {.least = 0},        "steps between validations; 0: only at the end"},
+    {"evaluate-sequences", &S::evaluate_sequences, false, {.least = 0},        "sequences per validation; 0 disables validation"},
+    {"checkpoint-every",   &S::checkpoint_every,   false, {.least = 0},        "steps between checkpoints; 0: only at the end"},
+    {"keep",               &S::keep,               false, {.least = 1},        "number of checkpoints to keep"},
+    {"entropy-every",      &S::entropy_every,      false, {.least = 0},        "steps between measurements of each layer's entropy and separability; 0: never"},
+    {"on-spike",           &S::on_spike,           true,  one_of("note", "skip", "stop"),     "when the loss or gradient norm spikes: note it, skip the step, or stop"},
+    {"on-nan",             &S::on_nan,             true,  one_of("skip", "stop"),             "when the loss or gradient is NaN or infinite: skip the step, or stop"},
+    {"spike",              &S::spike,              true,  {.least = 0, .open = true},         "standard deviations above the mean that count as a spike"},
+    {"tensorboard",        &S::tensorboard,        false, {},                  "also write TensorBoard event files"},
 };
 // clang-format on
 
@@ -57,9 +63,9 @@ Json to_json(const Settings& s) {
   return out;
 }
 
-static const char* kind(const Setting& row) {
-  static const char* const kKinds[] = {"a text",   "a whole number", "a whole number from 0 on",
-                                       "a number", "true or false",  "an object"};
+const char* kind(const Setting& row) {
+  static const char* const kKinds[] = {"a string", "an integer",    "a non-negative integer",
+                                       "a number", "true or false", "a JSON object"};
   return kKinds[row.at.index()];
 }
 
@@ -77,10 +83,11 @@ static bool suits(const Setting& row, const Json& j) {
 }
 
 void read_settings(Settings& s, const Json& j, const std::string& where) {
-  check(j.is_object(), where, " must hold a JSON object of settings");
+  check(j.is_object(), where, " must be a JSON object of settings");
   std::vector<std::string> names;
   for (const Setting& row : kSettings) names.push_back(row.name);
-  for (const auto& [name, value] : j.items()) {
+  for (const auto& [given, value] : j.items()) {
+    const std::string name = given == "at-once" ? "micro-batch" : given;  // older runs
     const auto row = std::find(names.begin(), names.end(), name);
     check(row != names.end(), where, ": no setting '", name, "'; did you mean ",
           quoted(nearest(name, names)), "?");
@@ -91,41 +98,27 @@ void read_settings(Settings& s, const Json& j, const std::string& where) {
   }
 }
 
-void check_settings(const Settings& s) {
-  const auto one_of = [](const char* name, const std::string& x,
-                         const std::vector<std::string>& all) {
-    check(std::find(all.begin(), all.end(), x) != all.end(), "no ", name, " '", x,
-          "'; possible: ", quoted(all));
-  };
-  one_of("dtype", s.dtype, {"float32", "bfloat16"});
-  one_of("device", s.device, {"auto", "cpu", "cuda"});
-  one_of("backend", s.backend, {"auto", "gloo", "nccl"});
-  one_of("on-spike", s.on_spike, {"note", "skip", "stop"});
-  one_of("on-nan", s.on_nan, {"skip", "stop"});
-  const auto least = [](const char* name, auto x, auto wanted) {
-    check(x >= wanted, "'", name, "' must be at least ", wanted, ", not ", x);
-  };
-  for (const auto& [name, x] :
-       {std::pair{"steps", s.steps}, {"batch", s.batch}, {"length", s.length}, {"keep", s.keep}})
-    least(name, x, int64_t(1));
-  for (const auto& [name, x] : {std::pair{"at-once", s.at_once},
+std::string range_text(const Range& r) {
+  const auto text = [](double x) { return Json(int64_t(x)).dump(); };
+  if (!r.choices.empty()) return quoted(r.choices);
+  if (std::isfinite(r.below)) return "at least " + text(r.least) + " and below " + text(r.below);
+  if (std::isfinite(r.least)) return (r.open ? "greater than " : "at least ") + text(r.least);
+  return "";
+}
 
-                                {"decay-steps", s.decay_steps},
-                                {"evaluate-every", s.evaluate_every},
-                                {"evaluate-sequences", s.evaluate_sequences},
-                                {"checkpoint-every", s.checkpoint_every},
-                                {"entropy-every", s.entropy_every},
-                                {"threads", s.threads}})
-    least(name, x, int64_t(0));
-  least("warmup", s.warmup, int64_t(-1));
-  for (const auto& [name, x] : {std::pair{"learning-rate", s.learning_rate},
-                                {"eps", s.eps},
-                                {"weight-decay", s.weight_decay},
-                                {"clip", s.clip}})
-    least(name, x, 0.0);
-  for (const auto& [name, x] : {std::pair{"beta1", s.beta1}, {"beta2", s.beta2}})
-    check(x >= 0 && x < 1, "'", name, "' must be from 0 to below 1, not ", x);
-  check(s.spike > 0, "'spike' must be above 0, not ", s.spike);
+static bool contains(const Range& r, const Json& x) {
+  if (!r.choices.empty())
+    return std::find(r.choices.begin(), r.choices.end(), x.get<std::string>()) != r.choices.end();
+  if (!x.is_number()) return true;
+  const double value = x;
+  return (r.open ? value > r.least : value >= r.least) && value < r.below;
+}
+
+void check_settings(const Settings& s) {
+  const Json all = to_json(s);
+  for (const Setting& row : kSettings)
+    check(contains(row.range, all[row.name]), "'", row.name, "' must be ", range_text(row.range),
+          ", not ", all[row.name].dump());
 }
 
 double learning_rate(const Settings& s, int64_t step) {

@@ -1,12 +1,14 @@
-// Every setting of a training run, declared once (settings.cpp): options, files and what is printed
-// come from the one table.
+// Every setting of a training run, declared once in the table of settings.cpp: options, help, range
+// checks and files all read it. The defaults are those of the struct.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <variant>
+#include <vector>
 
 namespace horner::train {
 
@@ -15,7 +17,7 @@ using Json = nlohmann::ordered_json;
 struct Settings {
   std::string model = "tiny", attention, task = "text", data;
   Json model_config = Json::object();
-  int64_t steps = 1000, batch = 8, length = 512, at_once = 0;
+  int64_t steps = 1000, batch = 8, length = 512, micro_batch = 0;
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1;
   int64_t warmup = -1, decay_steps = 0;
   uint64_t seed = 0;
@@ -28,27 +30,37 @@ struct Settings {
   bool tensorboard = false;
 };
 
+// Numbers from `least` (excluded if `open`) to below `below`, or one of `choices`; default: any.
+struct Range {
+  double least = -INFINITY, below = INFINITY;
+  bool open = false;
+  std::vector<std::string> choices = {};
+};
+std::string range_text(const Range&);  // "at least 1"; "" if everything is accepted
+
 struct Setting {
   const char* name;
   std::variant<std::string Settings::*, int64_t Settings::*, uint64_t Settings::*,
                double Settings::*, bool Settings::*, Json Settings::*>
       at;
-  bool fixed;  // a resumed run must have it as it was
-  const char* about;
+  bool fixed;  // cannot change when a run is resumed
+  Range range;
+  const char* help;
 };
 std::span<const Setting> setting_table();
+const char* kind(const Setting&);  // of its values: "an integer"
 
 Json to_json(const Settings&);
 
-// Takes over what `j` has. Throws, naming the setting, for one that is not known or of a wrong
-// kind; `where` is for the error.
+// Overwrites the settings that `j` names. Throws for an unknown name or a value of the wrong type;
+// `where` is the source, for the error message.
 void read_settings(Settings&, const Json& j, const std::string& where);
 
-// Throws, saying what is possible, unless the values make sense.
+// Throws unless every value is in its range.
 void check_settings(const Settings&);
 
-// The learning rate of a step, counted from 0: up to its height in `warmup` steps, then down to 0
-// at `decay_steps`, both along a line.
+// The learning rate of a step, counted from 0: linear warmup over `warmup` steps, then linear decay
+// to 0 at `decay_steps`.
 double learning_rate(const Settings&, int64_t step);
 
 }  // namespace horner::train

@@ -47,17 +47,17 @@ uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
 Source text_source(const std::filesystem::path& token_file, uint64_t seed) {
   const bool bytes = token_file.empty();
   const Text text = bytes ? bytes_of(text::default_corpus()) : tokens_of(token_file);
-  // Up to 64 pieces of a million tokens or more, a twentieth of each held out: validation sees all
-  // parts of a text.
+  // Up to 64 pieces of a million tokens or more, a twentieth of each held out: validation covers
+  // all parts of a text.
   const size_t pieces = std::clamp<size_t>(text.size >> 20, 1, 64), piece = text.size / pieces;
   const size_t held = piece / 20, train = piece - held;
   const std::string name = bytes ? "the default text" : token_file.string();
   const auto fill = [=](Split split, uint64_t index, std::span<int64_t> tokens,
                         std::span<int64_t> targets) {
     const size_t T = tokens.size(), size = split == Split::train ? train : held;
-    check(size > T, name, " has ", pieces > 1 ? "stretches of " : "", size, " tokens for ",
-          split == Split::train ? "training" : "validation", ", too few for sequences of ", T,
-          " tokens and their next");
+    check(size > T, name, " has ", pieces > 1 ? "pieces of " : "", size, " tokens for ",
+          split == Split::train ? "training" : "validation", "; sequences of ", T,
+          " tokens require at least ", T + 1);
     const size_t at = random_bits(seed, uint64_t(split), index) % (pieces * (size - T));
     std::vector<int64_t> drawn(T + 1);
     text.copy(at / (size - T) * piece + (split == Split::train ? 0 : train) + at % (size - T),

@@ -1,5 +1,5 @@
-// What a model is trained on: sequences by number. The same number gives the same sequence, so a
-// position in the data is a number, and ranks, resumed runs and all variants see the same.
+// Training data: sequences by index. An index always gives the same sequence, so a position in the
+// data is a number, and ranks, resumed runs and all variants see the same data.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ enum class Split { train, validation };
 
 struct Source {
   std::string name;
-  int64_t vocabulary;  // tokens are below it; 0: not known before they are read
-  // Tokens [T], and targets [T]: what comes next, or -1 where nothing is asked.
+  int64_t vocabulary;  // tokens are below it; 0: unknown
+  // Tokens [T] and targets [T]: the next token, or -1 where there is no target.
   std::function<void(Split, uint64_t index, std::span<int64_t> tokens, std::span<int64_t> targets)>
       fill;
 };
 
-// Pieces of a text at random places: of a file of tokens, or without one of the default text as
-// bytes. It is taken as up to 64 pieces of at least a million tokens; the last twentieth of each
-// is for validation.
+// Sequences at random positions of a token file, or of the default text as bytes if there is none.
+// The text is split into up to 64 pieces of at least a million tokens; the last twentieth of each
+// is held out for validation.
 Source text_source(const std::filesystem::path& token_file, uint64_t seed);
 
-// Random bits that depend on the three numbers alone.
+// Random bits, a function of the three numbers.
 uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index);
 
 }  // namespace horner::train

@@ -23,34 +23,34 @@ nn::Model start_model(const Settings& s) {
   if (fs::is_directory(path))
     return nn::load_model(
         path, nn::model_config(changed(files::read_json(path / "config.json"), s)), s.seed);
-  check(fs::is_regular_file(path), "no model '", s.model, "': neither a preset (", quoted(presets),
-        ") nor a folder nor a config.json");
+  check(fs::is_regular_file(path), "no model '", s.model, "': it is neither a preset (",
+        quoted(presets), ") nor a folder or config.json");
   return nn::random_model(nn::model_config(changed(files::read_json(path), s)), s.seed);
 }
 
-// What a resumed run may not change; steps move the schedule unless its end is given.
-static bool may_change(const Setting& row, const Settings& s) {
-  return !row.fixed && (std::string(row.name) != "steps" || s.decay_steps > 0);
+void check_same_run(const fs::path& folder, const Settings& now, bool fixed_steps) {
+  const fs::path file = folder / "settings.json";
+  if (!fs::exists(file)) return;
+  Settings before;
+  read_settings(before, files::read_json(file), file.string());
+  const Json old = to_json(before), given = to_json(now);
+  for (const Setting& row : setting_table()) {
+    const bool fixed = row.fixed || (fixed_steps && std::string(row.name) == "steps");
+    check(!fixed || old[row.name] == given[row.name], folder.string(), " holds a run with ",
+          row.name, " ", old[row.name].dump(), ", not ", given[row.name].dump(),
+          "; choose another --out");
+  }
 }
 
 bool claim_folder(const fs::path& folder, const Settings& s, bool resume) {
-  const fs::path file = folder / "settings.json";
-  const Json now = to_json(s);
-  const bool there = fs::exists(file);
-  check(resume || !there, folder.string(),
-        " has a run already: go on with --resume, or give another --out");
-  if (there) {
-    const Json before = files::read_json(file);
-    for (const Setting& row : setting_table())
-      check(may_change(row, s) || before.value(row.name, now[row.name]) == now[row.name],
-            folder.string(), " was begun with ", row.name, " ", before[row.name].dump(), ", not ",
-            now[row.name].dump(), "; give another --out for a run with that");
-    const fs::path result = folder / "result.json";
-    if (fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps)
-      return false;
-  }
+  const fs::path file = folder / "settings.json", result = folder / "result.json";
+  check(resume || !fs::exists(file), folder.string(),
+        " already holds a run; add --resume, or choose another --out");
+  check_same_run(folder, s, /*fixed_steps=*/s.decay_steps == 0);  // they end the schedule then
+  if (fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps)
+    return false;
   fs::create_directories(folder);
-  files::write_json(file, now);
+  files::write_json(file, to_json(s));
   return true;
 }
 

@@ -23,15 +23,16 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A session, and what is written of it.
+// A session and what is reported of it.
 struct Trainer {
   Session t;
   const fs::path folder;
   const Hooks& hooks;
-  double peak, flops_per_token;    // a second; of a step
-  std::vector<double> rates = {};  // tokens a second, of every step here
+  double flops_per_token = 0;
+  double peak = std::nan("");      // FLOP/s of matrix products on all ranks, if measured
+  std::vector<double> rates = {};  // tokens/s of every step of this process
   double validation = std::nan(""), accuracy = std::nan("");
-  std::unique_ptr<EventFile> events = nullptr;  // for TensorBoard, where it is wanted
+  std::unique_ptr<EventFile> events = nullptr;  // null without --tensorboard
 };
 
 double limit(const Session& t, const Window& w) {
@@ -39,7 +40,7 @@ double limit(const Session& t, const Window& w) {
   return std::min(x, double(FLT_MAX));
 }
 
-// A line of metrics.jsonl; its numbers go to TensorBoard too.
+// Writes a line of metrics.jsonl, and its numbers to TensorBoard.
 void write(const Trainer& r, const Json& line) {
   if (!r.t.first()) return;
   write_journal(r.folder / "metrics.jsonl", line);
@@ -74,8 +75,8 @@ Json number(const std::optional<double>& x) {
   return x ? Json(*x) : Json(nullptr);
 }
 
-// Where it went wrong: the first layer whose attention is no number, else the first parameter,
-// on the way back, whose gradient is none, else the one with the longest.
+// Where a NaN or a spike appeared: the first layer whose attention is not finite, else the first
+// parameter of the backward pass whose gradient is not finite, else the largest gradient.
 std::string blame(Session& t, bool broken) {
   if (broken) {
     const int64_t layer = first_broken_layer(t.model, t.run, t.tokens[0]);
@@ -90,7 +91,7 @@ std::string blame(Session& t, bool broken) {
   return (p.layer >= 0 ? "layer " + std::to_string(p.layer) + ", " : "") + p.name;
 }
 
-// A step that must not be taken, or should be looked at. Throws where the run is to stop.
+// Reports a spike or a NaN. Throws if the settings say to stop.
 void note_event(Trainer& r, double loss, double norm, bool broken, bool skipped) {
   Session& t = r.t;
   const std::string where = blame(t, broken);
@@ -101,18 +102,18 @@ void note_event(Trainer& r, double loss, double norm, bool broken, bool skipped)
             {"loss_z", number(z_score(t.at.losses, loss))},
             {"gradient_norm_z", number(z_score(t.at.norms, norm))}});
   char text[256];
-  std::snprintf(text, sizeof text, "step %lld: loss %g, gradient %g: %s %s",
+  std::snprintf(text, sizeof text, "step %lld: loss %g, gradient norm %g: %s %s",
                 static_cast<long long>(t.at.step + 1), loss, norm,
-                broken ? "no numbers, first in" : "a jump, most in", where.c_str());
+                broken ? "NaN or infinite, first in" : "spike, largest in", where.c_str());
   const std::string& what = broken ? t.s.on_nan : t.s.on_spike;
-  if (t.first()) r.hooks.say(std::string(text) + (skipped ? "; the step is skipped" : ""));
+  if (t.first()) r.hooks.say(std::string(text) + (skipped ? "; skipping the step" : ""));
   if (what != "stop") return;
   save(r);
-  fail(text, "; the run stops before this step (--on-", broken ? "nan" : "spike",
-       " skip goes on without it, after --resume)");
+  fail(text, "; stopped before this step (resume with --resume --on-", broken ? "nan" : "spike",
+       " skip to continue without it)");
 }
 
-// What came out of the step, once it is done.
+// Records a step that is done.
 void finish_step(Trainer& r, double seconds) {
   Session& t = r.t;
   const double loss = t.numbers.loss.item<float>(), norm = t.numbers.norm.item<float>();
@@ -140,13 +141,15 @@ void finish_step(Trainer& r, double seconds) {
     line["entropy"] = numbers(rows.entropy), line["separability"] = numbers(rows.separability);
   }
   write(r, line);
-  const double share = r.rates.back() * r.flops_per_token / r.peak;
-  if (t.first())
-    r.hooks.progress({t.at.step, t.s.steps, loss, norm, rate, r.rates.back(), share,
-                      double(t.s.steps - t.at.step) * seconds, r.validation});
+  if (!t.first()) return;
+  if (r.hooks.measure_peak && std::isnan(r.peak))
+    r.peak = matmul_peak(t.device, t.run.compute) * t.group.ranks().world;
+  r.hooks.progress({t.at.step, t.s.steps, loss, norm, rate, r.rates.back(),
+                    double(t.s.steps - t.at.step) * seconds,
+                    r.rates.back() * r.flops_per_token / r.peak, r.validation});
 }
 
-// Every rank takes its part of the sequences.
+// Every rank evaluates its share of the sequences.
 void validate(Trainer& r) {
   Session& t = r.t;
   const int64_t n = t.s.evaluate_sequences, rank = t.group.ranks().rank,
@@ -163,7 +166,7 @@ void validate(Trainer& r) {
             {"validation_accuracy", number(r.accuracy)}});
 }
 
-// Whether any rank is asked to stop.
+// Whether any rank was asked to stop.
 bool stops(const Trainer& r) {
   if (r.t.group.ranks().world == 1) return r.hooks.stop();
   const at::Tensor asked = at::full({}, r.hooks.stop() ? 1.0 : 0.0, at::kDouble);
@@ -184,7 +187,8 @@ Json result(const Trainer& r) {
           {"parameters", nn::parameter_count(t.model)},
           {"seconds", t.at.seconds},
           {"tokens_per_second", speed},
-          {"share_of_peak", speed * r.flops_per_token / r.peak},
+          {"flops_per_second", speed * r.flops_per_token},
+          {"share_of_peak", number(speed * r.flops_per_token / r.peak)},
           {"peak_bytes", peak_bytes(t.device)},
           {"spikes", t.at.spikes},
           {"skipped", t.at.skipped},
@@ -192,7 +196,7 @@ Json result(const Trainer& r) {
           {"device", device_name(t.device)}};
 }
 
-// All steps that are left. False: asked to stop.
+// Runs the remaining steps. Returns false if interrupted.
 bool run_steps(Trainer& r) {
   Session& t = r.t;
   const Settings& s = t.s;
@@ -200,7 +204,7 @@ bool run_steps(Trainer& r) {
   while (t.at.step < s.steps) {
     const Stopwatch clock;
     start_step(t, next, limit(t, t.at.losses), limit(t, t.at.norms));
-    if (t.at.step + 1 < s.steps) next = step_batch(t, t.at.step + 1);  // while the device works
+    if (t.at.step + 1 < s.steps) next = step_batch(t, t.at.step + 1);  // while the device is busy
     wait_for(t.device);
     finish_step(r, clock.ms() / 1e3);
     const bool last = t.at.step == s.steps, stop = !last && stops(r);
@@ -211,7 +215,7 @@ bool run_steps(Trainer& r) {
   return true;
 }
 
-// Rank 0 alone reads and writes the folder. False: the run is finished already.
+// Only rank 0 reads and writes the folder. Returns false if the run is finished.
 bool claim(const Group& group, const fs::path& folder, const Settings& s, bool resume) {
   const at::Tensor begins = at::zeros({}, at::kDouble);
   if (group.ranks().rank == 0) begins.fill_(claim_folder(folder, s, resume) ? 1.0 : 0.0);
@@ -235,14 +239,13 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, b
     return {true, s.steps, ranks.rank == 0 ? files::read_json(file) : Json()};
   }
   const auto last = ranks.rank == 0 ? newest_checkpoint(folder) : std::nullopt;
-  if (last) hooks.say("goes on from " + last->string());
+  if (last) hooks.say("resuming from " + last->string());
   Trainer r{open_session({s, source, last, std::move(group)}), folder, hooks};
-  r.peak = matmul_peak(r.t.device, s.dtype == "float32" ? at::kFloat : at::kBFloat16) * ranks.world;
   r.flops_per_token = step_flops_per_token(r.t.model, s.length);
   if (r.t.first()) rewind_journal(folder / "metrics.jsonl", r.t.at.step);
   if (r.t.first() && s.tensorboard) r.events = std::make_unique<EventFile>(folder, r.t.at.step + 1);
   if (r.t.at.step >= s.steps)
-    validate(r);  // it was stopped between its last checkpoint and its result
+    validate(r);  // interrupted between the last checkpoint and the result
   else if (!run_steps(r))
     return {false, r.t.at.step, {}};
   const Json done = result(r);

@@ -1,5 +1,5 @@
-// Train a model: the loop, its checkpoints and its files.
-//   DIR/settings.json · metrics.jsonl · checkpoint-N/ · result.json when it is done
+// The training loop, its checkpoints and its files:
+//   DIR/settings.json · metrics.jsonl · checkpoint-N/ · result.json at the end
 #pragma once
 
 #include <filesystem>
@@ -11,30 +11,31 @@
 namespace horner::train {
 
 struct Progress {
-  int64_t step, steps;  // done, and of all
+  int64_t step, steps;  // done, total
   double loss, norm, rate;
-  double tokens_per_second, share_of_peak, seconds_left;
-  double validation_loss;  // the last; NaN before the first
+  double tokens_per_second, seconds_left;
+  double share_of_peak;    // NaN unless Hooks::measure_peak
+  double validation_loss;  // the latest; NaN before the first
 };
 
-// How whoever started it takes part.
+// Callbacks of the caller.
 struct Hooks {
-  std::function<bool()> stop = [] { return false; };  // asked after every step
+  std::function<bool()> stop = [] { return false; };  // called after every step
   std::function<void(const Progress&)> progress = [](const Progress&) {};
-  std::function<void(const std::string&)> say = [](const std::string&) {};  // a line to read
-  // From another thread: another process of the run is gone, and this one must end.
+  std::function<void(const std::string&)> say = [](const std::string&) {};  // a message
+  // Called from another thread: another process of the run is dead, and this one must exit.
   std::function<void(const std::string&)> lost = {};
+  bool measure_peak = false;  // of matrix products, after the first step, for share_of_peak
 };
 
 struct Outcome {
-  bool finished;  // else it was asked to stop, and can be resumed
+  bool finished;  // otherwise it was interrupted and can be resumed
   int64_t step;
   Json result;  // as in result.json
 };
 
-// Goes on from the newest checkpoint in `folder` if there is one and `resume` is set; a run that is
-// finished is left as it is. Throws where a run is there and `resume` is not set, or where it was
-// made with other settings.
+// With `resume`, continues from the newest checkpoint in `folder` if there is one; a finished run
+// is left unchanged. Throws if the folder holds a run with other settings, or any without `resume`.
 Outcome train(const Settings&, const Source&, const std::filesystem::path& folder, bool resume,
               const Hooks& = {});
 

@@ -1,4 +1,4 @@
-// A number axis of our own: linear or logarithmic, its range and round ticks. Charts draw position(value) on a plain axis.
+// A linear or logarithmic axis with round ticks. Charts draw position(value) on a linear ECharts axis.
 import type { Num } from "./data";
 import { text_of } from "./dom";
 import type { Theme } from "./theme";

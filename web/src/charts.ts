@@ -5,14 +5,14 @@ import { text_of } from "./dom";
 import { type View, frame, tip, tip_style, whiskers, with_spread } from "./frame";
 
 export function bars(section: HTMLElement, tools: HTMLElement, heading: string, data: Bars) {
-  // Each category with one bar of whatever series: they need no room beside each other.
+  // Every category has one bar, so bars need no room next to each other.
   const alone = data.categories.every((_, i) => data.series.filter((s) => s.values[i] !== null).length <= 1);
   const ends = (s: Bars["series"][number]) => s.values.flatMap((v, i) => (v === null ? [] : [v - (s.spread?.[i] ?? 0), v + (s.spread?.[i] ?? 0)]));
   const option = (view: View) => {
     const t = view.theme;
     const seen = data.series.filter((s) => !view.hidden.has(s.name));
     const all = seen.flatMap(ends);
-    const log = data.dots && Math.min(...all) > 0 && Math.max(...all) > 3 * Math.min(...all); // one far off must not squeeze the rest
+    const log = data.dots && Math.min(...all) > 0 && Math.max(...all) > 3 * Math.min(...all); // an outlier must not squeeze the rest
     const range = range_of([...all, ...(data.dots ? [] : [0])], log, 0.05);
     if (!data.dots && range[0] < 0 && all.every((v) => v >= 0)) range[0] = 0;
     const series = seen.flatMap((s) => {
@@ -46,7 +46,7 @@ export function bars(section: HTMLElement, tools: HTMLElement, heading: string, 
   frame(section, tools, heading, data.series, () => 60 + each * data.categories.length, option);
 }
 
-// Light to dark on white, dark to light on black, even in brightness.
+// Light to dark on white, dark to light on black, in even steps of brightness.
 const SHADES = ["#f2f0fb", "#c9d3f2", "#93b7e6", "#5796d0", "#2f70b4", "#1f4c8f", "#1b2a5e"];
 
 export function heat_map(section: HTMLElement, tools: HTMLElement, heading: string, data: HeatMap, show: (at: HTMLElement, s: Section) => void) {
@@ -98,7 +98,7 @@ export function boxes(section: HTMLElement, tools: HTMLElement, heading: string,
       tooltip: {
         ...tip_style(t), formatter: (p: any) => {
           if (p.seriesType !== "boxplot") return tip(data.categories[p.value[0]], [{ name: p.seriesName, colour: p.color, value: text_of(p.value[1]) }]);
-          const parts = ["least", "a quarter", "half", "three quarters", "most"];
+          const parts = ["minimum", "lower quartile", "median", "upper quartile", "maximum"];
           return tip(`${p.seriesName}, ${data.categories[p.dataIndex]}`, parts.map((name, i) => ({ name, colour: colour(p.seriesName), value: text_of(p.value[i + 1]) })).reverse());
         },
       },

@@ -1,13 +1,13 @@
-// What a report is: the JSON that src/report/report.cpp writes.
-export type Num = number | null; // null: not a number
+// The JSON of a report, as src/report/report.cpp writes it.
+export type Num = number | null; // null: not finite
 
 export interface Series {
-  name: string; // series of one name are one legend entry
-  group?: string; // entries of a group share a hue and a place in the legend
-  strong?: boolean; // what the others are compared with
+  name: string; // series with the same name share a legend entry
+  group?: string; // entries of a group share a hue and are adjacent in the legend
+  strong?: boolean; // the reference of a comparison
   dashed?: boolean;
   points: [Num, Num][];
-  spread?: Num[]; // plus or minus, at each point
+  spread?: Num[]; // plus or minus, per point
 }
 export interface Lines {
   kind: "lines";
@@ -15,20 +15,20 @@ export interface Lines {
   y_label: string;
   log_x: boolean;
   log_y: boolean;
-  smooth: boolean; // offers to smooth noisy lines
+  smooth: boolean; // noisy: offers smoothing
   series: Series[];
 }
 export interface Bar {
   name: string;
   group?: string;
   strong?: boolean;
-  values: Num[]; // one for each category
+  values: Num[]; // per category
   spread?: Num[];
 }
 export interface Bars {
   kind: "bars";
   label: string;
-  dots: boolean; // points on an axis that need not begin at 0
+  dots: boolean; // points on an axis that need not start at 0
   categories: string[];
   series: Bar[];
 }
@@ -45,15 +45,15 @@ export interface HeatMap {
   x: string[];
   y: string[];
   values: Num[][]; // [y][x]
-  details?: { y: number; x: number; sections: Section[] }[]; // shown on a click
+  details?: { y: number; x: number; sections: Section[] }[]; // shown on click
 }
 export interface Boxes {
   kind: "boxes";
   x_label: string;
   y_label: string;
   categories: string[];
-  series: { name: string; boxes: Num[][] }[]; // least, quarter, half, three quarters, most
-  lines: Series[]; // x: the number of the category
+  series: { name: string; boxes: Num[][] }[]; // minimum, quartiles, maximum
+  lines: Series[]; // x: the index of the category
 }
 export interface Facts {
   kind: "facts";
@@ -63,7 +63,7 @@ export type Content = Lines | Bars | Table | HeatMap | Boxes | Facts;
 export interface Section {
   heading: string;
   text?: string;
-  half?: boolean; // two beside each other where there is room
+  half?: boolean; // half width if there is room
   content: Content;
 }
 export interface Report {

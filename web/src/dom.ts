@@ -1,4 +1,4 @@
-// Elements whose text is text: nothing from a report is ever read as markup.
+// DOM elements with text content: nothing from a report is ever parsed as markup.
 export function element<K extends keyof HTMLElementTagNameMap>(
   tag: K, attributes: Record<string, string> = {}, ...children: (Node | string)[]
 ): HTMLElementTagNameMap[K] {
@@ -24,7 +24,7 @@ export function save(name: string, url: string) {
 export const file_name = (heading: string, end: string) =>
   (heading.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "chart") + end;
 
-// Three or four digits that matter.
+// Three or four significant digits.
 export function text_of(x: number | null | undefined): string {
   if (x === null || x === undefined || !Number.isFinite(x)) return "–";
   const size = Math.abs(x);

@@ -1,8 +1,9 @@
-// What every chart has: a canvas that follows its width and the page's colours, a legend, and buttons.
+// The parts of every chart: a canvas that follows the page's width and colours, a legend, and buttons.
 import { BarChart, BoxplotChart, CustomChart, HeatmapChart, LineChart, ScatterChart } from "echarts/charts";
 import { AriaComponent, GridComponent, TooltipComponent, VisualMapComponent } from "echarts/components";
 import { type ECharts, init, use } from "echarts/core";
 import { CanvasRenderer } from "echarts/renderers";
+import type { Num } from "./data";
 import { button, element, file_name, save, text_of } from "./dom";
 import { type Legend, legend } from "./legend";
 import { type Entry, type Theme, colours, dark_mode, theme } from "./theme";
@@ -44,7 +45,7 @@ export function frame(
     redraw();
   }).observe(box);
   drawn.push(redraw);
-  tools.append(button("PNG", () => save(file_name(heading, ".png"), chart.getDataURL({ pixelRatio: 2, backgroundColor: theme().card })), "save this chart as a picture"));
+  tools.append(button("PNG", () => save(file_name(heading, ".png"), chart.getDataURL({ pixelRatio: 2, backgroundColor: theme().card })), "save this chart as PNG"));
   const tool: Frame["tool"] = (text, on, act) => {
     const b = button(text, () => {
       on = !on;
@@ -62,7 +63,7 @@ export const tip_style = (t: Theme) => ({
   extraCssText: "box-shadow: 0 4px 18px rgba(0,0,0,.18); border-radius: 8px;",
 });
 
-// Nodes, so that names are text.
+// DOM nodes, so that names are never parsed as markup.
 export function tip(title: string, rows: { colour: string; name: string; value: string }[], most = 14): HTMLElement {
   const node = element("div", { class: "tip" }, element("strong", {}, title));
   for (const r of rows.slice(0, most)) {
@@ -74,13 +75,13 @@ export function tip(title: string, rows: { colour: string; name: string; value: 
   return node;
 }
 
-// Whiskers: [x, low, high], or [low, high, y] where they lie.
-export const whiskers = (name: string, data: number[][], colour: string, lying: boolean) => ({
+// Whiskers: [x, low, high], or [low, high, y] if horizontal.
+export const whiskers = (name: string, data: Num[][], colour: string, horizontal: boolean) => ({
   type: "custom" as const, name, data, clip: true, silent: true, tooltip: { show: false }, z: 3,
   renderItem: (_: unknown, api: any) => {
-    const [a, b] = lying ? [[api.value(0), api.value(2)], [api.value(1), api.value(2)]] : [[api.value(0), api.value(1)], [api.value(0), api.value(2)]];
+    const [a, b] = horizontal ? [[api.value(0), api.value(2)], [api.value(1), api.value(2)]] : [[api.value(0), api.value(1)], [api.value(0), api.value(2)]];
     const [p, q] = [api.coord(a), api.coord(b)];
-    const [dx, dy] = lying ? [0, 4] : [4, 0];
+    const [dx, dy] = horizontal ? [0, 4] : [4, 0];
     const line = (x1: number, y1: number, x2: number, y2: number) => ({ type: "line", shape: { x1, y1, x2, y2 }, style: { stroke: colour, lineWidth: 1.5 } });
     return { type: "group", children: [line(p[0], p[1], q[0], q[1]), line(p[0] - dx, p[1] - dy, p[0] + dx, p[1] + dy), line(q[0] - dx, q[1] - dy, q[0] + dx, q[1] + dy)] };
   },

@@ -1,4 +1,4 @@
-// A legend of buttons: a click hides or shows an entry or a group, a double click shows it alone.
+// A legend of buttons: a click hides or shows an entry or a group, a double click isolates it.
 import type { Entry } from "./theme";
 import { button, element } from "./dom";
 
@@ -28,13 +28,13 @@ export function legend(entries: Entry[], changed: () => void, hover: (name: stri
     const names = members.map((e) => e.name);
     const box = element("div", { class: "group" });
     if (group) {
-      const of = button(group, () => toggle(names), "hide or show all of these; double click: these alone");
+      const of = button(group, () => toggle(names), "click: hide or show the group; double click: show only the group");
       of.className = "of";
       of.addEventListener("dblclick", () => alone(names));
       box.append(of);
     }
     for (const e of members) {
-      const b = button("", () => toggle([e.name]), "click: hide or show; double click: this alone");
+      const b = button("", () => toggle([e.name]), "click: hide or show; double click: show only this");
       b.className = "entry";
       b.setAttribute("aria-pressed", "true");
       b.append(element("span", { class: e.strong ? "chip strong" : "chip" }), e.name);

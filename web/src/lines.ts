@@ -1,10 +1,10 @@
-// Lines over numbers: drag to zoom, double click to go back; axes switch between linear and logarithmic.
+// Line charts: drag to zoom, double click to reset; axes switch between linear and logarithmic.
 import { type Range, axis_option, position, range_of, value_at } from "./axis";
 import type { Lines, Num, Series } from "./data";
 import { element, text_of } from "./dom";
 import { type View, frame, tip, tip_style, whiskers, with_spread } from "./frame";
 
-// The mean of the points around each, a fiftieth of them; fewer at the ends, as many on each side.
+// A centred moving average over a fiftieth of the points; the window shrinks symmetrically at the ends.
 function smoothed(points: [Num, Num][]): [Num, Num][] {
   const most = Math.round(points.length / 100);
   return points.map(([x, y], i) => {
@@ -53,7 +53,7 @@ export function lines(section: HTMLElement, tools: HTMLElement, heading: string,
       series,
     };
   };
-  // Runs of one name are one row: their mean.
+  // Runs with the same name share a row, which shows their mean.
   const hover = (at: any[], view: View) => {
     const rows = new Map<string, { sum: number; n: number; spread: Num }>();
     for (const p of at) {

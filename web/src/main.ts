@@ -1,4 +1,4 @@
-// The page of a report: its title, what it says in words, and its sections.
+// The report page: title, summary and sections.
 import { bars, boxes, heat_map } from "./charts";
 import type { Report, Section } from "./data";
 import { element } from "./dom";

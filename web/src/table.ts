@@ -1,11 +1,11 @@
-// Tables that sort by a click on a column's name, and lists of facts.
+// Tables that sort by a click on a column header, and lists of facts.
 import type { Facts, Table } from "./data";
 import { button, element, file_name, save } from "./dom";
 
 type Cell = Table["rows"][number][number];
 const shown = (c: Cell) => (typeof c === "string" ? c : c.text);
 
-// Numbers by value and texts with numbers inside by those: taylor2 before taylor10. What is missing comes last.
+// Sorts numbers by value, and text in natural order: taylor2 before taylor10. Missing values come last.
 function before(a: Cell, b: Cell, down: boolean): number {
   const sign = down ? -1 : 1;
   if (typeof a === "object" && typeof b === "object") {
@@ -34,7 +34,7 @@ export function table(section: HTMLElement, tools: HTMLElement, heading: string,
     const raw = (c: Cell) => (typeof c === "string" ? c : c.value === null ? "" : String(c.value));
     const text = [data.columns.map((c) => quote(c.name)), ...rows.map((r) => r.map((c) => quote(raw(c))))].map((r) => r.join(",")).join("\n") + "\n";
     save(file_name(heading, ".csv"), "data:text/csv;charset=utf-8," + encodeURIComponent(text));
-  }, "save this table"));
+  }, "save this table as CSV"));
 }
 
 export function facts(section: HTMLElement, data: Facts) {

@@ -1,4 +1,4 @@
-// Colours: the page's own from CSS, and those of the series. A group is a hue, from light to dark in its order.
+// Colours of the page, from CSS, and of the series. A group has one hue, from light to dark.
 export interface Theme { dark: boolean; ink: string; soft: string; line: string; card: string; accent: string }
 
 export const dark_mode = matchMedia("(prefers-color-scheme: dark)");
@@ -9,7 +9,7 @@ export function theme(): Theme {
   return { dark: dark_mode.matches, ink: of("--ink"), soft: of("--soft"), line: of("--line"), card: of("--card"), accent: of("--accent") };
 }
 
-// From the first entry of a group to its last, on white and on black.
+// Colours of the first and last entry of a group, on white and on black.
 const RAMPS: [light: [string, string], dark: [string, string]][] = [
   [["#82bdf5", "#0d3f94"], ["#24579f", "#b9dcff"]], // blue
   [["#f4ad5e", "#a33b00"], ["#a5520f", "#ffcf94"]], // orange
@@ -20,7 +20,7 @@ const RAMPS: [light: [string, string], dark: [string, string]][] = [
   [["#d8bf6a", "#66500a"], ["#87701a", "#f3e3a2"]], // ochre
   [["#f09ccf", "#93185f"], ["#a23a78", "#ffc6e6"]], // pink
 ];
-// Where there are no groups: hues that differ.
+// Distinct hues for entries without a group.
 const HUES: [light: string, dark: string][] = [
   ["#1c5fd4", "#7fb0ff"], ["#d9690c", "#ffab5e"], ["#118a52", "#5fd69b"], ["#8a3fd1", "#cda2ff"], ["#c92a44", "#ff8f9c"],
   ["#0d8b96", "#5cd5de"], ["#97780b", "#e3c95c"], ["#c23b8b", "#ff9bd4"], ["#6b7280", "#aab3be"], ["#5a4ae0", "#a59bff"],
@@ -33,7 +33,7 @@ function mixed(a: string, b: string, share: number): string {
 
 export interface Entry { name: string; group: string; strong: boolean }
 
-// Each name once, in order, with its colour.
+// Each distinct name in order, with its colour.
 export function colours(series: { name: string; group?: string; strong?: boolean }[], t: Theme): Map<string, { colour: string } & Entry> {
   const entries = new Map<string, Entry>();
   for (const s of series) if (!entries.has(s.name)) entries.set(s.name, { name: s.name, group: s.group ?? "", strong: !!s.strong });

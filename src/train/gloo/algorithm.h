@@ -1,6 +1,5 @@
-// Stand-ins for the headers of gloo, which torch does not ship: only what c10d's
-// ProcessGroupGloo.hpp needs to be read. None of these types is ever made or called from here; gloo
-// itself is in torch.
+// Stand-ins for the headers of gloo, which torch does not ship: only the declarations that c10d's
+// ProcessGroupGloo.hpp requires. Nothing here is instantiated or called; gloo itself is in torch.
 #pragma once
 
 namespace gloo {
