@@ -167,5 +167,5 @@ def test_ctrl_c_prints_the_table_so_far():
     finally:
         run.kill()
     assert run.returncode == 130
-    assert "torch sdpa" in out and "stopped" in out
+    assert "torch sdpa" in out and "interrupted" in out
     assert err == ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -75,16 +76,34 @@ def test_list_shows_every_variant(table):
     assert "  taylor<n>" in text
 
 
-def test_list_footnotes_match_their_reasons(table):
+def test_list_fits_100_columns():
+    for args in ([], ["-v"]):
+        assert max(len(line) for line in output("list", *args).splitlines()) <= 100
+
+
+def test_list_marks_what_runs(table):
     text = output("list")
-    reasons = {
-        reason
-        for variant in table["variants"]
-        for reason in variant["executions"].values()
-        if reason != "yes"
-    }
-    for reason in reasons:
-        assert f"] {reason}\n" in text
+    letters = dict(re.findall(r"  ([A-Z]) (\w+)", next(s for s in text.splitlines() if s.startswith("runs on cpu"))))
+    assert set(letters.values()) == {"fused_cpu", "chunked", "recurrent", "reference"}
+    shown = {line.split()[0]: line.split()[1] for line in text.split("\nruns on")[0].splitlines()[1:] if line}
+    for variant in table["variants"]:
+        runs = "".join(k if variant["executions"][name] == "yes" else "." for k, name in letters.items())
+        assert shown[variant["name"]] == runs
+
+
+def test_list_verbose_gives_every_reason(table):
+    text = output("list", "-v")
+    for variant in table["variants"]:
+        for name, reason in variant["executions"].items():
+            if reason != "yes":
+                assert re.search(rf"^{name} cannot run \d+ of \d+: {re.escape(reason)}$", text, re.M)
+
+
+def test_list_probes_the_device_and_dtype_that_are_asked_for(table):
+    double = json.loads(output("list", "softmax", "--dtype", "float64", "--json"))["variants"][0]
+    assert double["executions"]["fused_cpu"] != "yes" and double["executions"]["reference"] == "yes"
+    if not json.loads(output("info", "--json"))["gpus"]:
+        assert "'cuda'" in error("list", "--device", "cuda")
 
 
 def test_list_patterns():
@@ -246,5 +265,5 @@ def test_ctrl_c_prints_the_table_so_far():
     finally:
         run.kill()
     assert run.returncode == 130
-    assert out.startswith("variant") and "softmax" in out and "stopped; so far" in out
+    assert out.startswith("variant") and "softmax" in out and "interrupted; so far" in out
     assert err == ""

@@ -236,9 +236,9 @@ def test_what_is_wrong_is_said(models, text, tmp_path):
     assert "no embedding 'token'" in diagnose(*fine, "--embedding", "token", fails=True)
     assert "no layer 7; the model has 0 to 1" in diagnose(*fine, "--layers", 7, fails=True)
     assert "no head 4; the model has 0 to 3" in diagnose(*fine, "--heads", 4, fails=True)
-    assert "no device 'gpu'; possible: 'cpu' or 'cuda'" in diagnose(*fine, "--device", "gpu", fails=True)
+    assert "unknown device 'gpu'; expected 'cpu' or 'cuda'" in diagnose(*fine, "--device", "gpu", fails=True)
     if not torch.cuda.is_available():
-        assert "no device 'cuda' here" in diagnose(*fine, "--device", "cuda", fails=True)
+        assert "device 'cuda' is not available" in diagnose(*fine, "--device", "cuda", fails=True)
     assert "no model folder" in diagnose("--model", tmp_path / "none", "--text", text, fails=True)
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)

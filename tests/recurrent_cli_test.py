@@ -65,7 +65,7 @@ def test_plan_counts(D, order):
     assert plan["too_large"] == "" and plan["chunk"] % 16 == 0
     flop = {way["name"]: way["flop_per_token_and_head"] for way in plan["flop"]}
     assert flop["decode, state"] == 4 * features * (D + 1)
-    assert flop["decode, cache"] == 2 * 2 * D * 10000
+    assert flop["decode, KV cache"] == 2 * 2 * D * 10000
 
 
 def test_plan_chooses_by_length():
@@ -145,7 +145,7 @@ def test_bench_decode(tmp_path):
     assert predicted == pytest.approx(math.comb(18, 2) * 17 / 32)
     drawn = lines(picture)
     assert [len(line) for line in drawn] == [4, 4, 4]
-    assert {"softmax (cache)", "taylor2", "linear_elu"} <= set(texts(picture))
+    assert {"softmax (KV cache)", "taylor2", "linear_elu"} <= set(texts(picture))
     assert os.listdir(tmp_path) == ["decode.svg"]
 
 

@@ -1,5 +1,5 @@
-// horner bench: how fast each variant × execution is beside torch's softmax attention, and beside
-// the matrix products of this machine.
+// horner bench: time of each variant × execution, against torch's softmax attention and against the
+// matrix-multiply peak of this machine.
 #include "instruments/bench.h"
 
 #include <ATen/Context.h>
@@ -42,7 +42,7 @@ struct BenchOptions {
   bool forward_only = false, statistics = false, json = false;
 };
 
-// What the options ask for.
+// The options, resolved.
 struct BenchPlan {
   std::vector<attn::Variant> variants;
   std::vector<const attn::Execution*> executions;
@@ -67,15 +67,16 @@ static instruments::Case bench_case(const std::string& shape) {
   for (int64_t* size : sizes) {
     const auto [rest, error] = std::from_chars(at, end, *size);
     const bool whole = size == sizes[3] ? rest == end : rest != end && *rest == ',';
-    horner::check(error == std::errc() && whole && *size > 0 && *size <= kMost, "no shape '", shape,
-                  "'; wanted B,H,T,D: batch, heads, tokens and head dimension, such as "
+    horner::check(error == std::errc() && whole && *size > 0 && *size <= kMost, "invalid shape '",
+                  shape,
+                  "'; expected B,H,T,D (batch, heads, tokens, head dimension), such as "
                   "'1,8,1024,64'");
     at = rest + 1;
   }
   c.G = c.H, c.S = c.T, c.E = c.D;
   const double bytes = 16 * double(c.B) * double(c.H) * double(c.T) * double(c.D) * sizeof(double);
   horner::check(bytes < instruments::free_bytes(), "shape '", shape, "' needs about ", bytes / 1e9,
-                " GB, and ", instruments::free_bytes() / 1e9, " GB are free");
+                " GB, but only ", instruments::free_bytes() / 1e9, " GB are free");
   return c;
 }
 
@@ -86,8 +87,8 @@ static std::string case_text(const instruments::Case& c) {
 }
 
 static BenchPlan plan(const BenchOptions& o) {
-  horner::check(o.what == "attention", "no benchmark '", o.what,
-                "'; possible: 'attention', 'decode' and 'order'");
+  horner::check(o.what == "attention", "unknown benchmark '", o.what,
+                "'; expected 'attention', 'decode' or 'order'");
   BenchPlan p{.variants = select(o.variants)};
   for (const std::string& name : o.executions) p.executions.push_back(&attn::execution(name));
   if (o.executions.empty())
@@ -106,7 +107,7 @@ static BenchPlan plan(const BenchOptions& o) {
   return p;
 }
 
-// Measures the peak in a dtype once more and keeps the best: others may have used the machine.
+// Measures the peak of a dtype again and keeps the best: the machine may have been busy.
 static void measure_peak(const instruments::Case& c, Peaks& peaks) {
   double& best = peaks[attn::dtype_name(c.dtype)];
   best = std::max(best, instruments::matmul_gflops(c.dtype, c.device));
@@ -176,7 +177,7 @@ static bool is_noisy(const instruments::Benchmark& b) {
 
 static std::string no_speed(Standing standing) {
   if (standing == Standing::wrong) return red("wrong");
-  return faint(standing == Standing::stopped ? "stopped" : "–");
+  return faint(standing == Standing::stopped ? "interrupted" : "–");
 }
 
 static std::string error_text(const BenchRow& r) {
@@ -195,7 +196,7 @@ static void print_machine(const BenchOptions& o, const Peaks& peaks) {
   std::cout << std::endl;
 }
 
-// What is to be said below a table, each thing once with the variants that it is true of.
+// Remarks below a table, each once with the variants it applies to.
 struct Remarks {
   std::vector<std::pair<std::string, std::string>> all = {};
 
@@ -320,26 +321,28 @@ static Outcome run(const BenchOptions& o) {
   if (o.json)
     std::cout << json(groups, o, peaks).dump(2) << "\n";
   else
-    std::cout << (stopped() ? "\nstopped\n" : "\n")
-              << faint(
-                     "medians; × sdpa: torch's time over this one's, run in turn (over 1: faster "
-                     "than torch);\nGFLOP/s counts 2 half matrix products forward, 7 in all; "
-                     "memory: the most beyond the inputs")
-              << "\n";
+    std::cout
+        << (stopped() ? "\ninterrupted\n" : "\n")
+        << faint(
+               "medians; × sdpa: torch's time over ours, run alternately (above 1: faster than "
+               "torch);\nGFLOP/s counts 2 half matrix products forward, 7 forward+backward; "
+               "memory: peak beyond the inputs")
+        << "\n";
   return stopped() ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
 }
 
 Action bench(CLI::App& app) {
   const auto o = std::make_shared<BenchOptions>();
   app.add_option("WHAT", o->what,
-                 "attention; decode: a token after ever longer contexts, up to T; or order: the "
-                 "error of softmax's series")
+                 "attention; decode: time per token at contexts up to T; order: the error of "
+                 "softmax's series")
       ->type_name("")
       ->required();
-  app.add_option("--variant", o->variants,
-                 "names, or globs with * [softmax l2 taylor2 taylor4 taylor10 by_count gated]")
+  app.add_option(
+         "--variant", o->variants,
+         "variants; * matches any characters [softmax l2 taylor2 taylor4 taylor10 by_count gated]")
       ->type_name("NAME");
-  app.add_option("--execution", o->executions, "names [all but reference and recurrent]")
+  app.add_option("--execution", o->executions, "executions [all but reference and recurrent]")
       ->type_name("NAME");
   app.add_option("--shape", o->shapes,
                  "batch, heads, tokens, head dimension [1,8,1024,64 1,8,4096,64 4,16,512,64 "
@@ -348,27 +351,29 @@ Action bench(CLI::App& app) {
   app.add_option("--dtype", o->dtypes, "float32, float64, bfloat16, float16 [float32]")
       ->type_name("NAME");
   app.add_option("--device", o->device, "cpu or cuda [cpu]")->type_name("NAME");
-  app.add_option("--repeats", o->repeats, "runs of each [what fits in a second: 3 to 30]")
+  app.add_option("--repeats", o->repeats,
+                 "timed runs of each row [as many as fit in a second, 3 to 30]")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("N");
-  app.add_flag("--forward-only", o->forward_only, "no gradients");
-  app.add_flag("--statistics", o->statistics, "what the row statistics add to forward");
+  app.add_flag("--forward-only", o->forward_only, "time forward only");
+  app.add_flag("--statistics", o->statistics, "also time forward with row statistics");
   app.add_option("--peers", o->peers,
-                 "a command that measures more rows for the table: 'python bench/peers.py' has "
+                 "a command that measures further rows, e.g. 'python bench/peers.py' for "
                  "FlexAttention and flash-linear-attention")
       ->type_name("COMMAND");
-  app.add_option("--svg", o->svg, "a picture, of decode and order")->type_name("FILE");
-  app.add_option("--seed", o->seed, "of the random numbers of order [0]")
+  app.add_option("--svg", o->svg, "write a chart (decode and order)")->type_name("FILE");
+  app.add_option("--seed", o->seed, "random seed (order) [0]")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("N");
-  app.add_flag("--json", o->json, "every number, not rounded, as JSON");
+  app.add_flag("--json", o->json, "print all numbers as JSON");
   return [o, &app] {
     check_bench_options(app, o->what);
     if (o->what == "order") return bench_order(o->seed, {o->json, o->svg});
     if (o->what != "decode") return run(*o);
     if (app.count("--variant") == 0) o->variants = {"softmax", "taylor2"};
     if (app.count("--shape") == 0) o->shapes = {"1,8,65536,64"};
-    horner::check(o->shapes.size() == 1, "bench decode takes one --shape, not ", o->shapes.size());
+    horner::check(o->shapes.size() == 1, "bench decode takes exactly one --shape, got ",
+                  o->shapes.size());
     const instruments::Case c = bench_case(o->shapes[0]);
     return bench_decode(select(o->variants), {c.B, c.H, c.T, c.D}, {o->json, o->svg});
   };

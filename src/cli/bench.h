@@ -24,13 +24,13 @@ struct BenchRow {
   instruments::Benchmark result;
 };
 
-// What a command of the user's measures on the same shape (bench/peers.py is one): it is given
-// --shape, --dtype, --device and perhaps --forward-only, and prints an object for each row in a
-// line of its own, {"variant", "execution", "forward_ms", "both_ms", "extra_bytes"}, or
+// Rows that an external command measures on the same shape (bench/peers.py is one). It receives
+// --shape, --dtype, --device and possibly --forward-only, and prints one JSON object per line,
+// {"variant", "execution", "forward_ms", "both_ms", "extra_bytes"}, or
 // {"variant", "execution", "why_not"}.
 std::vector<BenchRow> peers_of(const std::string& command, const instruments::Case&);
 
-// Throws when an option was given that benchmark `what` has no use for.
+// Throws for an option that benchmark `what` does not use.
 void check_bench_options(const CLI::App&, const std::string& what);
 
 }  // namespace horner::cli

@@ -1,5 +1,4 @@
-// horner bench decode: the time of a token after contexts of many lengths, for states and for the
-// keys and values that other variants keep.
+// horner bench decode: time per token at several context lengths, with a state or a KV cache.
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -58,12 +57,12 @@ static const DecodeRow* cache_row(const std::vector<DecodeRow>& rows) {
 }
 
 static std::string label(const DecodeRow& r) {
-  return r.variant.name + (has_state(r) ? "" : " (cache)");
+  return r.variant.name + (has_state(r) ? "" : " (KV cache)");
 }
 
 static report::Chart chart(const std::vector<DecodeRow>& rows, const instruments::Stream& s) {
   std::ostringstream title;
-  title << "Decoding with a state and with a cache: B" << s.B << " H" << s.H << " D" << s.D
+  title << "Decoding with a state and with a KV cache: B" << s.B << " H" << s.H << " D" << s.D
         << ", float32";
   report::Chart out{.title = title.str(),
                     .x_label = "tokens of context",
@@ -125,7 +124,7 @@ static void print(const std::vector<DecodeRow>& rows, const instruments::Stream&
               << formatted("%.0f", 100 * r.gflops / peak) << " % of a matrix product's";
     if (cache) {
       const double found = crossover(r, *cache);
-      std::cout << "; faster than " << cache->variant.name << "'s cache from "
+      std::cout << "; faster than " << cache->variant.name << "'s KV cache from "
                 << (found > 0 ? formatted("%.0f", found) : "no measured") << " tokens on, "
                 << formatted("%.0f", attn::decode_crossover(r.variant.spec, s.D, s.D))
                 << " predicted";

@@ -24,7 +24,7 @@ void check_bench_options(const CLI::App& app, const std::string& what) {
     useless = {"--variant", "--execution", "--shape",        "--dtype",
                "--device",  "--repeats",   "--forward-only", "--peers"};
   for (const char* name : useless)
-    horner::check(app.count(name) == 0, "bench ", what, " takes no ", name,
+    horner::check(app.count(name) == 0, "bench ", what, " does not take ", name,
                   "; see 'horner bench --help'");
 }
 

@@ -1,4 +1,4 @@
-// Rows of `horner bench attention` that a command of the user's measures.
+// Rows of `horner bench attention` measured by an external command.
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -57,7 +57,7 @@ std::vector<BenchRow> peers_of(const std::string& command, const instruments::Ca
     try {
       rows.push_back(row_of(Object::parse(text), c));
     } catch (const Object::exception& e) {
-      fail("--peers: no row of a table: '", text, "' (", e.what(), ")");
+      fail("--peers: invalid row '", text, "' (", e.what(), ")");
     }
   }
   return rows;

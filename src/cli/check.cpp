@@ -36,11 +36,11 @@ struct Finding {
   }
 };
 
-// What came of one variant, execution and dtype.
+// The result of one variant, execution and dtype.
 struct Cell {
   std::string dtype;
   size_t ran = 0;
-  bool whole = true;  // false: stopped by Ctrl-C
+  bool whole = true;  // false: interrupted by Ctrl-C
   std::optional<Finding> worst = {};
   std::vector<Finding> failures = {};  // the worst of each case that failed
   std::vector<std::pair<instruments::Case, std::string>> skipped = {};  // and why
@@ -109,7 +109,7 @@ static std::string reproduce(const CheckedRow& row, const Cell& cell, const Chec
 
 static std::string cell_text(const Cell& cell) {
   if (!cell.failures.empty()) return red("FAIL " + formatted("%.1f", cell.worst->difference.ratio));
-  if (!cell.whole) return faint("stopped");
+  if (!cell.whole) return faint("interrupted");
   if (!cell.worst) return faint("–");
   return green("ok") + " " + formatted("%.1f", cell.worst->difference.ratio);
 }
@@ -162,12 +162,11 @@ static void print(const std::vector<CheckedRow>& rows, const CheckOptions& o) {
       if (!cell.failures.empty()) print_failure(row, cell, o);
       if (o.verbose && cell.failures.empty()) print_details(row, cell);
     }
-  std::cout
-      << "\n"
-      << (stopped() ? "stopped; so far " : "") << ok << " ok, " << failed << " failed, " << cannot
-      << " cannot run" << (cannot && !o.verbose ? " (-v says why)" : "") << "\n"
-      << faint("beside each: its worst error, in multiples of the reference's own in that dtype")
-      << "\n";
+  std::cout << "\n"
+            << (stopped() ? "interrupted; so far " : "") << ok << " ok, " << failed << " failed, "
+            << cannot << " cannot run" << (cannot && !o.verbose ? " (-v: why)" : "") << "\n"
+            << faint("the number: worst error over the reference's own error in the same dtype")
+            << "\n";
 }
 
 static Json json(const Finding& f) {
@@ -220,17 +219,19 @@ static Outcome run(const CheckOptions& o) {
 
 Action check(CLI::App& app) {
   const auto o = std::make_shared<CheckOptions>();
-  app.add_option("--variant", o->variants, "names, or globs with * [all]")->type_name("NAME");
-  app.add_option("--execution", o->executions, "names [all]")->type_name("NAME");
+  app.add_option("--variant", o->variants, "variants; * matches any characters [all]")
+      ->type_name("NAME");
+  app.add_option("--execution", o->executions, "executions [all]")->type_name("NAME");
   app.add_option("--dtype", o->dtypes, "float32, float64, bfloat16, float16 [the first three]")
       ->type_name("NAME");
   app.add_option("--device", o->device, "cpu or cuda [cpu]")->type_name("NAME");
-  app.add_option("--seed", o->seed, "of the random inputs [0]")
+  app.add_option("--seed", o->seed, "seed of the random inputs [0]")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("N");
-  app.add_flag("--forward-only", o->forward_only, "no gradients");
-  app.add_flag("--json", o->json, "every result as JSON");
-  app.add_flag("-v,--verbose", o->verbose, "the worst difference of each, and why some cannot run");
+  app.add_flag("--forward-only", o->forward_only, "check outputs only, not gradients");
+  app.add_flag("--json", o->json, "print every result as JSON");
+  app.add_flag("-v,--verbose", o->verbose,
+               "print the worst difference of each cell, and why some cannot run");
   return [o] { return run(*o); };
 }
 

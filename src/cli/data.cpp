@@ -1,4 +1,4 @@
-// horner data: text to tokens in files, and what is in such a file.
+// horner data: convert text to token files, and inspect them.
 #include "cli/data.h"
 
 #include <CLI/CLI.hpp>
@@ -15,32 +15,37 @@ static Action add_pack(CLI::App& app) {
   app.add_option("INPUT", o->inputs,
                  "text files, folders of them, .jsonl files [the Python sources of torch]")
       ->type_name("");
-  app.add_option("--out", o->out, "the file to write, in llm.c's layout")->capture_default_str();
+  app.add_option("--out", o->out, "the token file to write, in llm.c's layout")
+      ->capture_default_str();
   app.add_option("--tokenizer", o->tokenizer, "a tokenizer.json, or a folder with one [bytes]");
-  app.add_option("--key", o->key, "where a line of .jsonl has its text")->capture_default_str();
-  app.add_option("--begin", o->begin, "a token before every document, as '<bos>'");
-  app.add_option("--end", o->end, "a token after every document, as '<|endoftext|>'");
-  app.add_option("--shard", o->shard, "most tokens of a file; more go to NAME_000001.bin and on");
-  app.add_flag("--json", o->json, "what was done, as JSON");
+  app.add_option("--key", o->key, "the field of a .jsonl line that holds the text")
+      ->capture_default_str();
+  app.add_option("--begin", o->begin, "a token to insert before every document, such as '<bos>'");
+  app.add_option("--end", o->end,
+                 "a token to insert after every document, such as '<|endoftext|>'");
+  app.add_option("--shard", o->shard,
+                 "maximum tokens per file; the rest goes to NAME_000001.bin, …");
+  app.add_flag("--json", o->json, "print a summary as JSON");
   return [o] { return pack(*o); };
 }
 
 static Action add_info(CLI::App& app) {
   const auto o = std::make_shared<TokensOptions>();
-  app.add_option("FILE", o->files, "files of tokens: llm.c's layout or nanoGPT's")
+  app.add_option("FILE", o->files, "token files, in llm.c's or nanoGPT's layout")
       ->required()
       ->type_name("");
   app.add_option("--tokenizer", o->tokenizer, "a tokenizer.json, or a folder with one [bytes]");
-  app.add_option("--tokens", o->shown, "how many of the first to decode")->capture_default_str();
-  app.add_flag("--json", o->json, "the same as JSON");
+  app.add_option("--tokens", o->shown, "how many of the first tokens to decode")
+      ->capture_default_str();
+  app.add_flag("--json", o->json, "print as JSON");
   return [o] { return describe_tokens(*o); };
 }
 
 Action data(CLI::App& app) {
   app.require_subcommand(1);
   app.get_formatter()->label("SUBCOMMAND", "WHAT");
-  CLI::App* const pack = app.add_subcommand("pack", "text to a file of tokens");
-  CLI::App* const info = app.add_subcommand("info", "what is in a file of tokens");
+  CLI::App* const pack = app.add_subcommand("pack", "convert text to a token file");
+  CLI::App* const info = app.add_subcommand("info", "inspect a token file");
   pack->allow_extras(false);  // they would take it from above
   info->allow_extras(false);
   const Action pack_action = add_pack(*pack), info_action = add_info(*info);

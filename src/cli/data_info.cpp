@@ -1,4 +1,4 @@
-// horner data info: what is in a file of tokens.
+// horner data info: inspect a token file.
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -87,11 +87,11 @@ Outcome describe_tokens(const TokensOptions& o) {
       continue;
     }
     std::cout << bold(path) << "\n  layout      " << f.layout << ", " << f.width * 8
-              << " bits a token\n  tokens      " << f.size << "\n  vocabulary  " << seen.different
+              << " bits per token\n  tokens      " << f.size << "\n  vocabulary  " << seen.different
               << " different ones, " << seen.smallest << " to " << seen.largest << "\n";
     if (!fits)
-      std::cout << "  " << red("not of this tokenizer") << ", which has " << tokenizer.size()
-                << (o.tokenizer.empty() ? ": bytes; give --tokenizer" : "") << "\n";
+      std::cout << "  " << red("does not fit this tokenizer") << ", which has " << tokenizer.size()
+                << " tokens" << (o.tokenizer.empty() ? " (bytes); pass --tokenizer" : "") << "\n";
     if (!text.empty()) std::cout << "  begins      " << on_one_line(text) << "\n";
   }
   if (o.json) std::cout << all.dump(2) << "\n";

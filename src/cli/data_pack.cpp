@@ -1,4 +1,4 @@
-// horner data pack: documents to tokens, a piece of a megabyte at a time.
+// horner data pack: documents to tokens, one megabyte at a time.
 #include <unistd.h>
 
 #include <cstdio>
@@ -59,7 +59,7 @@ size_t encode_piece(Packing& p, std::string_view text, size_t done, const std::s
   fail(where, done > 0 ? " from byte " + std::to_string(done) : "", ": ", e.what());
 }
 
-// A document, of which `size` bytes of the input are gone when it is done. False: Ctrl-C.
+// Packs one document, which takes `size` bytes of the input. Returns false after Ctrl-C.
 bool pack_text(Packing& p, std::string_view text, size_t size, const std::string& where,
                const files::MappedFile* file) {
   const size_t before = p.bytes;

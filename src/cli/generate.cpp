@@ -24,11 +24,11 @@ struct GenerateOptions {
   bool json = false;
 };
 
-// Bytes where the folder has no tokenizer and the model knows bytes.
+// Bytes where the folder has no tokenizer and the vocabulary has 256 tokens.
 static text::Tokenizer tokenizer(const std::filesystem::path& folder, int64_t V) {
   if (std::filesystem::exists(folder / "tokenizer.json")) return text::Tokenizer(folder);
-  horner::check(V == 256, folder.string(), " has no tokenizer.json, and its ", V,
-                " tokens are no bytes");
+  horner::check(V == 256, folder.string(), " has no tokenizer.json, and a vocabulary of ", V,
+                " tokens is not bytes (256)");
   return text::Tokenizer();
 }
 
@@ -68,9 +68,9 @@ static Outcome run(const GenerateOptions& o) {
     std::cout << "\n";
   if (!o.json)
     std::cerr << faint(formatted("%.0f tokens", double(g.tokens.size())) + ", " +
-                       formatted("%.1f", rate) + " a second; prompt of " +
-                       std::to_string(prompt.size()) + " in " +
-                       formatted("%.2f s", g.prompt_seconds) + "; state " +
+                       formatted("%.1f", rate) + " tokens/s; prefill of " +
+                       std::to_string(prompt.size()) + " tokens in " +
+                       formatted("%.2f s", g.prompt_seconds) + "; state and KV cache " +
                        size_text(double(g.state_bytes)))
               << "\n";
   return stopped() ? Outcome::interrupted : Outcome::fine;
@@ -78,22 +78,24 @@ static Outcome run(const GenerateOptions& o) {
 
 Action generate(CLI::App& app) {
   const auto o = std::make_shared<GenerateOptions>();
-  app.add_option("--model", o->model, "a Hugging Face folder, or one that horner saved")
+  app.add_option("--model", o->model, "a Hugging Face folder, or one saved by horner")
       ->type_name("DIR")
       ->required();
-  app.add_option("--prompt", o->prompt, "what to go on from")->type_name("TEXT")->required();
-  app.add_option("--tokens", o->tokens, "at most so many [100]")
+  app.add_option("--prompt", o->prompt, "the text to continue")->type_name("TEXT")->required();
+  app.add_option("--tokens", o->tokens, "maximum number of new tokens [100]")
       ->check(CLI::PositiveNumber.description(""))
       ->type_name("N");
-  app.add_option("--temperature", o->sampling.temperature, "0: always the likeliest [1]")
+  app.add_option("--temperature", o->sampling.temperature,
+                 "sampling temperature; 0 takes the most likely token [1]")
       ->type_name("X");
-  app.add_option("--top-k", o->sampling.top_k, "only the K likeliest [all]")
+  app.add_option("--top-k", o->sampling.top_k, "sample from the K most likely tokens [all]")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("K");
-  app.add_option("--top-p", o->sampling.top_p, "only the likeliest that have P together [1]")
+  app.add_option("--top-p", o->sampling.top_p,
+                 "sample from the most likely tokens whose probabilities sum to P [1]")
       ->type_name("P");
-  app.add_option("--seed", o->sampling.seed, "[0]")->type_name("N");
-  app.add_flag("--json", o->json, "text, tokens and times as JSON");
+  app.add_option("--seed", o->sampling.seed, "random seed [0]")->type_name("N");
+  app.add_flag("--json", o->json, "print text, tokens and times as JSON");
   return [o] { return run(*o); };
 }
 

@@ -79,7 +79,7 @@ static std::string readable(const Json& value) {
 
 Action info(CLI::App& app) {
   const auto json = std::make_shared<bool>(false);
-  app.add_flag("--json", *json, "the same as JSON");
+  app.add_flag("--json", *json, "print as JSON");
   return [json] {
     const Json all = facts();
     if (*json) {

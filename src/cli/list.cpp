@@ -8,6 +8,7 @@
 #include "attn/attend.h"
 #include "attn/spec_text.h"
 #include "cli/command.h"
+#include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/names.h"
@@ -58,21 +59,44 @@ static std::vector<attn::Family> families(const std::vector<std::string>& patter
   return out;
 }
 
-// "" or why the execution cannot run small float32 inputs on the CPU.
-static std::string why_not(const attn::Variant& v, const attn::Execution& e) {
-  const instruments::Case small{.B = 1, .H = 2, .G = 2, .T = 16, .S = 16, .D = 64, .E = 64};
-  return e.why_not(v.spec, instruments::random_inputs(v.spec, small));
+struct ListOptions {
+  std::vector<std::string> patterns;
+  std::string device = "cpu", dtype = "float32";
+  bool json = false, verbose = false;
+};
+
+struct Listed {
+  attn::Variant variant;
+  std::vector<std::string> why_not;  // for each execution; "" where it runs
+};
+
+// Probes every execution with small inputs of the dtype, on the device.
+static std::vector<Listed> probe(const ListOptions& o) {
+  const instruments::Case small{.B = 1,
+                                .H = 2,
+                                .G = 2,
+                                .T = 16,
+                                .S = 16,
+                                .D = 64,
+                                .E = 64,
+                                .dtype = cli::dtype(o.dtype),
+                                .device = cli::device(o.device)};
+  std::vector<Listed> out;
+  for (const attn::Variant& v : select(o.patterns)) {
+    const attn::Inputs in = instruments::random_inputs(v.spec, small);
+    Listed& row = out.emplace_back(Listed{v, {}});
+    for (const attn::Execution* e : attn::executions())
+      row.why_not.push_back(e->why_not(v.spec, in));
+  }
+  return out;
 }
 
-static Json json(const std::vector<attn::Variant>& variants,
-                 const std::vector<attn::Family>& families) {
+static Json json(const std::vector<Listed>& rows, const std::vector<attn::Family>& families) {
   Json out{{"variants", Json::array()}, {"families", Json::array()}};
-  for (const attn::Variant& v : variants) {
+  for (const auto& [v, why_not] : rows) {
     Json runs = Json::object();
-    for (const attn::Execution* e : attn::executions()) {
-      const std::string reason = why_not(v, *e);
-      runs[std::string(e->name)] = reason.empty() ? "yes" : reason;
-    }
+    for (size_t i = 0; i < why_not.size(); ++i)
+      runs[std::string(attn::executions()[i]->name)] = why_not[i].empty() ? "yes" : why_not[i];
     out["variants"].push_back({{"name", v.name},
                                {"about", v.about},
                                {"source", v.source},
@@ -87,67 +111,92 @@ static Json json(const std::vector<attn::Variant>& variants,
   return out;
 }
 
-// Remarks that many rows share, each printed once below the table.
-struct Footnotes {
-  bool letters = false;
-  std::vector<std::string> all = {};
+// The executions that run some row, each with a letter for its column: those of the other device
+// would only be a column of reasons.
+static std::vector<std::pair<size_t, char>> lettered(const std::vector<Listed>& rows) {
+  std::vector<std::pair<size_t, char>> out;
+  std::string used;
+  for (size_t i = 0; i < attn::executions().size(); ++i) {
+    const auto runs = [&](const Listed& row) { return row.why_not[i].empty(); };
+    if (std::none_of(rows.begin(), rows.end(), runs)) continue;
+    const std::string_view name = attn::executions()[i]->name;
+    const size_t at = name.find_first_not_of(used);
+    used += name[at];
+    out.emplace_back(i, char(std::toupper(name[at])));
+  }
+  return out;
+}
 
-  std::string mark(const std::string& remark) {
-    const auto at = std::find(all.begin(), all.end(), remark);
-    const size_t i = size_t(at - all.begin());
-    if (at == all.end()) all.push_back(remark);
-    return label(i);
+// With -v: each reason once, with the variants that it is true of.
+static void print_reasons(const std::vector<Listed>& rows, size_t columns) {
+  for (size_t i = 0; i < attn::executions().size(); ++i) {
+    std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
+    for (const Listed& row : rows) {
+      if (row.why_not[i].empty()) continue;
+      const auto same = [&](const auto& r) { return r.first == row.why_not[i]; };
+      auto at = std::find_if(reasons.begin(), reasons.end(), same);
+      if (at == reasons.end()) at = reasons.insert(at, {row.why_not[i], {}});
+      at->second.push_back(row.variant.name);
+    }
+    for (const auto& [reason, names] : reasons) {
+      std::cout << "\n"
+                << bold(std::string(attn::executions()[i]->name)) << " cannot run " << names.size()
+                << " of " << rows.size() << ": " << reason << "\n";
+      if (names.size() < rows.size()) std::cout << wrapped(names, columns, 2);
+    }
   }
-  std::string label(size_t i) const {
-    return "[" + (letters ? std::string(1, char('a' + i)) : std::to_string(i + 1)) + "]";
-  }
-  void print() const {
-    for (size_t i = 0; i < all.size(); ++i) std::cout << faint(label(i)) << " " << all[i] << "\n";
-  }
-};
+}
 
-static void print(const std::vector<attn::Variant>& variants,
-                  const std::vector<attn::Family>& families) {
-  Table table{.head = {"variant", "about"}, .rows = {}};
-  for (const attn::Execution* e : attn::executions()) table.head.emplace_back(e->name);
-  Footnotes reasons, remarks{.letters = true};
-  for (const attn::Variant& v : variants) {
-    Row row{v.name, v.about};
-    for (const std::string& note : attn::notes(v.spec)) row[0] += " " + faint(remarks.mark(note));
-    for (const attn::Execution* e : attn::executions()) {
-      const std::string reason = why_not(v, *e);
-      row.push_back(reason.empty() ? green("yes") : faint(reasons.mark(reason)));
+static void print(const std::vector<Listed>& rows, const std::vector<attn::Family>& families,
+                  const ListOptions& o) {
+  constexpr size_t kWidest = 100;
+  const size_t terminal = terminal_width();
+  const size_t columns = terminal ? std::min(terminal, kWidest) : kWidest;
+  const auto letters = lettered(rows);
+  Table table{.head = {"variant", "runs", "about"}, .rows = {}};
+  std::vector<std::string> remarks;
+  for (const auto& [v, why_not] : rows) {
+    Row row{v.name, "", v.about};
+    for (const auto& [i, letter] : letters) row[1] += why_not[i].empty() ? letter : '.';
+    for (const std::string& note : attn::notes(v.spec)) {
+      auto at = std::find(remarks.begin(), remarks.end(), note);
+      if (at == remarks.end()) at = remarks.insert(at, note);
+      row[2] += " [" + std::string(1, char('a' + (at - remarks.begin()))) + "]";
     }
     table.rows.push_back(row);
   }
-  std::cout << text(table, terminal_width());
-  if (!reasons.all.empty() || !remarks.all.empty()) std::cout << "\n";
-  reasons.print();
-  remarks.print();
+  std::cout << text(table, columns) << "\nruns on " << o.device << " in " << o.dtype << ":";
+  for (const auto& [i, letter] : letters)
+    std::cout << "  " << letter << " " << attn::executions()[i]->name;
+  std::cout << (o.verbose ? "\n" : "  (-v: why not the others)\n");
+  for (size_t i = 0; i < remarks.size(); ++i)
+    std::cout << faint("[" + std::string(1, char('a' + i)) + "]") << " " << remarks[i] << "\n";
+  if (o.verbose) print_reasons(rows, columns);
 
   if (families.empty()) return;
   Table more{.head = {}, .rows = {}, .indent = 2};
   for (const attn::Family& f : families) more.rows.push_back({shown(f), std::string(f.about)});
-  std::cout << "\n" << bold("for every n") << "\n" << text(more, terminal_width());
+  std::cout << "\n" << bold("families, for any order n") << "\n" << text(more, columns);
 }
 
 Action list(CLI::App& app) {
-  struct Options {
-    std::vector<std::string> patterns;
-    bool json = false;
-  };
-  const auto o = std::make_shared<Options>();
-  app.add_option("PATTERN", o->patterns,
-                 "names to show, in which * stands for any characters [all]")
+  const auto o = std::make_shared<ListOptions>();
+  app.add_option("PATTERN", o->patterns, "variants to show; * matches any characters [all]")
       ->type_name("");
-  app.add_flag("--json", o->json, "the whole table as JSON, reasons in full");
+  app.add_option("--device", o->device, "the device to probe: cpu or cuda [cpu]")
+      ->type_name("NAME");
+  app.add_option("--dtype", o->dtype,
+                 "the dtype to probe: float32, float64, bfloat16, float16 [float32]")
+      ->type_name("NAME");
+  app.add_flag("-v,--verbose", o->verbose, "say why an execution cannot run a variant");
+  app.add_flag("--json", o->json, "the whole table as JSON, with every reason");
   return [o] {
-    const auto variants = select(o->patterns);
+    const std::vector<Listed> rows = probe(*o);
     const auto families = cli::families(o->patterns);
     if (o->json)
-      std::cout << json(variants, families).dump(2) << "\n";
+      std::cout << json(rows, families).dump(2) << "\n";
     else
-      print(variants, families);
+      print(rows, families, *o);
     return Outcome::fine;
   };
 }

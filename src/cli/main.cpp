@@ -1,6 +1,6 @@
-// The command line: the table of commands, and what becomes of an error.
-//   exit code 0: fine · 1: a check failed · 2: an error, one line on stderr · 130: stopped by
-//   Ctrl-C
+// The command line: the table of commands, and how errors are reported.
+//   exit code 0: success · 1: a check failed · 2: an error, one line on stderr · 130: interrupted
+//   by Ctrl-C
 #include <c10/util/Exception.h>
 
 #include <CLI/CLI.hpp>
@@ -18,22 +18,22 @@ namespace horner::cli {
 // To add a command, add a row and the file that defines its function.
 static const Command kCommands[] = {
     {"list",
-     "the attention variants, and the executions that run each",
+     "list the attention variants and the executions that run each",
      {"horner list", "horner list 'taylor*' 'l2*'", "horner list --json | jq '.variants[].name'"},
      list},
     {"show",
-     "one variant: its formula, its inputs, the size of its state",
+     "describe one variant: formula, inputs, size of its state",
      {"horner show taylor4", "horner show linear_elu --dim 32 --value-dim 64",
       "horner show 'softmax:norm=l2,denominator=nothing'"},
      show},
     {"check",
-     "compare every execution with the reference in double: outputs and gradients",
+     "compare every execution with the reference in double, outputs and gradients",
      {"horner check                              everything: some minutes",
       "horner check --variant 'taylor*' --dtype float32",
       "horner check --variant softmax --variant 'softmax:norm=l2' --execution reference -v"},
      check},
     {"bench",
-     "time every execution beside torch's softmax attention, once it is known to be right",
+     "time every execution against torch's softmax attention, after checking it",
      {"horner bench attention                    some minutes",
       "horner bench attention --variant 'taylor*' --shape 1,8,4096,64",
       "horner bench attention --variant l2 --execution fused_cpu reference --dtype bfloat16",
@@ -41,46 +41,46 @@ static const Command kCommands[] = {
       "horner bench order --svg order.svg"},
      bench},
     {"plan",
-     "what a variant takes at a size, and which of its forms to use",
+     "memory and FLOPs of a variant at a given size, and which execution to use",
      {"horner plan taylor2 --dim 64 --heads 8 --tokens 65536",
       "horner plan softmax --layers 12 --json"},
      plan},
     {"data",
-     "text to files of tokens, and what is in one",
+     "convert text to token files; inspect a token file",
      {"horner data pack --out torch.bin                   the Python sources of torch, as bytes",
       "horner data pack book.txt corpus/ more.jsonl --tokenizer model/ --end '<eos>' --out "
       "train.bin",
       "horner data info train.bin --tokenizer model/"},
      data},
     {"train",
-     "train a model with any variant; it can be stopped at any moment and resumed",
+     "train a model with any variant; safe to interrupt and to resume",
      {"horner train --model tiny --attention taylor4 --steps 60 --out runs/taylor4",
       "horner train --out runs/taylor4 --resume",
       "horner train --model 10m --dtype bfloat16 --batch 64 --data train.bin --out runs/10m",
       "torchrun --no-python --nproc-per-node=2 horner train --model tiny --out runs/two"},
      train},
     {"study",
-     "train a grid of variants under the same conditions, and report what comes out",
+     "train a grid of variants under equal conditions and write a report",
      {"horner study quick --out quick              a few minutes on 2 cores",
       "horner study paper-small --device cuda --jobs 2 --out ablation",
       "horner study mine.json --out mine --set '{\"steps\": 200}'"},
      study},
     {"report",
-     "one page of all the runs in some folders, from one machine or several",
+     "write one report for all runs found in the given folders",
      {"horner report quick", "horner report here there --out both"},
      report},
     {"diagnose",
-     "what a model's attention can and cannot select, on a text",
+     "analyse what a model's attention can and cannot select",
      {"horner diagnose --model DIR --text book.txt --out diagnosis",
       "horner diagnose --model DIR --text book.txt --length 256 --top 1 5 20 --embedding inputs",
-      "horner diagnose --model DIR --text book.txt --what-if      losses with other normalisers, "
-      "too"},
+      "horner diagnose --model DIR --text book.txt --what-if      also losses with other "
+      "normalisers"},
      diagnose},
     {"generate",
-     "text from a model, token by token",
+     "generate text with a model",
      {"horner generate --model DIR --prompt 'Once upon a time' --tokens 100 --temperature 0"},
      generate},
-    {"info", "versions, processor, GPUs", {"horner info", "horner info --json"}, info},
+    {"info", "show versions, processor and GPUs", {"horner info", "horner info --json"}, info},
 };
 
 static std::string footer(const Command& c) {
@@ -89,7 +89,7 @@ static std::string footer(const Command& c) {
   return out;
 }
 
-// Throws when words are left over: the first option among them, else the first word.
+// Throws for arguments that no option takes: names the first unknown option, else the first word.
 static void check_leftovers(const CLI::App& app, const std::string& command) {
   const std::vector<std::string> left = app.remaining();
   if (left.empty()) return;
@@ -99,12 +99,12 @@ static void check_leftovers(const CLI::App& app, const std::string& command) {
   if (option != left.end()) {
     for (const CLI::Option* o : app.get_options())
       for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
-    fail("no option '", *option, "' of '", command, "'; did you mean ",
+    fail("unknown option '", *option, "' for '", command, "'; did you mean ",
          quoted(nearest(*option, known)), "?");
   }
   for (const Command& c : kCommands) known.push_back(c.name);
   if (command == "horner")
-    fail("no command '", left[0], "'; did you mean ", quoted(nearest(left[0], known)),
+    fail("unknown command '", left[0], "'; did you mean ", quoted(nearest(left[0], known)),
          "? ('horner --help' shows them all)");
   fail("'", command, "' does not expect '", left[0], "'; see '", command, " --help'");
 }
@@ -114,7 +114,7 @@ static Outcome run(int argc, char** argv) {
   app.set_version_flag("--version", "horner " HORNER_VERSION);
   app.require_subcommand(0, 1)->allow_extras();
   app.get_formatter()->label("SUBCOMMAND", "COMMAND");
-  app.footer("'horner COMMAND --help' says more about one.");
+  app.footer("Run 'horner COMMAND --help' for the options of a command.");
   std::map<const CLI::App*, Action> actions;
   for (const Command& c : kCommands) {
     CLI::App* command = app.add_subcommand(c.name, c.about)->allow_extras();

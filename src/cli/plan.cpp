@@ -1,4 +1,4 @@
-// horner plan: what a variant takes at a size, in each of its forms, and which of them to use.
+// horner plan: memory and FLOPs of a variant at a given size, by form, and which form to use.
 #include "attn/plan.h"
 
 #include <ATen/ATen.h>
@@ -42,7 +42,7 @@ struct Planned {
   std::string chosen, why;
 };
 
-// Of which no memory is taken.
+// A tensor of that shape without memory.
 static at::Tensor shape_only(std::initializer_list<int64_t> sizes, at::ScalarType dtype) {
   return at::zeros({}, dtype).expand(at::IntArrayRef(sizes));
 }
@@ -62,7 +62,7 @@ static void choose(const PlanOptions& o, Planned& p) {
     others += (others.empty() ? "" : "; ") + std::string(e->name) + ": " +
               (reason.empty() ? "takes more work" : reason);
   }
-  p.why = others.empty() ? "the first in the table that can run, and none behind it takes less work"
+  p.why = others.empty() ? "the first in the table that can run; none after it takes less work"
                          : others;
 }
 
@@ -75,7 +75,8 @@ static Planned planned(const PlanOptions& o) {
   const double T = double(o.tokens);
   p.ways.push_back({"tiles", "over all keys (fused_cpu), on average",
                     2 * attn::work_in_tiles(spec, o.tokens, o.tokens, o.D, o.E) / T});
-  p.ways.push_back({"decode, cache", "the last token, over all keys", 2 * double(o.D + o.E) * T});
+  p.ways.push_back(
+      {"decode, KV cache", "the last token, over all keys", 2 * double(o.D + o.E) * T});
   if (p.why_no_state.empty()) {
     p.features = attn::feature_count(spec, o.D);
     p.state_bytes = attn::state_bytes(spec, o.D, o.E);
@@ -138,7 +139,7 @@ static void print(const Planned& p, const PlanOptions& o) {
   if (p.why_no_state.empty())
     sizes.rows.push_back({"state, " + count_text(p.features) + " features",
                           size_text(p.state_bytes), size_text(p.state_bytes * heads)});
-  sizes.rows.push_back({"cache of " + count_text(double(o.tokens)) + " tokens",
+  sizes.rows.push_back({"KV cache of " + count_text(double(o.tokens)) + " tokens",
                         size_text(p.cache_bytes), size_text(p.cache_bytes * heads)});
   std::cout << text(sizes);
   if (!p.why_no_state.empty()) std::cout << "  no state: " << p.why_no_state << "\n";
@@ -149,29 +150,30 @@ static void print(const Planned& p, const PlanOptions& o) {
   std::cout << "\n" << text(ways);
   if (p.why_no_state.empty() && p.too_large.empty())
     std::cout << "\n  from " << count_text(p.smaller)
-              << " tokens on the state is smaller than the cache\n"
+              << " tokens on, the state is smaller than the KV cache\n"
               << "  from " << count_text(p.cheaper)
-              << " tokens on chunks take fewer FLOP than tiles\n"
+              << " tokens on, chunks take fewer FLOPs than tiles\n"
               << "  from " << count_text(p.faster)
-              << " tokens on a token decodes faster with the state than with a float32 cache\n";
-  std::cout << "\n" << bold("auto") << " takes " << green(p.chosen) << " (" << p.why << ")\n";
+              << " tokens on, the state decodes faster than a float32 KV cache\n";
+  std::cout << "\n" << bold("auto") << " chooses " << green(p.chosen) << " (" << p.why << ")\n";
 }
 
 Action plan(CLI::App& app) {
   const auto o = std::make_shared<PlanOptions>();
-  app.add_option("VARIANT", o->variant, "a name, such as taylor2")->type_name("")->required();
+  app.add_option("VARIANT", o->variant, "a variant, such as taylor2")->type_name("")->required();
   const auto number = [&](const char* name, int64_t& to, const char* about) {
     app.add_option(name, to, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
   };
-  number("-d,--dim", o->D, "channels of a key [64]");
-  number("--value-dim", o->E, "channels of a value [those of a key]");
-  number("--heads", o->heads, "[8]");
-  number("--key-heads", o->key_heads, "of which several queries' heads share one [all]");
-  number("--layers", o->layers, "[1]");
-  number("--batch", o->batch, "[1]");
-  number("-t,--tokens", o->tokens, "[4096]");
-  app.add_option("--dtype", o->dtype, "of the inputs and the cache [float32]")->type_name("NAME");
-  app.add_flag("--json", o->json, "everything as JSON");
+  number("-d,--dim", o->D, "head dimension of queries and keys [64]");
+  number("--value-dim", o->E, "head dimension of values [D]");
+  number("--heads", o->heads, "query heads [8]");
+  number("--key-heads", o->key_heads, "key/value heads [as many as query heads]");
+  number("--layers", o->layers, "layers [1]");
+  number("--batch", o->batch, "batch size [1]");
+  number("-t,--tokens", o->tokens, "context length [4096]");
+  app.add_option("--dtype", o->dtype, "dtype of the inputs and the KV cache [float32]")
+      ->type_name("NAME");
+  app.add_flag("--json", o->json, "print as JSON");
   return [o] {
     if (o->E == 0) o->E = o->D;
     if (o->key_heads == 0) o->key_heads = o->heads;

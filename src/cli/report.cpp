@@ -1,4 +1,4 @@
-// horner report: one page of all the runs in some folders.
+// horner report: one page for all runs in the given folders.
 #include "cli/report.h"
 
 #include <CLI/CLI.hpp>
@@ -33,9 +33,8 @@ std::string write_report(const report::Report& r, const fs::path& out) {
   const std::string data =
       write("report.json", to_json(r).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   if (report::has_page()) return write("report.html", to_html(r));
-  std::cerr
-      << "horner was built without npm, so without the page of reports: " << data
-      << " has the data. Install npm, build horner again and run 'horner report' for the page.\n";
+  std::cerr << "horner was built without npm and cannot write report.html; the data is in " << data
+            << ". Install npm, rebuild horner and run 'horner report' again.\n";
   return data;
 }
 
@@ -49,10 +48,12 @@ study::Origin origin_of(const fs::path& folder) {
 
 Action report(CLI::App& app) {
   auto o = std::make_shared<ReportOptions>();
-  app.add_option("folders", o->folders, "runs, or folders of runs")->required()->type_name("DIR");
-  app.add_option("--out", o->out, "where report.html and report.json go [the first folder]")
+  app.add_option("folders", o->folders, "run folders, or folders that contain them")
+      ->required()
       ->type_name("DIR");
-  app.add_option("--title", o->title, "the report's")->type_name("TEXT");
+  app.add_option("--out", o->out, "folder for report.html and report.json [the first folder]")
+      ->type_name("DIR");
+  app.add_option("--title", o->title, "title of the report")->type_name("TEXT");
   return [o] {
     const std::vector<fs::path> folders(o->folders.begin(), o->folders.end());
     study::Origin origin = origin_of(folders[0]);

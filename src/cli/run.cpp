@@ -48,7 +48,7 @@ void Progress::clear() const {
 
 Progress::~Progress() {
   clear();
-  if (std::uncaught_exceptions() > 0) std::cerr << command << " stopped at " << now << "\n";
+  if (std::uncaught_exceptions() > 0) std::cerr << command << " failed at " << now << "\n";
 }
 
 at::ScalarType dtype(const std::string& name) {
@@ -57,14 +57,14 @@ at::ScalarType dtype(const std::string& name) {
     names.push_back(attn::dtype_name(type));
     if (name == names.back()) return type;
   }
-  fail("no dtype '", name, "'; possible: ", quoted(names));
+  fail("unknown dtype '", name, "'; expected one of ", quoted(names));
 }
 
 at::Device device(const std::string& name) {
-  horner::check(name == "cpu" || name == "cuda", "no device '", name,
-                "'; possible: 'cpu' or 'cuda'");
+  horner::check(name == "cpu" || name == "cuda", "unknown device '", name,
+                "'; expected 'cpu' or 'cuda'");
   horner::check(name == "cpu" || at::hasCUDA(),
-                "no device 'cuda' here: torch finds no GPU ('horner info' says what there is)");
+                "device 'cuda' is not available: torch finds no GPU (see 'horner info')");
   return name == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0);
 }
 

@@ -1,5 +1,4 @@
-// What the commands share that run for long or ask about the machine: Ctrl-C, a progress line, and
-// the names of dtypes and devices.
+// Shared by long-running commands: Ctrl-C, a progress line, names of dtypes and devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,12 +7,12 @@
 
 namespace horner::cli {
 
-// From now on the first Ctrl-C asks to stop, and stopped() says so; the second stops at once.
+// From now on the first Ctrl-C sets stopped(); the second terminates the process.
 void catch_interrupt();
-void catch_termination();  // SIGTERM, as of a queue that wants its machine back, is the same
+void catch_termination();  // the same for SIGTERM, which job schedulers send
 bool stopped();
 
-// What is being done, on stderr: while it runs where that is a terminal, and when an error ends it.
+// The current item, on stderr: live on a terminal, and once when an error ends the command.
 struct Progress {
   std::string command;
   size_t all;

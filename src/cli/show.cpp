@@ -24,7 +24,7 @@ struct ShowOptions {
   bool json = false;
 };
 
-// One head's state, and the tokens whose keys and values take as much in bfloat16.
+// The state of one head, and the length of the bfloat16 KV cache of the same size.
 struct State {
   int64_t D, E;
   double features, bytes, cache_tokens;
@@ -42,7 +42,7 @@ static std::vector<State> states(const attn::Spec& spec, const ShowOptions& o) {
   return out;
 }
 
-// How to write the variant as changes to softmax.
+// The variant, spelled as changes to softmax.
 static std::string written(const attn::Spec& spec) {
   const std::string stages = attn::text(spec);
   return stages.empty() ? "softmax" : "softmax:" + stages;
@@ -53,7 +53,7 @@ struct Extra {
   bool optional;
 };
 
-// What it takes beside q, k and v.
+// The inputs besides q, k and v.
 static std::vector<Extra> extras(const attn::Spec& spec) {
   std::vector<Extra> out;
   for (const attn::Input& i : attn::input_table()) {
@@ -105,7 +105,7 @@ static void print_state(const attn::Spec& spec, const ShowOptions& o) {
     std::cout << "\n" << bold("no recurrent form") << ": " << reason << "\n";
     return;
   }
-  Table table{.head = {"D", "E", "features", "state", "= bfloat16 cache of"},
+  Table table{.head = {"D", "E", "features", "state", "= bfloat16 KV cache of"},
               .rows = {},
               .right = {0, 1, 2, 3, 4},
               .indent = 2};
@@ -141,21 +141,21 @@ static void print(const attn::Variant& v, const ShowOptions& o) {
   Table inputs{.head = {}, .rows = {}, .indent = 2};
   for (const Extra& e : extras(v.spec))
     inputs.rows.push_back({e.name, faint(e.shape), e.about + (e.optional ? " (optional)" : "")});
-  std::cout << "\n" << bold("inputs beside q, k, v") << "\n" << text(inputs);
+  std::cout << "\n" << bold("inputs besides q, k, v") << "\n" << text(inputs);
   print_state(v.spec, o);
 }
 
 Action show(CLI::App& app) {
   const auto o = std::make_shared<ShowOptions>();
-  app.add_option("NAME", o->name, "a variant; after a colon, the stages to change in it")
+  app.add_option("NAME", o->name, "a variant; stages to change follow a colon")
       ->required()
       ->type_name("");
   const CLI::Validator sizes = CLI::Range(1, 65536).description("");
-  app.add_option("--dim", o->D, "channels of a query and of a key [64]")
+  app.add_option("--dim", o->D, "head dimension of queries and keys [64]")
       ->check(sizes)
       ->type_name("D");
-  app.add_option("--value-dim", o->E, "channels of a value [D]")->check(sizes)->type_name("E");
-  app.add_flag("--json", o->json, "the same as JSON, sizes in bytes");
+  app.add_option("--value-dim", o->E, "head dimension of values [D]")->check(sizes)->type_name("E");
+  app.add_flag("--json", o->json, "print as JSON, sizes in bytes");
   return [o] {
     const attn::Variant v = attn::find(o->name);
     if (o->json)

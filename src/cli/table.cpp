@@ -71,6 +71,16 @@ std::string text(const Table& t, size_t most) {
   return out;
 }
 
+std::string wrapped(const std::vector<std::string>& words, size_t most, size_t indent) {
+  std::string out, line;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i] + (i + 1 < words.size() ? "," : "");
+    if (!line.empty() && width(line) + 1 + width(word) > most) out += line + "\n", line.clear();
+    line += line.empty() ? std::string(indent, ' ') + word : " " + word;
+  }
+  return out + line + "\n";
+}
+
 size_t terminal_width() {
   winsize size{};
   if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;

@@ -1,4 +1,4 @@
-// Text for a terminal: aligned columns, and colour where it is wanted.
+// Text for a terminal: aligned columns, and colour.
 #pragma once
 
 #include <string>
@@ -20,6 +20,9 @@ struct Table {
 // it must hold no colour.
 std::string text(const Table&, size_t most = 0);
 
+// Words separated by commas, on indented lines of at most `most` columns.
+std::string wrapped(const std::vector<std::string>& words, size_t most, size_t indent);
+
 // Columns that UTF-8 text takes on a terminal; colours take none.
 size_t width(std::string_view);
 
@@ -29,7 +32,7 @@ std::string count_text(double n);           // "47,905", "3.1e+24"
 std::string size_text(double bytes);        // "17 KB", "12.5 MB"
 std::string duration_text(double seconds);  // "7 s", "2 min 5 s", "3 h 20 min"
 
-size_t terminal_width();  // of stdout; 0 when that is no terminal
+size_t terminal_width();  // of stdout; 0 when it is not a terminal
 
 // Coloured only when stdout is a terminal and NO_COLOR is unset.
 std::string bold(const std::string&);
