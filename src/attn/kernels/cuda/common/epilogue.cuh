@@ -1,8 +1,8 @@
-// What happens to a row after its sums: denominator, gates and norm, forward and backward. The
-// channels of a row lie spread over a group of lanes: `total` adds over the group.
+// The epilogue of a row: denominator, gates and norm, forward and backward. A row's channels are
+// spread over a group of lanes; `total` sums over the group.
 //   y = out * N / Z,   u = (y - mean) r,   o = post (u weight + bias)
-// N and W are e^-shift times their true values; a divisor that is not their sum leaves that factor
-// in y, and only the eps of a norm sees it. A row without weights has r = 0 and gives 0.
+// N and W are e^-shift times their true values; a divisor other than W leaves that factor in y, and
+// only a norm's eps sees it. A row without weights has r = 0 and yields 0.
 #pragma once
 
 #include "attn/kernels/cuda/common/tiles.cuh"
@@ -47,8 +47,8 @@ __device__ inline float sum_over(const Total& total, const F& f) {
   return total(s);
 }
 
-// From N to u, in place; returns r. `channel(i)` is the channel of number i; those from `channels`
-// on are padding, of zeros.
+// From N to u, in place; returns r. `channel(i)` is the channel of element i; those from `channels`
+// on are zero padding.
 template <int n, class Channel, class Total>
 __device__ inline float norm_row(const Epilogue& p, int channels, int64_t row, Vec<n>& x, float W,
                                  float shift, const Channel& channel, const Total& total) {
@@ -66,7 +66,7 @@ __device__ inline float norm_row(const Epilogue& p, int channels, int64_t row, V
   if (p.norm == Epilogue::layer)
     mean = sum_over<n>(total, [&](int i) { return x[i]; }) * by / count;
   x = vec<n>([&](int i) { return x[i] * by - mean; });
-  if (channel(n - 1) >= channels)  // in the last lane, where there are fewer than so many
+  if (channel(n - 1) >= channels)  // this lane holds padding
     x = vec<n>([&](int i) { return channel(i) < channels ? x[i] : 0; });
   const float squares = sum_over<n>(total, [&](int i) { return x[i] * x[i]; });
   if (p.norm == Epilogue::l2) {
@@ -79,7 +79,7 @@ __device__ inline float norm_row(const Epilogue& p, int channels, int64_t row, V
   return r;
 }
 
-// What follows u, in place. No branch for each number: all are on their way at once.
+// Applies the norm's weight and bias, in place. No branches, so that all loads are in flight.
 template <int n, class Channel>
 __device__ inline void apply_norm_weight(const Epilogue& p, int channels, Vec<n>& x,
                                          const Channel& channel) {
@@ -92,14 +92,13 @@ __device__ inline void apply_norm_weight(const Epilogue& p, int channels, Vec<n>
   x = vec<n>([&](int i) { return channel(i) < channels ? x[i] + y[i] : 0; });
 }
 
-// The gradient of N is a g, that of W dW; `d_decay` is N dN + W dW, the gradient of the row's
-// weights times themselves.
+// dN = a g, and dW. `d_decay` = N dN + W dW, the sum of the row's weights times their gradients.
 struct RowGradient {
   float a, dW;
   double d_decay;
 };
 
-// What multiplies u in the gradient of y, r (du - mean - u by_u), given du.u.
+// The factor by_u in the gradient of y, r (du - mean - u by_u), given du.u.
 __device__ inline bool norm_is_clamped(const Epilogue& p, int channels, float r) {
   return p.norm == Epilogue::l2 && r >= (p.times_dim ? float(channels) : 1) / kTinyLength;
 }
@@ -110,11 +109,11 @@ __device__ inline float norm_projection(const Epilogue& p, int channels, float d
   return dot / count;
 }
 
-// From du.u to the gradients of the sums, and to those of the gates and the divisor.
+// From du.u to the gradients of N, W, the gates and the divisor.
 __device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int64_t row, float dot,
                                            float W, float shift, float r) {
-  // y = N out / Z: the gradients of out and Z are dy.y over them. A norm sees the scale of y
-  // through its eps alone, so there dy.y is what the eps leaves of it.
+  // y = N out / Z: the gradients of out and Z are dy.y / out and -dy.y / Z. A norm removes the
+  // scale of y except through its eps, so dy.y is what the eps leaves of it.
   float dy_y = dot;
   if (p.norm == Epilogue::l2 && !norm_is_clamped(p, channels, r)) dy_y = 0;
   if (p.norm == Epilogue::rms || p.norm == Epilogue::layer)

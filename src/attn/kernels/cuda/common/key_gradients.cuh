@@ -1,5 +1,5 @@
-// What a block of keys gathers from the queries that see it. Scores are taken transposed, keys by
-// queries: weights and gradients of scores then stay in registers as the left factors of
+// Gradients of a block of keys, summed over the queries that see it. Scores are transposed, keys by
+// queries: weights and score gradients stay in registers as A operands of
 //   dv += w^T dN  and  dk += dx^T q.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace horner::attn::kernels::cuda {
 
-// What the keys of a warp gather. Where two warps share their keys, each takes the scores of half
-// of the queries and has the sums of half of the channels: what one has weighed it writes for both.
+// Accumulators of a warp's keys. If two warps share their keys, each computes the scores of half of
+// the queries, writes the weights for both, and accumulates half of the channels.
 template <class T, int C, class W, class Shape>
 struct KeyGradients : KeyScoreGradients<T, C, W, Shape> {
   using Base = KeyScoreGradients<T, C, W, Shape>;
@@ -21,8 +21,8 @@ struct KeyGradients : KeyScoreGradients<T, C, W, Shape> {
   __device__ KeyGradients(const Fused& f, const W& w, int s0, int first)
       : Base(f, w, s0, first), dk{}, dv{} {}
 
-  // Adds a tile of queries. `weight` is w, or says its degree; `general` is for decay and centred
-  // scores, `factored` where those have a kernel.
+  // Adds a tile of queries. `weight` is w, or specialized by degree; `general` is for decay and
+  // centred scores, `factored` where they have a separate kernel.
   template <bool general, bool factored = false, class Weight>
   __device__ __forceinline__ void add(const Weight& weight, const Queries& tile, Tile<T, C> k,
                                       Tile<T, C> v) {
@@ -65,7 +65,7 @@ struct KeyGradients : KeyScoreGradients<T, C, W, Shape> {
 #pragma unroll
       for (int j = 0; j < kTiles; j += 2) to.put(16 * i, at + 8 * j, x[i] + j);
   }
-  // What the other warp has written.
+  // Adds what the other warp wrote.
   __device__ __forceinline__ void add_shared(const Queries& tile) {
     static_assert(kSharing == 2);
     const int at = (1 - part) * kPart;
@@ -89,8 +89,8 @@ struct KeyGradients : KeyScoreGradients<T, C, W, Shape> {
       if (kSharing > 1) __syncthreads();
     }
   }
-  // The gradient of a gate is what its value gathers without it, times the value: of at most two
-  // who have some of the channels, each adds its own, so that the bits are the same every time.
+  // The gradient of a gate is v . dv before the gate. At most two contributors hold a key's
+  // channels and each adds once, so the result is bitwise reproducible.
   __device__ __forceinline__ void finish_gates(const Head& head) {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {

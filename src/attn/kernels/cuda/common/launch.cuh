@@ -1,4 +1,4 @@
-// How a kernel is chosen and started.
+// Kernel selection (dtype, channels, degree) and launch.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// f(T()) of the dtype.
+// Calls f(T()) with the dtype's type.
 template <class F>
 void with_dtype(Dtype dtype, const F& f) {
   if (dtype == Dtype::bfloat16) return f(bf16());
@@ -19,7 +19,7 @@ void with_dtype(Dtype dtype, const F& f) {
   f(float());
 }
 
-// f(64), f(128) or f(256), as constants.
+// Calls f with 64, 128 or 256 as a constant.
 template <class F>
 void with_channels(const Fused& p, const F& f) {
   const int most = p.D > p.E ? p.D : p.E;
@@ -28,7 +28,7 @@ void with_channels(const Fused& p, const F& f) {
   f(std::integral_constant<int, 256>());
 }
 
-// Where the kernel knows the degree, coefficients for products before the scale.
+// For specialized degrees, folds the scale into the coefficients: they apply to unscaled q.k.
 template <class W>
 const W& fold_scale(const W& w, float, int) {
   return w;
@@ -48,8 +48,8 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream,
             const Arguments&... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
-  check(grid.y < 65536, "more blocks of tokens than a GPU takes: ", grid.y);
-  constexpr int kDefaultSharedMemory = 48 << 10;  // bytes that need not be asked for
+  check(grid.y < 65536, "grid.y is at most 65535; use a shorter sequence; got ", grid.y);
+  constexpr int kDefaultSharedMemory = 48 << 10;  // bytes available without opt-in
   cudaError_t error = cudaSuccess;
   if (grid.bytes > kDefaultSharedMemory)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.bytes);
@@ -59,10 +59,10 @@ void launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream,
              stream>>>(arguments...);
     error = cudaGetLastError();
   }
-  check(error == cudaSuccess, "the GPU cannot run this kernel: ", cudaGetErrorString(error));
+  check(error == cudaSuccess, "kernel launch failed: ", cudaGetErrorString(error));
 }
 
-// After `row_gradients`, g is what stands for the gradient of the result.
+// After `row_gradients`, g replaces the gradient of the result.
 inline Fused with_g(Fused f) {
   const int64_t row = f.E, head = row * f.T, batch = head * f.H;
   if (f.g) f.d_o = {f.g, batch, head, row};

@@ -1,9 +1,9 @@
-// Products of small matrices in the tensor cores, by one warp: C [16, 8] += A [16, depth] B [depth,
-// 8], and how their fragments come from tiles in shared memory.
+// Tensor-core products of one warp, C [16, 8] += A [16, depth] B [depth, 8], and fragment loads
+// from tiles in shared memory.
 //
-// A thread of lane l holds of C the rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
-// 16-bit numbers multiply as they are (depth 16, sums in float32). A float32 is the sum of three
-// numbers of eight bits, and eight of their nine products are added: what is lost is 2^-30 of one.
+// Lane l holds rows l / 4 and l / 4 + 8 of C, columns 2 (l % 4) and the next. 16-bit operands are
+// multiplied directly (depth 16, float32 accumulators). A float32 is split into three 8-bit parts;
+// eight of their nine products are added, the ninth is below 2^-30 of the whole.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,11 +16,11 @@ namespace horner::attn::kernels::cuda {
 using bf16 = __nv_bfloat16;
 using fp16 = __half;
 
-// A tile in shared memory: rows of C numbers. Chunks of 16 bytes are permuted in each row, so that
-// neither eight rows of a chunk nor a row of chunks share a bank.
+// A tile in shared memory: rows of C elements. 16-byte chunks are swizzled in each row, so that
+// neither one chunk of eight rows nor the chunks of one row conflict in banks.
 template <class T, int C>
 struct Tile {
-  static constexpr int kChunk = 16 / sizeof(T);  // numbers
+  static constexpr int kChunk = 16 / sizeof(T);  // elements
   static constexpr int kChunks = C / kChunk;
   static constexpr int kMask = kChunks < 8 ? kChunks - 1 : 7;
   static constexpr int kRow = C * int(sizeof(T));  // bytes
@@ -32,8 +32,8 @@ struct Tile {
   __device__ uint32_t element(int row, int column) const {
     return chunk(row, column / kChunk) + uint32_t(column % kChunk * int(sizeof(T)));
   }
-  // From a lane's place in the first rows and chunks to that some rows on, eight or a multiple, and
-  // some columns on, two chunks or a multiple: with constants, one instruction for all rows.
+  // Moves a lane's address within the first rows and chunks by `rows` (a multiple of 8) and
+  // `columns` (a multiple of two chunks): with constants, one instruction for all rows.
   static __device__ uint32_t advance(uint32_t lane, int rows, int columns) {
     return (lane ^ uint32_t(columns / kChunk << 4)) + uint32_t(rows * kRow);
   }
@@ -74,8 +74,8 @@ __device__ inline void store_word(uint32_t at, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(at), "r"(x) : "memory");
 }
 
-// Where a lane's rows and chunks lie when four 8 x 8 matrices make up A (its rows first), or two
-// neighbours of B.
+// The row and chunk that a lane addresses for ldmatrix.x4: four 8 x 8 matrices form A (rows first),
+// or two adjacent B fragments.
 __device__ inline int a_row() {
   return lane() % 16;
 }
@@ -98,18 +98,18 @@ __device__ inline uint32_t pack2(fp16, float a, float b) {
   return *reinterpret_cast<const uint32_t*>(&p);
 }
 
-// 16-bit numbers.
+// bf16 and fp16.
 template <class T>
 struct Mma {
   static constexpr int kDepth = 16;
   struct A {
     uint32_t x[4];
   };
-  struct B {  // of two neighbours: [depth, 16]
+  struct B {  // two adjacent fragments: [depth, 16]
     uint32_t x[4];
   };
 
-  // Readers of a tile, from its row `first` on. Its rows are those of A, or the columns of B.
+  // Fragment loaders, from row `first` of a tile on. Its rows are rows of A, or columns of B.
   template <int C>
   struct ARows {
     uint32_t lane_at;
@@ -130,7 +130,7 @@ struct Mma {
       return b;
     }
   };
-  // Its columns, from `column` on, are the rows of A, or its rows are those of B.
+  // Transposed loaders, from `column` on. Tile columns are rows of A, or tile rows are rows of B.
   template <int C>
   struct AColumns {
     uint32_t lane_at;
@@ -153,19 +153,19 @@ struct Mma {
       return b;
     }
   };
-  // Sums of an earlier product, [16, 8], as they are multiplied.
+  // An accumulator [16, 8] of an earlier product, rounded to an operand.
   struct Rounded {
     uint32_t x[2];
   };
   static __device__ Rounded rounded(const float (&c)[4]) {
     return {{pack2(T(), c[0], c[1]), pack2(T(), c[2], c[3])}};
   }
-  // Only those of the four numbers that have a bit.
+  // Keeps the elements whose bit is set, zeroes the others.
   static __device__ void keep(Rounded& c, uint32_t bits) {
     c.x[0] &= (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
     c.x[1] &= (bits & 4 ? 0xffffu : 0) | (bits & 8 ? 0xffff0000u : 0);
   }
-  // Of those, columns [16 i, 16 i + 16).
+  // Columns [16 i, 16 i + 16) of an accumulator as an A operand.
   static __device__ A to_a_operand(const Rounded* c, int i) {
     const uint32_t *c0 = c[2 * i].x, *c1 = c[2 * i + 1].x;
     return {{c0[0], c0[1], c1[0], c1[1]}};
@@ -174,7 +174,7 @@ struct Mma {
     const Rounded both[2] = {rounded(c[2 * i]), rounded(c[2 * i + 1])};
     return to_a_operand(both, 0);
   }
-  // Writes two neighbours of them to a tile, at their place.
+  // Writes two adjacent accumulators to a tile.
   template <int C>
   struct Writer {
     uint32_t lane_at;
@@ -197,7 +197,7 @@ struct Mma {
   // d = a b + c
   static __device__ void multiply(float (&d)[4], const A& a, uint32_t b0, uint32_t b1,
                                   const float* c);
-  // Adds to the sums of two neighbours, or sets them.
+  // Adds to two adjacent accumulators, or sets them.
   template <bool Add>
   static __device__ void multiply(float (&c0)[4], float (&c1)[4], const A& a, const B& b) {
     constexpr float kZeros[4] = {};
@@ -227,8 +227,8 @@ __device__ inline void Mma<fp16>::multiply(float (&d)[4], const A& a, uint32_t b
         "f"(c[2]), "f"(c[3]));
 }
 
-// float32. Where a product runs over the columns of sums or over the rows of a tile, those are
-// taken in the order 0 2 4 6 1 3 5 7: the order in which a thread holds them.
+// float32. A product over accumulator columns or tile rows takes them in the order 0 2 4 6 1 3 5 7,
+// in which a thread holds them.
 template <>
 struct Mma<float> {
   static constexpr int kDepth = 8;
@@ -273,7 +273,7 @@ struct Mma<float> {
       return split<B>(x);
     }
   };
-  // A lane's two rows, and of each the numbers eight columns apart.
+  // A lane's two rows, and in each the elements eight columns apart.
   template <int C>
   struct Columns {
     uint32_t even, odd;
@@ -319,7 +319,7 @@ struct Mma<float> {
   }
   template <int C>
   struct Writer {
-    uint32_t lane_at;  // two neighbours share a chunk
+    uint32_t lane_at;  // two adjacent elements share a chunk
     __device__ Writer(Tile<float, C> t, int first)
         : lane_at(t.element(first + lane() / 4, lane() % 4 * 2)) {}
     __device__ void put(int row, int column, const Rounded* c) const {
@@ -337,8 +337,8 @@ struct Mma<float> {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
-  // The cores cut their sums off. The largest products have few enough bits to be summed exactly;
-  // the others are small, and what is added here is rounded.
+  // Tensor cores truncate their sums. The high parts' products have few enough bits to be summed
+  // exactly; the others are small, and the additions here round.
   template <bool Add>
   static __device__ void multiply(float (&c)[4], const A& a, const B& b, int i) {
     float large[4] = {}, small[4] = {};

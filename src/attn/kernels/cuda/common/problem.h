@@ -1,7 +1,7 @@
-// A variant on an NVIDIA GPU, in tiles: forward gives the result and what backward needs of every
-// row (W, shift, r and the normed row u); backward first takes the gradient of the result, row by
-// row, to that of the sums (dN = a g and dW), then those to q, k, v. Raw pointers and a stream: no
-// torch header in this folder.
+// The attention problem that all CUDA kernels share. Forward computes the result and the row values
+// that backward needs (W, shift, r and the normalised row u). Backward first maps the result's
+// gradient row by row to the gradients of the sums (dN = a g and dW), then those to q, k, v. Raw
+// pointers and a stream: no torch header in this folder.
 #pragma once
 
 #include <climits>
@@ -18,29 +18,29 @@ using Stream = CUstream_st*;
 enum class Dtype { bfloat16, float16, float32 };
 
 inline constexpr int kMaxChannels = 256;
-inline constexpr int kPad = 8;         // channels are padded with zeros to a multiple of this
-inline constexpr int kAlignment = 16;  // bytes, of the rows of q, k, v and the gradient
+inline constexpr int kPad = 8;         // channels are zero-padded to a multiple of this
+inline constexpr int kAlignment = 16;  // bytes: row alignment of q, k, v and the gradient
 
-// A tensor [B, heads, rows, channels] of the problem's dtype: channels side by side, strides in
+// A tensor [B, heads, rows, channels] of the problem's dtype; channels contiguous, strides in
 // elements.
 struct View {
   void* at;
   int64_t batch, head, row;
 };
 
-// What the weights of a row need to know of it, where they need the whole row.
+// Per-row statistics for weights that depend on the whole row.
 struct RowThreshold {
-  float top;        // the largest score, or 0; NaN where one is not finite
+  float top;        // largest score; 0 without keys, NaN if a score is not finite
   float threshold;  // Entmax: tau; TopK: between the last kept and the next; SelfAdjusted: min
   float inv_sum;    // 1 / sum: Entmax of p^(2 - alpha); TopK, SelfAdjusted of e^(x - top)
-  float beta;       // Adaptive: what multiplies the scores
+  float beta;       // Adaptive: factor of the scores
 };
-// What the gradients of such a row share (weights.cuh).
+// Sums shared by the gradients of such a row (weights.cuh).
 struct RowGradientSums {
   float dot, at_min, at_max, unused;
 };
 
-// Weights of less common rows: one kernel for all, which branches.
+// Less common weights, selected at run time: one kernel that branches.
 struct RuntimeWeight {
   enum Kind { sigmoid, entmax, top_k, self_adjusted } kind;
   float alpha;  // Entmax
@@ -49,12 +49,12 @@ struct RuntimeWeight {
 };
 using Weights = std::variant<Exp, Polynomial, RuntimeWeight>;
 
-// The keys that query t sees, an interval that never goes back; `keep` is apart.
+// The keys that query t sees: an interval whose bounds never decrease with t, minus `keep`.
 struct Seen {
   int T, S;
   bool causal;
-  int window = INT_MAX;        // keys, the query's own among them
-  const int32_t *begin, *end;  // [T]: of the packed sequence of a token, or null
+  int window = INT_MAX;        // keys, including the query's own
+  const int32_t *begin, *end;  // [T]: bounds of the token's packed sequence, or null
   const uint8_t* keep;         // [B, S], or null
 
   HORNER_HD int lo(int t) const {
@@ -66,7 +66,7 @@ struct Seen {
     const int p = t + S - T + 1, at = !causal ? S : p > 0 ? p : 0;
     return end && end[t] < at ? end[t] : at;
   }
-  // The queries that see some key of [s0, s1): from first_query to end_query.
+  // The queries that see some key of [s0, s1): [first_query, end_query).
   HORNER_HD int first_query(int s0) const {
     const int at = causal && s0 > S - T ? s0 - (S - T) : 0;
     return begin && begin[s0] > at ? begin[s0] : at;
@@ -78,23 +78,23 @@ struct Seen {
   }
 };
 
-// Numbers of any dtype; at null there are none.
+// A pointer to elements of any dtype, or null.
 struct TypedPointer {
   void* at;
   Dtype dtype;
 
   HORNER_HD explicit operator bool() const { return at != nullptr; }
 #ifdef __CUDACC__
-  __device__ float operator[](int64_t i) const;  // in fused_cuda_epilogue.cuh
+  __device__ float operator[](int64_t i) const;  // in epilogue.cuh
   __device__ void set(int64_t i, float) const;
 #endif
 };
 
-// Denominator, gates and norm. Pointers may be null: then there is no such stage.
+// Denominator, gates and norm. A null pointer disables its stage.
 struct Epilogue {
-  bool by_sum;  // Z = max(W + plus, least); otherwise the divisor
+  bool by_sum;  // Z = max(W + plus, least); otherwise Z is the divisor
   float plus, least;
-  bool by_count;  // the divisor is the number of keys that a query sees, of `counted`
+  bool by_count;  // the divisor is the number of keys that a query sees in `counted`
   Seen counted;
   bool detach;
   const float* divisor;              // [B, H, T]
@@ -105,12 +105,12 @@ struct Epilogue {
   const float *norm_weight, *norm_bias;  // [E]
   float* d_divisor;                      // [B, H, T]
   TypedPointer d_out_gate, d_post_gate;  // likewise
-  float* d_norm;                         // [2, E]: of weight and bias
+  float* d_norm;                         // [2, E]: gradients of weight and bias
   float* d_norm_parts;                   // [row_blocks(), 2, E]
 };
 
-// What the backward kernels need of a query: z = scale q.k - sub, w(min(z, limit)), dN = a g. For
-// exp z, sub and limit are in units of ln 2.
+// Per-query constants of backward: z = scale q.k - sub, weight w(min(z, limit)), dN = a g. For Exp,
+// z, sub and limit are in units of ln 2.
 struct Query {
   float sub, limit, a, dW;
 };
@@ -124,49 +124,49 @@ struct Fused {
   View q, k, v;
   const float* centre;  // [B, H, T], or null
   const double* decay;  // [B, G, S], running sums of the log gates, or null
-  const float* gate;    // [B, G, S], what multiplies the values, or null
+  const float* gate;    // [B, G, S], factor of the values, or null
   Seen seen;
   Epilogue epilogue;
-  RowThreshold* thresholds;  // [B, H, T], of Other and Adaptive
+  RowThreshold* thresholds;  // [B, H, T], for RuntimeWeight and Adaptive
 
   // Forward.
   void* o;               // [B, H, T, E]
-  void* u;               // [B, H, T, E], the normed row before weight, bias and post; or null
+  void* u;               // [B, H, T, E], the normalised row before weight, bias and post; or null
   float *W, *shift, *r;  // [B, H, T], or null
   float* statistics;     // [4, B, H, T]: entropy, largest, first, negative
 
   // Backward.
-  View d_o;                        // the gradient of the result
-  void* g;                         // [B, H, T, E], or null: then g is d_o
+  View d_o;                        // gradient of the result
+  void* g;                         // [B, H, T, E], or null: d_o is used
   Query* queries;                  // [B, H, T]
-  RowGradientSums* gradient_sums;  // [B, H, T], of Other
-  // Atomic sums, or null, then `dq`: of every head so many rows as fill whole tiles of `dq_rows`,
-  // of `dq_row` floats each. `row_gradients` clears them. With kDqTile rows they lie in the order
-  // of registers, [tile][dq_row / 8][thread][4], without the scale: `unpack_dq` takes them to dq.
+  RowGradientSums* gradient_sums;  // [B, H, T], for RuntimeWeight
+  // Accumulated atomically; null: `fused_dq` writes dq. Each head has whole tiles of `dq_rows`
+  // rows, `dq_row` floats each. `row_gradients` clears it. With kDqTile rows it is in fragment
+  // order, [tile][dq_row / 8][thread][4], and unscaled: `unpack_dq` converts it to dq.
   float* dq_sum;
   int dq_rows, dq_row;
   void* dq;                             // [B, H, T, D]
   void *dk, *dv;                        // [B, G, S, D], [B, G, S, E]
-  float* d_centre;                      // [B, H, T], zeros before, or null
+  float* d_centre;                      // [B, H, T], zero-initialised, or null
   double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], or null
-  // [B, H, T], zeros before: d_decay_query from the same numbers as d_decay_key, so that what they
-  // have in common cancels to the last bit; or null. In float32.
+  // [B, H, T], zero-initialised, float32 only, or null: d_decay_query from the same values as
+  // d_decay_key, so that their common terms cancel to the last bit.
   double* d_decay_rows;
-  float* d_gate;  // [B, G, S], zeros before, where there is a gate
+  float* d_gate;  // [B, G, S], zero-initialised, if there is a gate
 };
 
 inline constexpr int kDqTile = 64;
-HORNER_HD bool dq_in_fragments(const Fused& f) {  // in fused_cuda's kernels
+HORNER_HD bool dq_in_fragments(const Fused& f) {  // whether dq_sum is in fragment order
   return f.dtype != Dtype::float32 && f.D <= 128 && f.E <= 128;
 }
-// Rows of one head are taken by blocks in the first step of backward.
+// Rows per thread block in `row_gradients`; a block owns rows of one head.
 inline constexpr int kRowsPerBlock = 128;
 inline int64_t row_blocks(const Fused& f) {
   return int64_t(f.B) * f.H * ((f.T + kRowsPerBlock - 1) / kRowsPerBlock);
 }
 
 int compute_capability(int device);  // 80 for 8.0
-// Bytes that a block of threads can have.
+// The maximum shared memory of a thread block, in bytes.
 int shared_memory(int device);
 
 }  // namespace horner::attn::kernels::cuda

@@ -1,12 +1,12 @@
-// Products of tiles in shared memory, by one warp: C [16 atoms, 8 n], sums in registers.
+// Products of tiles in shared memory by one warp: C [16 atoms, 8 n], accumulators in registers.
 #pragma once
 
 #include "attn/kernels/cuda/common/mma.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-// C [16 atoms, 8 n] = rows of `a` from row_a on, times rows of `b` from row_b on, transposed.
-// beside(i) is what the warp does while the products of step i run.
+// C [16 atoms, 8 n] = A B^T: rows of `a` from row_a on, rows of `b` from row_b on. overlap(i) is
+// executed while the products of step i run.
 template <class T, int atoms, int n, int C, class Overlap>
 __device__ __forceinline__ void mma_abt(float (&c)[atoms][n][4], Tile<T, C> a, int row_a,
                                         Tile<T, C> b, int row_b, const Overlap& overlap) {
@@ -34,8 +34,8 @@ __device__ inline void mma_abt(float (&c)[atoms][n][4], Tile<T, C> a, int row_a,
   mma_abt<T>(c, a, row_a, b, row_b, [](int) {});
 }
 
-// C [16 atoms, 8 n] += x [16 atoms, 8 m], sums of an earlier product (float[4] or Rounded), times
-// rows of `b` from row on, its columns from `column` on.
+// C [16 atoms, 8 n] += X B: x [16 atoms, 8 m] is an earlier accumulator (float[4] or Rounded), `b`
+// starts at `row` and `column`.
 template <class T, int atoms, int n, int m, class Sums, int C>
 __device__ inline void mma_ab_rs(float (&c)[atoms][n][4], const Sums (&x)[atoms][m], Tile<T, C> b,
                                  int row, int column = 0) {
@@ -55,8 +55,8 @@ __device__ inline void mma_ab_rs(float (&c)[atoms][n][4], const Sums (&x)[atoms]
   }
 }
 
-// C [16 atoms, 8 n] += rows of `a` from row_a on, columns [k0, k1), times rows [k0, k1) of `b`, its
-// columns from `column` on.
+// C [16 atoms, 8 n] += A B over k in [k0, k0 + depth): rows of `a` from row_a on, columns of `b`
+// from `column` on.
 template <int depth, class T, int atoms, int n, int Ca, int C>
 __device__ inline void mma_ab_ss(float (&c)[atoms][n][4], Tile<T, Ca> a, int row_a, Tile<T, C> b,
                                  int k0, int column) {
@@ -77,8 +77,8 @@ __device__ inline void mma_ab_ss(float (&c)[atoms][n][4], Tile<T, Ca> a, int row
   }
 }
 
-// C [16 atoms, 8 n] = columns of `a` from column_a on, transposed, times columns of `b` from
-// column_b on, over their first `depth` rows.
+// C [16 atoms, 8 n] = A^T B over the first `depth` rows: columns of `a` from column_a on, columns
+// of `b` from column_b on.
 template <int depth, class T, int atoms, int n, int Ca, int C>
 __device__ inline void mma_atb(float (&c)[atoms][n][4], Tile<T, Ca> a, int column_a, Tile<T, C> b,
                                int column_b) {

@@ -1,15 +1,15 @@
-// The first step of backward: from the gradient of the result to that of the sums, row by row. It
-// waits for memory alone: a warp has several rows at once, some of them on their way, and what is
-// one number a row is done by one lane for each row.
+// First step of backward: from the result's gradient to that of the sums (dN = a g, dW), row by
+// row. Memory-bound: a warp processes several rows at once and keeps more loads in flight; one lane
+// per row computes the row's scalars.
 #pragma once
 
 #include "attn/kernels/cuda/common/epilogue.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kRowThreads = kRowsPerBlock;  // 32 rows a warp
+inline constexpr int kRowThreads = kRowsPerBlock;  // 32 rows per warp
 
-// Eight channels, as they lie in memory.
+// Eight channels as stored in memory.
 template <class T>
 struct Vector8 {
   uint4 words[sizeof(T) / 2];
@@ -38,7 +38,7 @@ __device__ inline float row_sum(float x) {
   return x;
 }
 
-// The block's share of dq_sum, which has `dq_row` floats for each row, whole tiles of `dq_rows`.
+// Clears the block's part of dq_sum: `dq_row` floats per row, whole tiles of `dq_rows` rows.
 __device__ inline void clear_sums(const Fused& f, int64_t head, int t0) {
   const int64_t rows = int64_t(f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
   const int n = int(min(int64_t(kRowsPerBlock), rows - t0)) * f.dq_row / 4;
@@ -46,22 +46,22 @@ __device__ inline void clear_sums(const Fused& f, int64_t head, int t0) {
   for (int i = int(threadIdx.x); i < n; i += kRowThreads) to[i] = float4{};
 }
 
-// Kinds of epilogues: without a norm nothing but a product of rows is wanted; of a learned norm the
-// gradients are gathered too.
+// Kinds of epilogue: without a norm only a row's dot product is needed; a learned norm also
+// accumulates its gradients.
 enum class RowKind { plain, norm_row, learned };
 
-// Without a norm: whether anything needs the product of a row and its gradient.
+// Without a norm: whether anything needs the dot product of a row and its gradient.
 __device__ inline bool needs_row_dot(const Fused& f) {
   const Epilogue& p = f.epilogue;
   return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor || f.d_decay_query;
 }
 
-// The sums over a row's channels that its lane needs.
+// Sums over a row's channels, for the lane that owns the row.
 struct RowSums {
   float dot, d_post;
 };
 
-// What a lane has of its own row, one of the warp's 32.
+// Per-row values of a lane's own row, one of the warp's 32.
 struct LaneRow {
   bool inside;
   int64_t row;
@@ -73,13 +73,13 @@ struct LaneRow {
     post = f.epilogue.post_gate ? f.epilogue.post_gate[row] : 1;
     on = r == 0 || !inside ? 0 : post;
   }
-  // From the sums over its channels to what the keys need.
+  // From the sums over channels to the row's `Query`.
   __device__ void finish(const Fused& f, bool is_exp, const RowSums& sums) const {
     if (!inside) return;
     const Epilogue& p = f.epilogue;
     if (p.d_post_gate) p.d_post_gate.set(row, r == 0 ? 0 : sums.d_post);
     const RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
-    // Without g the gradient of the result stands for it, without the gate after the norm.
+    // Without g, d_o is used instead; it lacks the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
     f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
@@ -87,7 +87,7 @@ struct LaneRow {
   }
 };
 
-// Of a lane's eight channels: the learned norm, and what has been gathered of its gradient.
+// The learned norm of a lane's eight channels, and its accumulated gradients.
 struct LaneNorm {
   Vec<8> weight, bias, d_weight{}, d_bias{};
 
@@ -97,7 +97,7 @@ struct LaneNorm {
     };
     weight = load(f.epilogue.norm_weight), bias = load(f.epilogue.norm_bias);
   }
-  // Those of a block, whose `lanes_per_row` lanes have the channels of a row.
+  // Sums over the block; `lanes_per_row` lanes hold the channels of a row.
   template <int lanes_per_row>
   __device__ void store(const Fused& f) const {
     constexpr int kSums = kRowThreads / lanes_per_row;
@@ -121,8 +121,8 @@ __device__ inline RowSums plain_sums(const Vec<8>& u, const Vec<8>& du, float on
   const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
   return {dot * on, dot};
 }
-// What multiplies u (norm_projection) in float32, where what is orthogonal to u must cancel to the
-// last bits: by what u.u is, not by what it would be if r were exact.
+// norm_projection in float32, where the part of du along u must cancel to the last bits: divides by
+// the actual u.u, not by its value for an exact r.
 template <int lanes_per_row>
 __device__ inline float exact_norm_projection(const Epilogue& p, int channels, const Vec<8>& u,
                                               const Vec<8>& du, float r, float shift) {
@@ -142,7 +142,7 @@ __device__ inline float exact_norm_projection(const Epilogue& p, int channels, c
     squares += double(channels) * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
   return squares > 0 && !norm_is_clamped(p, channels, r) ? float(dot / squares) : 0;
 }
-// From the gradient of the result to that of y over r, in place.
+// From the result's gradient to the gradient of y divided by r, in place.
 template <int lanes_per_row, bool learned, bool exact>
 __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift,
                                       const Vec<8>& u, Vec<8>& du, LaneNorm& norm) {
@@ -174,14 +174,14 @@ __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float s
 template <class T, int C, RowKind kind>
 __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid_constant__ Fused f,
                                                                     bool is_exp) {
-  constexpr int kLanes = C / 8, kRows = 32 / kLanes;  // rows at once, of a warp
+  constexpr int kLanes = C / 8, kRows = 32 / kLanes;  // rows at once per warp
   constexpr int kAhead = 32 / kRows < 4 ? 32 / kRows : sizeof(T) == 2 ? 4 : 2;
   const int blocks = (f.T + kRowsPerBlock - 1) / kRowsPerBlock;
-  // From the last head on: it has been written last, and the keys begin with the first.
+  // Last head first: it was written last, and the backward kernel starts with the first.
   const unsigned block = gridDim.x - 1 - blockIdx.x;
   const int64_t head = block / unsigned(blocks);
   const int t0 = int(block % unsigned(blocks)) * kRowsPerBlock, first_row = t0 + warp() * 32;
-  const int first = lane() % kLanes * 8, sub = lane() / kLanes;  // channel; row among those at once
+  const int first = lane() % kLanes * 8, sub = lane() / kLanes;  // channel; row of kRows
   const bool real = first < f.E;
   const int64_t at_head = head * f.T * f.E + first;
   const T* const us = static_cast<const T*>(f.u ? f.u : f.o) + at_head;
@@ -201,7 +201,7 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      const int row = k + j * kRows + sub, t = first_row + row;  // row: of the warp
+      const int row = k + j * kRows + sub, t = first_row + row;  // row: in the warp
       const float on = __shfl_sync(~0u, own.on, row), r = __shfl_sync(~0u, own.r, row);
       const Vec<8> u = u_words[j].numbers();
       Vec<8> du = du_words[j].numbers();
@@ -214,23 +214,23 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
         sums = normed_sums<kLanes, kLearned, kExact>(f, on, r, shift, u, du, norm);
         if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
       }
-      // To the lane whose row it is.
+      // Send to the lane that owns the row.
       const float dot = __shfl_sync(~0u, sums.dot, lane() % kRows * kLanes);
       const float d_post = __shfl_sync(~0u, sums.d_post, lane() % kRows * kLanes);
       if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post};
     }
   }
-  if (f.dq_sum) clear_sums(f, head, t0);  // here: before, loads would wait behind it
+  if (f.dq_sum) clear_sums(f, head, t0);  // earlier, loads would queue behind it
   own.finish(f, is_exp, own_sums);
   if constexpr (kind == RowKind::learned) norm.store<kLanes>(f);
 }
 
-// From the sums of dq, in the order of registers, to rows. A block has the kDqTile rows of a tile.
+// Converts dq_sum from fragment order to rows. Each block owns a tile of kDqTile rows.
 template <class T, int C>
 __global__ __launch_bounds__(128) void unpack_dq_kernel(const __grid_constant__ Fused f) {
-  constexpr int kRow = C + 8;  // numbers, so that rows begin in different banks
+  constexpr int kRow = C + 8;  // elements, so that rows start in different banks
   __shared__ __align__(16) T rows[kDqTile * kRow];
-  // From the last tile on: those have been added to last, and are in the cache.
+  // Last tile first: it was accumulated last and is in cache.
   const int64_t tiles = (f.T + kDqTile - 1) / kDqTile, tile = gridDim.x - 1 - blockIdx.x;
   const float4* const from =
       reinterpret_cast<const float4*>(f.dq_sum) + tile * (f.dq_row / 8) * 128 + threadIdx.x;

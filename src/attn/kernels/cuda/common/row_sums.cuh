@@ -1,5 +1,5 @@
-// What the rows of a thread gather in the forward: from products to weights, which are summed, and
-// at the end denominator, gates and norm.
+// Running sums of a thread's rows in forward: products become weights, which are summed; then the
+// epilogue.
 #pragma once
 
 #include <type_traits>
@@ -9,20 +9,20 @@
 
 namespace horner::attn::kernels::cuda {
 
-// The falls of a tile of keys, in shared memory: first as the running sums are copied there, then
-// `log2_decay` and the factor of each key.
+// Decay of a key in shared memory: first the copied running sum of log gates, then `log2_decay` and
+// the decay factor.
 union KeyDecaySlot {
   double gates;
   float2 decay;
 };
 
-// The rows of a thread: `atoms` times the rows i and i + 8 of sixteen. `factored`: with decay or a
-// centre (kHasDecayFactors).
+// A thread's rows: i and i + 8 of each 16-row atom. `factored`: with decay or a centre
+// (kHasDecayFactors).
 template <class T, int C, class W, class Shape, bool factored = false>
 struct RunningSums {
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kKeys / 8;
-  // Exp is taken relative to the largest score so far; so is, to stay in its range, any weight
-  // without a bound that is rounded to float16.
+  // Exp is relative to the largest score so far. Unbounded weights that are rounded to float16 are
+  // relative to their largest, to stay in range.
   static constexpr bool kIsExp = std::is_same_v<W, Exp>;
   static constexpr bool kScaled = std::is_same_v<W, Polynomial> && std::is_same_v<T, fp16>;
   using Products = float[kAtoms][kTiles][4];
@@ -30,13 +30,13 @@ struct RunningSums {
   const Fused& f;
   const W& w;
   const Head& head;
-  int t0;  // the first row of the thread
+  int t0;  // first row of the thread
   float N[kAtoms][C / 8][4];
-  float sum[kAtoms][2], shift[kAtoms][2];  // sum: of this thread's columns
+  float sum[kAtoms][2], shift[kAtoms][2];  // sum: over this thread's columns
   float centre[kAtoms][2];
-  float log_decay[kAtoms][2], per_scale;  // of `factored`
-  float factor[2 * kAtoms];               // what brings N to the scale of the tile at hand
-  bool raised;                            // whether there is one, in some row of the warp
+  float log_decay[kAtoms][2], per_scale;  // if `factored`
+  float factor[2 * kAtoms];               // rescales N to the shift of the current tile
+  bool raised;                            // some row of the warp needs it
   bool fresh;                             // some row of the warp has no shift yet
 
   __device__ RunningSums(const Fused& f, const W& w, const Head& head, int t0)
@@ -58,7 +58,7 @@ struct RunningSums {
   __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
   static __device__ float finite(float shift) { return shift == -INFINITY ? 0 : shift; }
 
-  // The thread's numbers in its row i: two of every eight columns.
+  // The thread's elements of its row i: two of every eight columns.
   static __device__ Vec<2 * kTiles> of_row(const Products& x, int i) {
     return vec<2 * kTiles>([&](int j) { return x[i / 2][j / 2][i % 2 * 2 + j % 2]; });
   }
@@ -67,8 +67,8 @@ struct RunningSums {
     for (int j = 0; j < 2 * kTiles; ++j) x[i / 2][j / 2][i % 2 * 2 + j % 2] = y[j];
   }
 
-  // Raises the shift of each row where its tile needs it; what has been summed is brought to the
-  // new scale, N by `rescale`. Weights may grow to e^slack before that, since any shift will do.
+  // Raises each row's shift where its tile needs it and rescales its sum; `rescale` does N. Weights
+  // may grow to e^slack before that, since any shift is valid.
   static constexpr float kSlack = 5;
   template <class Top>
   __device__ __forceinline__ void raise_shift(const Top& top, float slack = kSlack) {
@@ -97,14 +97,14 @@ struct RunningSums {
     }
   }
 
-  // From products to weights, in place; adds those to the sum. Exp rows that are not `find_max`
-  // their shift may find that they must: then nothing is added, and false is returned.
+  // From products to weights, in place; adds them to the sum. Without `find_max`, exp rows keep
+  // their shift: if their sums get too large, nothing is added and the result is false.
   __device__ __forceinline__ void to_weights(Path path, Products& x, int s0, const double* gates) {
     with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
       to_weights(weight, path, x, s0, gates, true);
     });
   }
-  // The same with a weight of known degree, if it has one.
+  // The same with a weight specialized by degree, if it has one.
   template <class Weight>
   __device__ __forceinline__ bool to_weights(const Weight& weight, Path path, Products& x, int s0,
                                              const double* gates, bool find_max) {
@@ -124,10 +124,10 @@ struct RunningSums {
       for (int i = 0; i < 2 * kAtoms; ++i) sum[i / 2][i % 2] += parts[i];
     return true;
   }
-  // Exp rows take weights with the shift that there is, without looking for the largest score; not
-  // with 128 channels and falls, where it would take registers.
+  // Exp rows first try the current shift without finding the largest score; not with 128 channels
+  // and decay factors, where that would take registers.
   static constexpr bool kSkipsMax = kIsExp && !(factored && C == 128);
-  // What a thread's share of a tile may come to before shifts are raised. Weights are rounded to T,
+  // Limit of a thread's partial sum over a tile before shifts are raised. Weights are rounded to T,
   // and squares of their sums are floats.
   static constexpr float kMaxPartialSum = std::is_same_v<T, bf16>   ? 0x1p30f
                                           : std::is_same_v<T, fp16> ? 0x1p12f
@@ -177,8 +177,8 @@ struct RunningSums {
     }
     if constexpr (kScaled) rescale_by_max(x);
   }
-  // Of the thread's columns: how far the gates have fallen; or, where every query stands behind the
-  // reference and every key before it, the factors. Those of exp rows are in the exponent.
+  // The thread's columns: log2_decay; or, where the reference is before every query and after every
+  // key, the factors. For exp rows, `value` adds the query's factor to the exponent.
   template <Path path>
   static __device__ __forceinline__ Vec<2 * kTiles> key_decay(const double* gates) {
     Vec<2 * kTiles> y;
@@ -201,7 +201,7 @@ struct RunningSums {
     else
       y = y * (keys * exp2_fast(here));
   }
-  // Four results side by side, so that none waits long for the one before.
+  // Four independent chains hide latency.
   template <class F>
   static __device__ __forceinline__ float reduce4(const Vec<2 * kTiles>& y, const F& f) {
     Vec<4> some = vec<4>([&](int j) { return y[j]; });
@@ -241,7 +241,7 @@ struct RunningSums {
     }
     return y;
   }
-  // Weights that are relative to their largest so far.
+  // Makes weights relative to the largest so far.
   __device__ void rescale_by_max(Products& x) {
     raise_shift([&](int i) {
       const auto y = of_row(x, i);
@@ -259,8 +259,8 @@ struct RunningSums {
   }
 
   static __device__ int channel(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
-  // Denominator, gates and norm of row i, and what backward needs of it: from N to u, whose r is
-  // returned; then from u to the result.
+  // The epilogue of row i, and what backward needs of it: from N to u, returns r. `scale` goes from
+  // u to the result.
   __device__ float normalise(int i) {
     const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
     const int64_t at = row(i);
@@ -281,7 +281,7 @@ struct RunningSums {
 #pragma unroll
     for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = on * x[j];
   }
-  // Two rows with one look at the learned norm.
+  // Two rows with one read of the norm's weight and bias.
   __device__ void scale_both(const float (&r)[2]) {
     const Epilogue& p = f.epilogue;
     const auto each = [&](const auto& g) __attribute__((always_inline)) {
@@ -323,7 +323,7 @@ struct RunningSums {
       store(f.o, i);
     }
   }
-  __device__ void store(void* rows, int i) const {  // by all lanes
+  __device__ void store(void* rows, int i) const {  // called by all lanes
 #pragma unroll
     for (int j = 0; j < C / 8; j += 4) {
       float x[8];

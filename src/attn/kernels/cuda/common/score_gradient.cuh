@@ -1,12 +1,12 @@
-// From the products of a warp's keys with the queries of a tile to weights times a and the
-// gradients of scores, rounded: the left factors of what the keys gather (fused_cuda_keys.cuh).
+// From products of a warp's keys with a tile of queries to weights times a and score gradients,
+// rounded: the A operands of key_gradients.cuh.
 #pragma once
 
 #include "attn/kernels/cuda/common/tiles.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-// Where two warps share their keys, each takes the scores of half of the queries.
+// If two warps share their keys, each computes the scores of half of the queries.
 template <class T, int C, class W, class Shape>
 struct KeyScoreGradients {
   static constexpr int kAtoms = Shape::kAtoms, kTiles = Shape::kStep / 8;
@@ -19,11 +19,11 @@ struct KeyScoreGradients {
 
   const Fused& f;
   const W& w;
-  int s0, own;           // the first key of the block, and that of the warp in it
-  int part, column;      // of those who share; the first of the channels whose sums are here
-  VisibleRange visible;  // of the warp's keys
+  int s0, own;           // first key of the block, and of the warp within it
+  int part, column;      // index of the sharing warp; first channel accumulated here
+  VisibleRange visible;  // queries that see the warp's keys
   double d_decay[kAtoms][2];
-  float factor[2 * kAtoms];  // of the keys, where there are falls; of exp rows its logarithm
+  float factor[2 * kAtoms];  // decay factor of each key if `factored`; log2 for exp
 
   // A tile of queries of one head, in shared memory.
   struct Queries {
@@ -33,7 +33,7 @@ struct KeyScoreGradients {
     const Query* of;      // [kQueries]
     const double* gates;  // [kQueries]
     Tile<T, Shape::kQueries> dx, w;
-    bool after_keys = false;  // with falls: every query stands behind every key of the block
+    bool after_keys = false;  // if `factored`: every query is after the block's keys
   };
 
   __device__ KeyScoreGradients(const Fused& f, const W& w, int s0, int first)
@@ -49,7 +49,7 @@ struct KeyScoreGradients {
     return s0 + own + i / 2 * 16 + i % 2 * 8 + lane() / 4;
   }
 
-  // With falls, of which the block's last key is the reference.
+  // If `factored`: log2 decay relative to the block's last key.
   __device__ float log2_decay_to(double gates, const Head& head) const {
     return log2_decay(gates, gates_at_key(f, head, min(s0 + Shape::kKeys, f.S) - 1));
   }
@@ -64,7 +64,7 @@ struct KeyScoreGradients {
     }
   }
 
-  // Whether some score of the warp may be above the clamp; polynomials do not look.
+  // Whether some score of the warp may exceed the clamp; polynomials assume so.
   __device__ __forceinline__ bool clamps(const Products& x) const {
     if (!kIsExp || !(f.clamp < INFINITY)) return f.clamp < INFINITY;
     const float most = __fdividef(f.clamp, f.scale);
@@ -74,7 +74,7 @@ struct KeyScoreGradients {
       above |= !(x[i / (4 * kTiles)][i / 4 % kTiles][i % 4] < most * 0.9999f);
     return __any_sync(~0u, above);
   }
-  // A bit for each number of the thread that queries t and t + 1 see, of keys that are kept.
+  // One bit per element of the thread: whether its query, t or t + 1, sees its kept key.
   __device__ __forceinline__ uint32_t seen_by_two(int t, uint32_t kept) const {
     uint32_t bits = 0;
 #pragma unroll
@@ -86,7 +86,7 @@ struct KeyScoreGradients {
     }
     return bits;
   }
-  // Hides the keys that a query does not see.
+  // Zeroes elements whose query does not see the key.
   __device__ __forceinline__ void hide(const Queries& tile, int at, Fragments& aw,
                                        Fragments& dx) const {
     const uint32_t kept = f.seen.keep ? kept_keys(tile.head.b) : ~0u;
@@ -98,22 +98,22 @@ struct KeyScoreGradients {
         Mma<T>::keep(aw[i][j], seen >> 4 * i), Mma<T>::keep(dx[i][j], seen >> 4 * i);
     }
   }
-  __device__ uint32_t kept_keys(int b) const {  // a bit for each of the thread's rows
+  __device__ uint32_t kept_keys(int b) const {  // one bit per row of the thread
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i)
       if (f.seen.keep[int64_t(b) * f.S + min(key(i), f.S - 1)]) bits |= 1u << i;
     return bits;
   }
-  // From products to weights times a and the gradients of scores, some columns of tiles at a time.
+  // From products to weights times a and score gradients, kTilesPerStep tiles at a time.
   template <Path path, class Weight>
   __device__ __forceinline__ void tile_gradients(const Weight& weight, const Queries& tile, int at,
                                                  Products& x, Products& dp, Fragments& aw,
                                                  Fragments& dx) {
-    constexpr bool raw = kIsFixedDegree<Weight>;  // of products before the scale
+    constexpr bool raw = kIsFixedDegree<Weight>;  // of unscaled products
     const float scale = f.scale * kUnit<W>, per_scale = raw && path != Path::plain ? 1 / scale : 1;
     constexpr int kTilesPerStep = Shape::kTilesPerStep, n = 4 * kTilesPerStep * kAtoms;
-    // Number i of a batch: its atom, tile, row and column.
+    // Element i of a step: its tile, column (query) and row (key).
 #pragma unroll
     for (int j = 0; j < kTiles; j += kTilesPerStep) {
       const auto tile_of = [](int i) { return i / 4 % kTilesPerStep; };
@@ -124,7 +124,7 @@ struct KeyScoreGradients {
       const auto element = [&](Products& y, int i) -> float& {
         return y[i / (4 * kTilesPerStep)][j + tile_of(i)][i % 4];
       };
-      Query query[2 * kTilesPerStep];  // of the columns
+      Query query[2 * kTilesPerStep];  // one per column
 #pragma unroll
       for (int c = 0; c < 2 * kTilesPerStep; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
       const auto of = [&](int i) -> const Query& { return query[tile_of(i) * 2 + i % 2]; };
@@ -162,13 +162,13 @@ struct KeyScoreGradients {
         dx[atom][column] = Mma<T>::rounded(dp[atom][column]);
       }
       if (path == Path::general && f.decay) add_decay(tile, column_of(0), s, y);
-      // A centre is subtracted from the scores of its query.
+      // The centre is subtracted from its query's scores.
       if (path == Path::general && f.d_centre && adds_rows())
         over_queries(tile, column_of(0), y.dx,
                      [&](int64_t row, double sum) { atomicAdd(f.d_centre + row, float(-sum)); });
     }
   }
-  // The same, where the products dp are yet to come: weights are taken beside them.
+  // The same, overlapped with the products dp: weights are computed while they run.
   template <Path path, class Weight>
   __device__ __forceinline__ void overlapped_gradients(const Weight& weight, const Queries& tile,
                                                        int at, Tile<T, C> v, Products& x,
@@ -227,8 +227,8 @@ struct KeyScoreGradients {
         over_queries(tile, first, x,
                      [&](int64_t row, double total) { atomicAdd(f.d_decay_rows + row, total); });
   }
-  // The same with decay or a centre, in 16 bits. `tile.of` is as KeyBlock::ready leaves it: with
-  // the factors of queries that stand behind, and before the scale where the degree is known.
+  // The same with decay or a centre, in 16 bits. KeyBlock::prepare_queries has put into `tile.of`
+  // the decay factors of queries after the block's keys, and 1 / scale where the degree is fixed.
   template <Path path, class Weight>
   __device__ __forceinline__ void decayed_gradients(const Weight& weight, const Queries& tile,
                                                     int at, Products& x, Products& dp,
@@ -246,7 +246,7 @@ struct KeyScoreGradients {
       const int first = at + 8 * j + lane() % 4 * 2;
       const Query query[2] = {tile.of[first], tile.of[first + 1]};
       Scores<n> s;
-      constexpr bool added = kIsExp && path != Path::general;  // the factor of the key
+      constexpr bool added = kIsExp && path != Path::general;  // key factor in the exponent
       s.z = vec<n>([&](int i) {
         return x[i / 4][j][i % 4] * scale - query[i % 2].sub + (added ? factor[row_of(i)] : 0);
       });
@@ -286,24 +286,23 @@ struct KeyScoreGradients {
     if (f.d_centre && adds_rows())
       add_centre(tile, at, sums_of_half<16>(of_queries[2], of_queries[1]));
   }
-  // Of two sums over the keys of lanes `apart` from each other, each lane gets one: the lower lanes
-  // x, the upper y.
+  // Adds across lanes `apart` from each other: the lower lanes get the sum of x, the upper of y.
   template <int apart>
   static __device__ __forceinline__ float sums_of_half(float x, float y) {
     const bool upper = lane() & apart;
     return (upper ? y : x) + __shfl_xor_sync(~0u, upper ? x : y, apart);
   }
-  // `sum` is of the column that lane / 4 says: its tile and which of two. A centre is subtracted
-  // from the scores of its query.
+  // lane / 4 gives the column of `sum`: its tile and which of two. Negated: the centre is
+  // subtracted from its query's scores.
   __device__ __forceinline__ void add_centre(const Queries& tile, int at, float sum) const {
     static_assert(kTiles == 4);
     const int t = tile.t0 + at + lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2;
     if (t < f.T) atomicAdd(f.d_centre + tile.head.row(f, t), -sum);
   }
-  // Of the blocks that take the same scores for other channels, the first adds to what is one
-  // number a query; without atomic additions `fused_dq` does.
+  // Blocks that compute the same scores for other channels: only the first adds per-query values.
+  // Without atomic additions `fused_dq` adds them.
   __device__ bool adds_rows() const { return f.dq_sum && column < Shape::kOwn; }
-  // The sum over the keys of each query.
+  // The sum over keys for each query.
   template <int n, class Add>
   __device__ void over_queries(const Queries& tile, int first, const Vec<n>& x,
                                const Add& add) const {

@@ -1,4 +1,4 @@
-// Where a block of threads works, and how rows of q, k and v come to shared memory.
+// The work of a thread block, masks, decay, and copies of q, k and v to shared memory (cp.async).
 #pragma once
 
 #include "attn/kernels/cuda/common/products.cuh"
@@ -21,28 +21,28 @@ __device__ const T* row_of(const View& x, int b, int h, int row) {
   return static_cast<const T*>(x.at) + b * x.batch + h * x.head + row * x.row;
 }
 
-// Blocks that run side by side: those of some heads, the same part of each head after another. So
-// the longest come first, and what these heads read and add to stays in the second-level cache.
+// Order of thread blocks: some heads at a time, block 0 of each, then block 1, ... The longest come
+// first, and what these heads read and accumulate stays in L2.
 struct BlockSchedule {
   int head, block;
 
   __device__ BlockSchedule(int index, int heads, int blocks) {
-    constexpr int kTogether = 256;  // blocks, at least
+    constexpr int kTogether = 256;  // blocks of such a group, at least
     const int some = min(heads, (kTogether + blocks - 1) / blocks), first = index / (some * blocks);
     const int here = min(some, heads - first * some), rest = index - first * some * blocks;
     head = first * some + rest % here, block = rest / here;
   }
 };
 
-// A number that the compiler keeps: it would rather divide anew in every round of a loop.
+// Hides a value from the compiler, which would repeat a division in every iteration.
 __device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// Copies that run beside the arithmetic.
+// cp.async wrappers.
 __device__ inline void cp_async_16(uint32_t to, const void* from, bool real) {
-  const int bytes = real ? 16 : 0;  // the rest becomes zeros, and is not read
+  const int bytes = real ? 16 : 0;  // 0 bytes: zero-fills, does not read
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
@@ -56,7 +56,7 @@ __device__ inline void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
-// Rows from `from` on; zeros beyond `real` rows and `channels` channels.
+// Copies rows from `from` on; zero-fills beyond `real` rows and `channels` channels.
 template <int rows, int threads, class T, int C>
 __device__ inline void copy_rows(Tile<T, C> to, const T* from, int64_t stride, int real,
                                  int channels) {
@@ -76,7 +76,7 @@ __device__ inline uint32_t shared_address(const void* p) {
   return uint32_t(__cvta_generic_to_shared(p));
 }
 
-// Over the four lanes that share a row of a fragment.
+// Reductions over the four lanes that share a row of a fragment.
 __device__ inline float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
@@ -96,7 +96,7 @@ __device__ inline Path path_for(const Fused& f, int t0, int t1, int s0, int s1) 
   return f.clamp < INFINITY ? Path::clamp : Path::plain;
 }
 
-// Of an interval: what some of it sees, or is seen by, and what all of it does.
+// The range seen by (or seeing) some of an interval, and the range seen by all of it.
 struct VisibleRange {
   int some_begin, some_end, all_begin, all_end;
 
@@ -120,7 +120,7 @@ __device__ inline VisibleRange queries_that_see(const Seen& seen, int s0, int s1
           whole ? seen.end_query(s0 + 1) : 0};
 }
 
-// A bit for each of the n keys first, first + 1, first + 8, first + 9, ... that query t sees.
+// One bit for each of the n keys first, first + 1, first + 8, first + 9, ... that query t sees.
 template <int n>
 __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {
   const int at = min(t, seen.T - 1), lo = seen.lo(at), hi = seen.hi(at);
@@ -135,24 +135,23 @@ __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) 
   return bits;
 }
 
-// Decay and centred scores run code of their own.
+// Decay and centred scores run separate code.
 HORNER_HD bool has_decay_or_centre(const Fused& f) {
   return f.decay || f.centre;
 }
-// Whether that is a kernel of its own, where gates are factors of rows and columns (`Falls`). Else,
-// in float32 above all, each score fades by itself, in double, with one loop for all degrees.
+// Whether that is a separate kernel, with decay as a row times a column factor (`factored`). If
+// not, as in float32, scores decay one by one, in double, with one loop for all degrees.
 template <class T, class W>
 inline constexpr bool kHasDecayFactors =
     sizeof(T) == 2 && (std::is_same_v<W, Exp> || std::is_same_v<W, Polynomial>);
-// The degree of a weight (values or slopes) that kernels know. In float32 the products take most of
-// the time.
+// The degree (of values or slopes) that kernels specialize on. None in float32, where the products
+// take most of the time.
 template <class T>
 HORNER_HD int known_degree(int degree) {
   return sizeof(T) == 2 ? degree : 0;
 }
 
-// The product of the gates in (s, t], from their running sums: of those a difference is taken in
-// double.
+// The product of the gates in (s, t], from their running log sums, subtracted in double.
 __device__ inline double gates_at_key(const Fused& f, const Head& head, int s) {
   return f.decay[head.key(f, min(max(s, 0), f.S - 1))];
 }
@@ -165,13 +164,13 @@ __device__ inline float decay_factor(double query, double key) {
   return expf(high) * (1 + float(x - double(high)));
 }
 
-// In 16 bits: how far the gates have fallen at a token since a `reference` near it, in units of ln
-// 2. Of tokens much before it, where a float is coarse, nothing is left.
+// 16-bit: log2 of the decay at a token relative to a `reference` near it. A float is coarse for
+// tokens far before it, but their weights have decayed to 0.
 __device__ inline float log2_decay(double gates, double reference) {
   return float(gates - reference) * kLog2e;
 }
-// The product of the gates in (s, t]. Where the reference stands between s and t it is a factor of
-// the key, 2^-at_key, times one of the query, 2^at_query, both at most 1.
+// The product of the gates in (s, t]. If the reference is between s and t, it is the key's factor
+// 2^-at_key times the query's factor 2^at_query, both at most 1.
 __device__ inline float decay_between(float at_query, float at_key) {
   return exp2_fast(fminf(at_query - at_key, 0));
 }
@@ -180,7 +179,7 @@ __device__ inline float gate_of_key(const Fused& f, const Head& head, int s) {
   return f.gate[head.key(f, min(s, f.S - 1))];
 }
 
-// Sixteen bytes in shared memory.
+// Scales 16 bytes in shared memory.
 template <class T>
 __device__ inline void scale_chunk(uint32_t at, float by) {
   uint4* const words = static_cast<uint4*>(__cvta_shared_to_generic(at));
@@ -191,8 +190,8 @@ __device__ inline void scale_chunk(uint32_t at, float by) {
   *words = w;
 }
 
-// Rows of values from s0 on times the gates of their keys, by the threads that have copied them
-// (copy_rows), when their copies are there.
+// Multiplies value rows from s0 on by the gates of their keys. Called by the threads that copied
+// them (copy_rows), after their copies completed.
 template <int rows, int threads, class T, int C>
 __device__ inline void gate_values(const Fused& f, const Head& head, int s0, Tile<T, C> v) {
   constexpr int kChunks = Tile<T, C>::kChunks, kStep = threads / kChunks;
@@ -201,13 +200,13 @@ __device__ inline void gate_values(const Fused& f, const Head& head, int s0, Til
   for (int i = first; i < rows; i += kStep)
     scale_chunk<T>(v.chunk(i, chunk), gate_of_key(f, head, s0 + i));
 }
-// The gates of so many keys from s0 on, to shared memory.
+// Copies the gates of n keys from s0 on to shared memory.
 template <int n>
 __device__ inline void copy_gates(const Fused& f, const Head& head, int s0, float* to) {
   const int i = int(threadIdx.x);
   if (i < n) cp_async_4(shared_address(to + i), f.gate + head.key(f, min(s0 + i, f.S - 1)));
 }
-// Weights times the gates of their columns, from that of the first key on, in shared memory.
+// Multiplies weights by the gates of their columns; `gates` is in shared memory.
 template <int atoms, int n>
 __device__ __forceinline__ void gate_columns(const float* gates, float (&x)[atoms][n][4]) {
 #pragma unroll
@@ -228,8 +227,8 @@ __device__ inline void store_pair<float>(void* rows, int64_t at, float a, float 
   *reinterpret_cast<float2*>(static_cast<float*>(rows) + at) = make_float2(a, b);
 }
 
-// From two neighbours of a row in each of four tiles to eight neighbours: lane i of four gets those
-// of tile i. x[2 j] and x[2 j + 1] are a lane's numbers of tile j, [8] over the four lanes.
+// Warp shuffle from two adjacent elements in each of four tiles to eight adjacent ones: lane i of
+// four gets tile i. x[2 j] and x[2 j + 1] are a lane's elements of tile j, [8] over the four lanes.
 template <class T>
 __device__ inline uint4 gather_8(const float (&x)[8]) {
   uint32_t words[4];
@@ -248,7 +247,7 @@ __device__ inline uint4 gather_8(const float (&x)[8]) {
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
-// Stores such numbers of four tiles side by side, [32], if wanted; of those only `channels`.
+// Stores such elements of four adjacent tiles, [32], if `wanted`; only the first `channels`.
 template <class T>
 __device__ inline void store_32(void* rows, int64_t at, int channels, bool wanted,
                                 const float (&x)[8]) {

@@ -1,7 +1,7 @@
-// From scores to weights and the gradients of scores, on some numbers of one thread. The weights
-// of one score are those of attn/math.h; those of the whole row are here, given what
-// find_row_thresholds has found of the row. With dw the gradient of a weight,
-//   dx_s = slope_s dw_s - share_s sum_r pull_r dw_r
+// From scores to weights and score gradients, on the elements of one thread. attn/math.h defines
+// weights of a single score; weights of the whole row are here, given their RowThreshold. With dw
+// the gradient of a weight,
+//   dx_s = slope_s dw_s - column_s sum_r row_r dw_r
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// Numbers of one thread, in registers.
+// Elements of one thread, in registers.
 template <int n>
 struct Vec {
   float v[n];
@@ -45,7 +45,7 @@ template <int n>
 HORNER_HD Vec<n> operator*(float a, Vec<n> b) {
   return b * a;
 }
-HORNER_HD float min_nan(float a, float b) {  // a NaN stays one
+HORNER_HD float min_nan(float a, float b) {  // propagates NaN
 #ifdef __CUDA_ARCH__
   float y;
   asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(y) : "f"(a), "f"(b));
@@ -61,7 +61,7 @@ HORNER_HD Vec<n> min_nan(Vec<n> a, float b) {
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-// 2^x by one instruction of the special function unit, to 2 ulps; below 2^-126 it is 0.
+// 2^x in one instruction of the special function unit, to 2 ulps; 0 below 2^-126.
 HORNER_HD float exp2_fast(float x) {
 #ifdef __CUDA_ARCH__
   float y;
@@ -75,7 +75,7 @@ HORNER_HD float exp_fast(float x) {
   return exp2_fast(x * kLog2e);
 }
 
-// Numbers in units of ln 2, so that their exponential is one instruction.
+// Exponents in units of ln 2, so that exp is one instruction.
 template <int n>
 struct Base2Exponent {
   Vec<n> of;
@@ -96,7 +96,7 @@ struct Maths<kernels::cuda::Base2Exponent<n>> {
 
 namespace horner::attn::kernels::cuda {
 
-// The weights of scores in the unit of the weight: ln 2 for exp, 1 for the others.
+// Scores are multiplied by kUnit: units of ln 2 for exp, of 1 for other weights.
 template <class W>
 inline constexpr float kUnit = std::is_same_v<W, Exp> ? kLog2e : 1;
 
@@ -109,7 +109,7 @@ template <int n>
 HORNER_HD Vec<n> weights_of(const Exp& w, const Vec<n>& x) {
   return slopes_of(w, x).w;
 }
-// A polynomial whose degree the compiler knows; 0 for any other, and for slopes of no series.
+// A polynomial of compile-time degree; 0: any other, or slopes of a non-series.
 template <int degree>
 struct FixedDegree {
   const Polynomial& p;
@@ -118,8 +118,8 @@ template <class Weight>
 inline constexpr bool kIsFixedDegree = false;
 template <int degree>
 inline constexpr bool kIsFixedDegree<FixedDegree<degree>> = degree != 0;
-// A polynomial of no more than this degree that is no series (a power, or 1 + x): its slope is a
-// sum of its own.
+// A polynomial of at most this degree that is not a series (a power, or 1 + x): its slope needs a
+// separate sum.
 template <int degree>
 struct MaxDegree {
   const Polynomial& p;
@@ -127,7 +127,7 @@ struct MaxDegree {
 constexpr bool is_specialized_degree(int n) {
   return n == 1 || n == 2 || n == 3 || n == 4 || n == 6 || n == 8 || n == 10;
 }
-// f(weight), with a polynomial of the degree given. Called around loops, not in them.
+// Calls f(weight) with a polynomial of the given degree. Call it around loops, not inside.
 template <class W, class F>
 HORNER_HD void with_degree(const W& w, int, const F& f) {
   f(w);
@@ -147,7 +147,7 @@ HORNER_HD void with_degree(const Polynomial& p, int degree, const F& f) {
       // clang-format on
   }
 }
-// The same for every degree.
+// The same with one code path for every degree.
 template <class W, class F>
 HORNER_HD void with_any_degree(const W& w, const F& f) {
   f(w);
@@ -156,7 +156,7 @@ template <class F>
 HORNER_HD void with_any_degree(const Polynomial& p, const F& f) {
   f(FixedDegree<0>{p});
 }
-// The degree for values, where odd ones from 5 on count as the next (c is 0 there), and that for
+// The degree for values, where odd ones from 5 on round up (the added c is 0), and the degree for
 // slopes.
 template <class W>
 HORNER_HD int degree_of(const W&) {
@@ -172,7 +172,7 @@ HORNER_HD int slope_degree_of(const W&) {
 HORNER_HD int slope_degree_of(const Polynomial& p) {
   return p.is_series && p.degree > 1 ? p.degree : 0;
 }
-// f(weight), of a weight whose slopes have code of their own. Called around loops.
+// Calls f(weight) with the weight whose slopes are specialized. Call it around loops.
 template <class W, class F>
 HORNER_HD void with_slopes(const W& w, const F& f) {
   f(w);
@@ -184,7 +184,7 @@ HORNER_HD void with_slopes(const Polynomial& p, const F& f) {
   with_degree(p, slope_degree_of(p), f);
 }
 
-// Eight numbers at a time, which is enough to keep a warp busy: more would take registers.
+// Eight elements at a time keep a warp busy; more would take registers.
 template <int degree, int n>
 HORNER_HD Vec<n> weights_of(const FixedDegree<degree>& w, const Vec<n>& x) {
   Vec<n> y;
@@ -216,7 +216,7 @@ HORNER_HD Slope<Vec<n>> slopes_of(const MaxDegree<degree>& w, const Vec<n>& x) {
   return weight_of_degree<degree>(w.p, x);
 }
 
-// The weight of one score of a row, and what its gradient is made of; all 0 for a score of -inf.
+// The weight of one score and its Jacobian, diag(slope) - column row^T; all 0 for a score of -inf.
 struct WeightJacobian {
   float w, slope, column, row;
 };
@@ -227,7 +227,7 @@ HORNER_HD float root(float z, float a) {  // z^(1 / a)
 HORNER_HD float range(const RowThreshold& r) {
   return fmaxf(r.top, 0) - r.threshold + 1e-10f;
 }
-// Whether a score is the row's least or largest, as far as two ways to compute it agree.
+// Whether a score is the row's min or max, up to the error of computing it in two ways.
 HORNER_HD bool is_near(float x, float y, const RowThreshold& r) {
   return fabsf(x - y) <= 1e-6f * range(r);
 }
@@ -252,7 +252,7 @@ HORNER_HD WeightJacobian weight_jacobian(const RuntimeWeight& w, float x, const 
   return {y, y, p, y};
 }
 
-// The gradient of a score from that of its weight.
+// The score gradient from the weight's gradient.
 HORNER_HD float d_score(const RuntimeWeight& w, float x, const RowThreshold& r,
                         const RowGradientSums& s, const WeightJacobian& p, float dw) {
   float dx = p.slope * dw - p.column * s.dot;
@@ -264,22 +264,22 @@ HORNER_HD float d_score(const RuntimeWeight& w, float x, const RowThreshold& r,
   return dx;
 }
 
-// What a tile of scores asks for: nothing, a clamp, or anything, as a mask or a decay.
+// What a tile of scores needs: nothing, a clamp, or everything, such as a mask or decay.
 enum class Path { plain, clamp, general };
 
-// The scores of some keys and queries, in backward: z is x less the row's shift, in kUnit.
+// Scores of keys and queries in backward: z is x minus the row's shift, in kUnit.
 template <int n>
 struct Scores {
-  Vec<n> z, limit;   // the weight is that of min(z, limit)
-  Vec<n> dp, a, dW;  // the gradient of a weight is a dp + dW
-  uint32_t seen;     // a bit for each
+  Vec<n> z, limit;   // the weight is w(min(z, limit))
+  Vec<n> dp, a, dW;  // the weight's gradient is a dp + dW
+  uint32_t seen;     // one bit per score
 };
 template <int n>
 struct ScoreGradients {
   Vec<n> w, dx;
 };
 
-// `row(i)` is the row of [B, H, T] of number i.
+// `row(i)` is the [B, H, T] row index of element i.
 template <Path path, int n, class W, class Row>
 HORNER_HD ScoreGradients<n> score_gradients(const W& w, const Fused&, const Scores<n>& x,
                                             const Row&) {

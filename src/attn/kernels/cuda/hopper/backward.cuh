@@ -1,16 +1,15 @@
-// Backward on Hopper: a block of threads has 128 keys of one key head, 64 for each of two groups of
-// four warps, and one warp more that begins the copies of the tiles of queries that see them.
-// Scores are taken transposed, as in fused_cuda_backward.cuh: w and dx stay in registers as left
-// factors, and dx goes to shared memory too, for dq = dx k. With 64 channels a third group takes
-// dq, so that none waits for another; with 128 there are no registers for one: each takes half of
-// its channels.
+// Backward on Hopper: each thread block owns 128 keys of one key head, 64 per consumer warpgroup; a
+// producer warp loads the tiles of queries that see them. Scores are transposed, as in
+// fused/backward.cuh: w and dx stay in registers as A operands, and dx also goes to shared memory
+// for dq = dx k. With 64 channels a third warpgroup computes dq, so that none waits for another;
+// with 128 no registers are left for it, and each consumer computes half of dq's channels.
 #pragma once
 
 #include "attn/kernels/cuda/hopper/score_gradient.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-// Keys by queries, over the channels: begun.
+// Issues keys by queries, summed over the channels.
 template <class T, int C, int R, int S, int columns>
 __device__ inline void wgmma_abt(float (&x)[columns][4], SwizzledTile<R, C> a, int row,
                                  SwizzledTile<S, C> b) {
@@ -21,8 +20,8 @@ __device__ inline void wgmma_abt(float (&x)[columns][4], SwizzledTile<R, C> a, i
   wgmma_commit();
 }
 
-// With 64 channels, polynomials of low degree hold their keys as left factors in registers:
-// products then read half as much of shared memory. Higher ones and exp are no faster that way.
+// With 64 channels, polynomials of low degree hold their keys in registers as A operands, which
+// halves shared-memory reads. Higher degrees and exp are no faster that way.
 template <class Weight>
 inline constexpr bool kKeysInRegs = false;
 template <int degree>
@@ -32,7 +31,7 @@ inline constexpr bool kKeysInRegs<MaxDegree<degree>> = true;
 template <>
 inline constexpr bool kKeysInRegs<Linear> = true;
 
-// A warp's rows of a panel as left factors.
+// Loads a warp's rows of a tile as A operands.
 template <int R, int C>
 __device__ __forceinline__ void load_a_operand(uint32_t (&x)[C / 16][4], SwizzledTile<R, C> a) {
   const int row = warp() * 16 + lane() % 16;
@@ -44,7 +43,7 @@ __device__ __forceinline__ void load_a_operand(uint32_t (&x)[C / 16][4], Swizzle
     ldmatrix(x[j], at);
   }
 }
-// Their product with the rows of another, begun.
+// Issues their product with the rows of another tile.
 template <class T, int S, int C>
 __device__ inline void wgmma_abt_rs(float (&x)[8][4], const uint32_t (&a)[C / 16][4],
                                     SwizzledTile<S, C> b) {
@@ -54,8 +53,8 @@ __device__ inline void wgmma_abt_rs(float (&x)[8][4], const uint32_t (&a)[C / 16
   wgmma_commit();
 }
 
-// dq of a tile and `columns` * 8 channels from `channel` on, begun; then added to memory.
-// `summed`: with eight columns more, each the sum of dx.
+// Issues dq of a tile, `columns` * 8 channels from `channel` on, then adds it to global memory.
+// `summed`: eight more columns, each the sum of dx.
 template <class T, int C, int columns, bool summed = false>
 struct DqAccumulator {
   float dq[columns + summed][4];
@@ -74,8 +73,8 @@ struct DqAccumulator {
     for (int s = 1; s < Shape::kKeys / 16; ++s)
       wgmma_ss<T, true, Major::mn, Major::mn>(dq, dx.mn_major(0, s), b_operand(s));
   }
-  // To [tile][column / 8][thread][4], or the half `part` of it, through place 0 or 1 of shared
-  // memory, by the copy engine.
+  // Adds to [tile][column / 8][thread][4], or to its half `part`, by TMA reduction through slot 0
+  // or 1 of shared memory.
   __device__ void add(const Fused& f, BackwardMemory<C> memory, int b, const QueryTile& at,
                       int slot, int barrier, int part = 0) const {
     constexpr int kBytes = columns * 128 * 16;
@@ -91,7 +90,7 @@ struct DqAccumulator {
   }
 };
 
-// The group that takes dq.
+// The warpgroup that computes dq.
 template <class T, bool has_centre, int C>
 __device__ __forceinline__ void dq_warpgroup(const Fused& f, const BackwardMemory<C>& given,
                                              const QueryTiles& tiles) {
@@ -116,7 +115,7 @@ __device__ __forceinline__ void dq_warpgroup(const Fused& f, const BackwardMemor
   if (threadIdx.x % 128 == 0) tma_reduce_wait<0>();
 }
 
-// C += x y, begun: x a left factor in registers, y rows of queries.
+// Issues C += x y: x is an A operand in registers, y rows of queries.
 template <class T, int columns, int steps, int R, int C>
 __device__ __forceinline__ void wgmma_ab_rs(float (&c)[columns][4], const uint32_t (&x)[steps][4],
                                             SwizzledTile<R, C> y) {
@@ -124,18 +123,18 @@ __device__ __forceinline__ void wgmma_ab_rs(float (&c)[columns][4], const uint32
   for (int j = 0; j < steps; ++j) wgmma_rs<T, Major::mn>(c, x[j], y.mn_major(0, j));
 }
 
-// dx of a warp's keys, for the product that takes it to dq.
+// Stores dx of a warp's keys to shared memory, for dq = dx k.
 template <int R, int C, int steps>
 __device__ __forceinline__ void store_dx(SwizzledTile<R, C> dx, const uint32_t (&x)[steps][4]) {
-  const int key = warp() * 16 + lane() % 16;  // whose row this lane gives
+  const int key = warp() * 16 + lane() % 16;  // the row that this lane addresses
 #pragma unroll
   for (int j = 0; j < steps; ++j)
     stmatrix(dx.at + uint32_t(key * 128 + (((2 * j + lane() / 16) ^ (key & 7)) << 4)), x[j]);
   fence_async_proxy();
 }
 
-// The gradients of the gates: values times what they gather without a gate. That of the decay, of
-// what they gather with it: a key's weights times their gradients.
+// Gradients of the input gates: v . dv before the gate. Gradients of the decay: v . dv times the
+// gate, the sum of a key's weights times their gradients.
 template <class T, bool has_decay, int C, int columns>
 __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory<C>& memory,
                                             const Head& head, int s0,
@@ -164,7 +163,7 @@ __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory
   __syncwarp();
 }
 
-// The sums of a warp's keys, through the group's own values, which no product reads any more.
+// Stores a warp's sums through the warpgroup's values in shared memory, no longer read by WGMMA.
 template <class T, int C, int columns>
 __device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<C>& memory,
                                            const QueryTiles& tiles, float (&dk)[columns][4],
@@ -177,14 +176,14 @@ __device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<
   store_rows<T>(memory.v(), warp() * 16, dk, f.dk, at, f.D, f.S - first);
 }
 
-// What a group has gathered of its keys.
+// Accumulators of a warpgroup's keys.
 template <int C>
 struct KeyAccumulators {
   float dk[C / 8][4] = {}, dv[C / 8][4] = {};
 };
 
-// A group's keys over the tiles of queries, with a group apart for dq: dk and dv of a tile are
-// taken beside the scores of the next.
+// A warpgroup's keys over the tiles of queries, with a separate dq warpgroup: dk and dv of a tile
+// overlap with the scores of the next.
 template <class W, class T, int C, class Weight>
 __device__ __forceinline__ void backward_with_dq_warpgroup(
     const Fused& f, const Weight& w, const BackwardMemory<C>& given, const QueryTiles& tiles,
@@ -239,7 +238,7 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
   register_fence(sums.dk), register_fence(sums.dv), register_fence(weights), register_fence(slopes);
 }
 
-// The same with half of the channels of dq for each group.
+// The same where each warpgroup computes half of dq's channels.
 template <class W, class T, int C, class Weight>
 __device__ __forceinline__ void backward_with_shared_dq(
     const Fused& f, const Weight& w, const BackwardMemory<C>& given, const QueryTiles& tiles,
@@ -283,7 +282,7 @@ __device__ __forceinline__ void backward_with_shared_dq(
     DqAccumulator<T, C, C / 16> of_queries;
     of_queries.begin(memory, i, warpgroup * (C / 2));
     float centres[1][4];
-    if constexpr (kHasCentre<W>)  // of the group's own keys
+    if constexpr (kHasCentre<W>)  // of the warpgroup's own keys
       begin_centres<T, 4>(centres, memory.dx(i % 2), 4 * warpgroup, ones_desc(memory.ones()));
     wgmma_commit();
     wgmma_wait<0>();
@@ -331,7 +330,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void hopper_backward_kernel(
     const __grid_constant__ BackwardMaps maps) {
   extern __shared__ __align__(1024) unsigned char bytes[];
   const BackwardMemory<C> memory{bytes, shared_address(bytes)};
-  // Registers of the other two groups that the keys held by some polynomials take.
+  // Registers moved from the other two warpgroups, for keys that some polynomials hold.
   constexpr int kMore = Shape::kDqWarpgroup && !kIsExp<W> ? 8 : 0;
   const QueryTiles tiles(f, Shape());
   const bool log_space = needs_log_space<W>(f, Head(tiles.b, 0, tiles.g), tiles.s0);
@@ -349,7 +348,7 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void hopper_backward_kernel(
     };
     if constexpr (kHasDecay<W> && !kIsExp<W>)
       if (log_space) {
-        const bool scaled = slope_degree_of(w) != 0;  // its coefficients
+        const bool scaled = slope_degree_of(w) != 0;  // its coefficients include the scale
         const float scale = scaled ? 1 : f.scale, per_scale = scaled ? 1 / f.scale : 1;
         if (w.of.degree == 1) return sum(LogSpace<true>{w.of, scale, per_scale});
         return sum(LogSpace<false>{w.of, scale, per_scale});

@@ -1,6 +1,6 @@
-// WithCentre scores on Hopper: from the products q.k of a query, centre_t / scale is subtracted
-// before anything else is done with them. The gradient of a centre is -sum_s dx_ts: of dx in shared
-// memory, as it is there for dq, by a product with ones.
+// Centred scores on Hopper: centre_t / scale is subtracted from the products q.k before anything
+// else. The gradient of a centre is -sum_s dx_ts: a product of dx, which is in shared memory for
+// dq, with ones.
 #pragma once
 
 #include "attn/kernels/cuda/hopper/decay.cuh"
@@ -8,7 +8,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// A weight of centred scores, for kernels of its own.
+// A weight of centred scores, with separate kernels.
 template <class W>
 struct WithCentre {
   W of;
@@ -34,7 +34,7 @@ HORNER_HD void with_degree(const WithCentre<W>& w, int degree, const F& f) {
   with_degree(w.of, degree, f);
 }
 
-// The two rows of a thread, forward. Takes them out of the running sums.
+// Centres of a thread's two rows, forward. Removes them from the running sums.
 template <bool has_centre>
 struct RowCentres {
   __device__ RowCentres(const Fused&, float (&)[2]) {}
@@ -56,7 +56,7 @@ struct RowCentres<true> {
   }
 };
 
-// Two queries of a lane, backward.
+// Centres of a lane's two queries, backward.
 template <bool has_centre>
 struct QueryCentres {
   __device__ void load(const Fused&, const Head&, int, int) {}
@@ -70,7 +70,7 @@ struct QueryCentres<true> {
   }
 };
 
-// The sums of a tile's dx over the keys of some steps of 16 from `step` on, begun.
+// Issues the sums of a tile's dx over `steps` steps of 16 keys from `step` on.
 template <class T, int steps, int R, int C>
 __device__ __forceinline__ void begin_centres(float (&sum)[1][4], SwizzledTile<R, C> dx, int step,
                                               uint64_t ones) {
@@ -79,8 +79,8 @@ __device__ __forceinline__ void begin_centres(float (&sum)[1][4], SwizzledTile<R
   for (int s = 1; s < steps; ++s)
     wgmma_ss<T, true, Major::mn, Major::k>(sum, dx.mn_major(0, step + s), ones);
 }
-// Those of the rows of a thread, the same in all columns, added to memory: of four lanes one adds
-// the first, one the second.
+// Adds the sums of a thread's two rows, equal in all columns, to global memory: of four lanes, one
+// adds the first and one the second.
 __device__ __forceinline__ void add_centre_gradients(const Fused& f, int b, int h, int t0,
                                                      const float (&sum)[4]) {
   const int of_four = lane() % 4, t = t0 + warp() % 4 * 16 + lane() / 4 + 8 * of_four;

@@ -1,8 +1,8 @@
 // Decay on Hopper. With c the running sums of the log gates, in double, a weight is multiplied by
 //   exp(c_t - c_s) = 2^(row + key),   row = log2(e) (c_t - c_ref),   key = log2(e) (c_ref - c_s)
-// Mostly that is a factor of the query times one of the key. Where gates fall so fast that a factor
-// would leave the range of a float ("steep"), both are added before the exponential: their sum is
-// never above 0 where t sees s.
+// Usually this is a query factor times a key factor. Where gates decay so fast that a factor would
+// overflow a float, the exponents are added first ("log space"): their sum is never above 0 where t
+// sees s.
 #pragma once
 
 #include "attn/kernels/cuda/common/tiles.cuh"
@@ -10,7 +10,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// A weight with decay, for kernels of its own. No denominator of theirs is the row's sum.
+// A weight with decay, with separate kernels. Their denominator is never the row's sum.
 template <class W>
 struct WithDecay {
   W of;
@@ -34,7 +34,7 @@ using BaseWeight = std::remove_cvref_t<decltype(base_weight(std::declval<W>()))>
 template <class W>
 inline constexpr bool kIsExp = std::is_same_v<BaseWeight<W>, Exp>;
 
-// c[0] + c[1] x, of products before the scale.
+// c[0] + c[1] x, of unscaled products.
 struct Linear {
   const Polynomial& p;
 };
@@ -45,12 +45,12 @@ HORNER_HD Vec<n> weights_of(const Linear& w, const Vec<n>& x) {
   return x * w.p.c[1] + w.p.c[0];
 }
 
-// exp, of scores that are bounded (is_clamped_exp): without a shift.
+// exp of bounded scores (is_clamped_exp), without a shift.
 struct ClampedExp {};
 template <class W>
 inline constexpr bool kExponential = std::is_same_v<W, Exp> || std::is_same_v<W, ClampedExp>;
 
-// Of the polynomials that fade, those of degree 1 and 2 have code of their own.
+// With decay, only polynomials of degree 1 and 2 are specialized.
 HORNER_HD int degree_of(const WithDecay<Polynomial>& w) {
   return w.of.degree <= 2 ? w.of.degree : 0;
 }
@@ -76,13 +76,13 @@ __device__ inline const float* tile_factors(const Fused& f, const float* factors
 }
 // c_t - c_s in units of ln 2.
 __device__ inline float log2_decay_rn(double query, double key) {
-  return __fmul_rn(float(query - key), kLog2e);  // once, not in every sum that it is part of
+  return __fmul_rn(float(query - key), kLog2e);  // not fused into each sum that uses it
 }
-inline constexpr float kMaxLog2Factor = 80;  // the most that an exponent of a factor may be
+inline constexpr float kMaxLog2Factor = 80;  // largest exponent of a factor
 
-// Forward: the reference is the group's first query, and what the queries behind it have of their
-// own is multiplied into their sums, at the end or before the first tile that is steep. A key's
-// factor is that of shared memory, relative to the last of its kFactorTile keys, times `by`.
+// Forward: the reference is the warpgroup's first query. The remaining factor of each query
+// multiplies its sums, at the end or before the first log-space tile. A key's factor is the one in
+// shared memory, relative to the last of its kFactorTile keys, times `by`.
 template <int tiles>
 struct TileFactors {
   float by[tiles];
@@ -90,7 +90,7 @@ struct TileFactors {
 struct NoDecay {
   static constexpr bool kEnabled = false;
 };
-// What is kept of a tile of keys in shared memory, and the two rows of a thread.
+// Decay of a tile of keys, in shared memory, and of a thread's two rows.
 template <int tiles>
 struct TileDecay {
   static constexpr bool kEnabled = true;
@@ -100,7 +100,7 @@ struct TileDecay {
   float row[2];
   double here;
 
-  // The thread's two of eight, in the array that begins with number `first`.
+  // The thread's two of eight keys, in the array at offset `first`.
   __device__ float2 of_keys(int column, int first) const {
     constexpr int kColumns = kFactorTile / 8;
     const int at = column / kColumns * kFactorRow + first + column % kColumns * 8;
@@ -119,7 +119,7 @@ struct TileDecay {
                  : "memory");
     return log2_decay_rn(here, key);
   }
-  // By the factors, or the gates alone.
+  // Multiplies by the factors, or in log space by the gates alone.
   template <int columns>
   __device__ __forceinline__ void multiply(float (&x)[columns][4]) const {
     const int first = log_space ? 2 * kFactorTile : 0;
@@ -134,7 +134,7 @@ struct TileDecay {
       }
     }
   }
-  // f(x, exponent) of each.
+  // Calls f(x, exponent) for each element.
   template <int columns, class F>
   __device__ __forceinline__ void each(float (&x)[columns][4], const F& f) const {
     float by[2];
@@ -150,7 +150,7 @@ struct TileDecay {
     }
   }
 };
-// The rows of a thread, `first` and 8 further, of a group's 64 from t0 on.
+// Decay of a thread's rows, `first` and 8 further, of the warpgroup's 64 from t0 on.
 template <class T, int keys, bool has_decay>
 struct RowDecay {
   __device__ RowDecay(const Fused&, const Head&, int, int) {}
@@ -161,7 +161,7 @@ struct RowDecay {
 template <class T, int keys>
 struct RowDecay<T, keys, true> {
   static constexpr int kTiles = keys / kFactorTile;
-  // float16 has no room for weights that the rows' own factors would make small again.
+  // float16 has no range for weights that the rows' own factors would shrink again.
   static constexpr float kMaxLog2 = std::is_same_v<T, fp16> ? 0 : kMaxLog2Factor;
   using Factors = TileFactors<kTiles>;
   using Decay = TileDecay<kTiles>;
@@ -173,8 +173,8 @@ struct RowDecay<T, keys, true> {
     for (int i = 0; i < 2 && f.S > 0; ++i)
       row[i] = log2_decay_rn(gates_at_query(f, head, first + 8 * i), here);
   }
-  // Of the `own` tiles of keys from `begin` on, the first whose factors would be too large; `own`
-  // where there is none. They grow, and are above 1 only behind the group's first query.
+  // The first of the `own` tiles of keys from `begin` on whose factors would be too large, or
+  // `own`. Factors grow with the key and exceed 1 only after the warpgroup's first query.
   __device__ int log_space_from(const Fused& f, const Head& head, int t0, int begin,
                                 int own) const {
     const int at = t0 + f.S - f.T;
@@ -184,7 +184,7 @@ struct RowDecay<T, keys, true> {
         return min((s - begin) / keys, own);
     return own;
   }
-  // Of a tile whose factors lie there.
+  // Factors of the tile at a shared address.
   __device__ Factors of_tile(uint32_t factors, bool log_space) const {
     Factors y;
 #pragma unroll
@@ -197,7 +197,7 @@ struct RowDecay<T, keys, true> {
   }
 };
 
-// Whether query t sees a key at all.
+// Whether query t sees any key.
 __device__ inline bool sees_any(const Seen& seen, int b, int t) {
   const int lo = seen.lo(t);
   int s = seen.hi(t) - 1;
@@ -209,7 +209,7 @@ __device__ inline bool sees_any(const Seen& seen, int b, int t) {
 __device__ inline double gates_at_reference(const Fused& f, const Head& head, int s0) {
   return gates_at_key(f, head, s0 + 63);
 }
-// Of polynomials: whether factors would leave the range of a float.
+// Polynomials: whether factors would leave the range of a float.
 template <class W>
 __device__ inline bool needs_log_space(const Fused& f, const Head& head, int s0) {
   if constexpr (!kHasDecay<W> || kIsExp<W>) return false;
@@ -217,13 +217,13 @@ __device__ inline bool needs_log_space(const Fused& f, const Head& head, int s0)
   return log2_decay_rn(gates_at_key(f, head, s0), here) > kMaxLog2Factor ||
          log2_decay_rn(here, gates_at_key(f, head, s0 + 127)) > kMaxLog2Factor;
 }
-// A polynomial of such keys, and what brings its scores to its unit and its slopes back to theirs.
+// A polynomial in log space; `scale` brings scores to its unit, `per_scale` its slopes back.
 template <bool linear>
 struct LogSpace {
   const Polynomial& p;
   float scale, per_scale;
 };
-// The keys of a thread, `first` and 8 further, backward.
+// Decay of a thread's keys, `first` and 8 further, backward.
 template <bool has_decay>
 struct KeyDecay {
   __device__ KeyDecay(const Fused&, const Head&, int, int) {}
@@ -231,7 +231,7 @@ struct KeyDecay {
 template <>
 struct KeyDecay<true> {
   float of[2];     // in units of ln 2, or factors
-  float slope[2];  // of Linear, the input gate in it
+  float slope[2];  // Linear only; includes the input gate
 
   __device__ KeyDecay(const Fused& f, const Head& head, int s0, int first) {
     const double from = gates_at_reference(f, head, s0);
@@ -250,7 +250,7 @@ struct KeyDecay<true> {
     for (int i = 0; i < 2; ++i) slope[i] = of[i] * gates[i] * (w.p.c[1] / scale);
   }
 };
-// Two queries of a lane, backward: c_t - c_ref.
+// c_t - c_ref of a lane's two queries, backward.
 template <bool has_decay>
 struct QueryDecay {
   __device__ void load(const Fused&, const Head&, int, int) {}
@@ -266,7 +266,7 @@ struct QueryDecay<true> {
   __device__ float row(int i, double from) const { return log2_decay_rn(c[i], from); }
 };
 
-// A query's own gate sum is that of the key at its position.
+// The queries' part of d_decay: a query's own gate sum is that of the key at its position.
 __device__ inline double d_decay_of(const Fused& f, const Head& head, int s) {
   const int each = f.H / f.G, t = s - (f.S - f.T);
   double y = 0;

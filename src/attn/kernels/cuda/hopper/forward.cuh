@@ -1,6 +1,6 @@
-// Forward on Hopper: a block of threads has some groups of 64 queries of one head, each with four
-// warps, and one warp more that begins the copies of the tiles of keys and values. While a group
-// takes its scores of a tile to weights, its product with the values before runs.
+// Forward on Hopper: each warpgroup of a thread block owns 64 queries of one head; a producer warp,
+// or one consumer thread, issues the TMA loads of keys and values. While a warpgroup turns the
+// scores of a tile into weights, its product with the previous values runs.
 #pragma once
 
 #include "attn/kernels/cuda/common/row_sums.cuh"
@@ -10,39 +10,38 @@
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kNumSMs = 132;  // of the H100 and H200
+inline constexpr int kNumSMs = 132;  // H100 and H200
 
 template <int C>
 struct HopperForwardShape {
   static constexpr bool kDecay = false, kRaw = true;
-  // Blocks on a multiprocessor: two small ones hide each other's beginning and end; 128 channels
-  // leave no registers for that.
+  // Blocks per SM: two small ones hide each other's prologue and epilogue; 128 channels leave no
+  // registers for that.
   static constexpr int kBlocks = C == 64 ? 2 : 1;
-  static constexpr bool kHasProducer = kBlocks == 1;  // a warpgroup whose registers others take
+  static constexpr bool kHasProducer = kBlocks == 1;  // the consumers take its registers
   static constexpr int kAtoms = 1, kKeys = kBlocks == 2 ? 64 : 128, kStages = kBlocks == 2 ? 4 : 2;
   static constexpr int kWarpgroups = 2, kQueries = 64 * kWarpgroups;
   static constexpr int kThreads = 128 * (kWarpgroups + kHasProducer);
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
   using Queries = SwizzledTile<kQueries, C>;
   using Keys = SwizzledTile<kKeys, C>;
-  static constexpr int kBarriers =
-      Queries::kBytes + 2 * kStages * Keys::kBytes;  // where they begin
+  static constexpr int kBarriers = Queries::kBytes + 2 * kStages * Keys::kBytes;  // offset
   static constexpr int kBytes = kBarriers + (1 + 4 * kStages) * 8;
-  // With decay, what the keys of each stage need of it.
+  // With decay: the keys' factors of each stage.
   static constexpr int kDecayAt = kBarriers + 256;
   static constexpr int kDecayBytes = kKeys / kFactorTile * kFactorRow * 4;
   static constexpr int kBytesWithDecay = kDecayAt + kStages * kDecayBytes;
   static_assert(kBytes <= kDecayAt);
 };
 
-// Where everything lies in shared memory.
+// Shared-memory layout.
 template <int C>
 struct ForwardMemory {
   using Shape = HopperForwardShape<C>;
   uint32_t at;
 
-  // The same in round i of a loop, as far as the compiler knows another: addresses are then made
-  // where they are used, not kept in registers all the while.
+  // The same, but the compiler sees a value that depends on iteration i: it computes addresses
+  // where they are used and does not keep them in registers.
   __device__ ForwardMemory in_round(int i) const { return {at + (uint32_t(i) >> 30)}; }
   __device__ typename Shape::Queries q() const { return {at}; }
   __device__ typename Shape::Keys k(int stage) const {
@@ -70,9 +69,9 @@ struct ForwardMemory {
   }
 };
 
-// Which head and which of its blocks a block of threads has, the longest being 0. The blocks of a
-// head follow one another, so that what they share stays in the cache; those of the last heads, two
-// rounds of the multiprocessors, go by their length, so that no long one is left for the end.
+// The head and block of a thread block; block 0 is the longest. Blocks of a head are consecutive,
+// so that shared data stays in cache; those of the last heads, two waves of the SMs, are ordered by
+// length, so that no long one is left for the end.
 struct HopperSchedule {
   int head, block;
 
@@ -88,13 +87,13 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
-// Begins the copies of tile i of the keys from `begin` on, when its place is free.
+// Issues the loads of tile i of the keys from `begin` on, once its stage is free.
 template <int C, class W>
 __device__ inline void load_key_tile(const Fused& f, const W& w, const ForwardMaps& maps,
                                      ForwardMemory<C> memory, const Head& head, int begin, int i) {
   using Shape = HopperForwardShape<C>;
   const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
-  const int free = (i / Shape::kStages & 1) ^ 1;  // the first time it is free anyway
+  const int free = (i / Shape::kStages & 1) ^ 1;  // a stage is initially free
   mbarrier_wait(memory.k_free(stage), free);
   constexpr int kDecayBytes = kHasDecay<W> ? Shape::kDecayBytes : 0;
   mbarrier_arrive_expect(memory.k_full(stage), Shape::Keys::kBytes + kDecayBytes);
@@ -113,7 +112,7 @@ __device__ inline void load_queries(const ForwardMaps& maps, ForwardMemory<C> me
   tma_load_tile(memory.q(), maps.q, t0, head.h, head.b, memory.q_full());
 }
 
-// x = q k^T of a group's queries and a tile of keys, begun.
+// Issues x = q k^T of a warpgroup's queries and a tile of keys.
 template <class T, int C, int columns>
 __device__ inline void begin_qk(float (&x)[columns][4], ForwardMemory<C> memory, int warpgroup,
                                 int stage) {
@@ -127,7 +126,7 @@ __device__ inline void begin_qk(float (&x)[columns][4], ForwardMemory<C> memory,
   wgmma_commit();
 }
 
-// N += w v, begun. The weights are a left factor in registers.
+// Issues N += w v, with the weights as A operand in registers.
 template <class T, int C, int columns, int steps>
 __device__ inline void begin_pv(float (&N)[columns][4], const uint32_t (&w)[steps][4],
                                 ForwardMemory<C> memory, int stage) {
@@ -138,7 +137,7 @@ __device__ inline void begin_pv(float (&N)[columns][4], const uint32_t (&w)[step
   wgmma_commit();
 }
 
-// Numbers of a product as left factors of the next, in 16 bits.
+// Rounds an accumulator to the A operands of the next product, in 16 bits.
 template <class T, int columns>
 __device__ inline void rounded(uint32_t (&y)[columns / 2][4], const float (&x)[columns][4]) {
 #pragma unroll
@@ -149,12 +148,12 @@ __device__ inline void rounded(uint32_t (&y)[columns / 2][4], const float (&x)[c
   }
 }
 
-// Weights times the gates of their keys, from s0 on.
+// Multiplies weights by the gates of their keys, from s0 on.
 template <int columns>
 __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
                                      float (&x)[columns][4]) {
   const int first = s0 + lane() % 4 * 2;
-  const float* const gates = f.gate + head.key(f, first);  // one address for all
+  const float* const gates = f.gate + head.key(f, first);  // one base address
 #pragma unroll
   for (int j = 0; j < columns; ++j)
 #pragma unroll
@@ -164,7 +163,7 @@ __device__ __forceinline__ void gate(const Fused& f, const Head& head, int s0,
     }
 }
 
-// From products to weights with their decay and gates, in place.
+// From products to weights with decay and gates, in place.
 template <class Sums, class Weight, class Decay>
 __device__ __forceinline__ void decayed_weights(Sums& sums, const Weight& weight,
                                                 typename Sums::Products& x, int first,
@@ -192,8 +191,8 @@ __device__ __forceinline__ void decayed_weights(Sums& sums, const Weight& weight
   decay.multiply(x[0]);
 }
 
-// From products to weights, in place, and added to the sum. A mask or a clamp changes them where
-// they are, in tiles that need it: all tiles run the same code otherwise.
+// From products to weights, in place, and added to the sum. Tiles that need a mask or a clamp apply
+// it in place: otherwise all tiles run the same code.
 template <class Sums, class Weight, class Decay>
 __device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
                                              typename Sums::Products& x, int s0, bool masked,
@@ -234,7 +233,7 @@ __device__ inline void mbarrier_arrive_warp(uint32_t barrier) {
   if (lane() == 0) mbarrier_arrive(barrier);
 }
 
-// A group's queries, from t0 on, over the tiles that it sees: `own` of the block's `tiles`.
+// Processes a warpgroup's queries from t0 on over the tiles it sees: `own` of the block's `tiles`.
 template <class T, int C, class W, class Weight>
 __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const Weight& weight,
                                               const ForwardMemory<C>& given,
@@ -251,7 +250,7 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
   const auto phase = [](int i) { return i / kStages & 1; };
-  // Keys that every query of the group sees.
+  // Keys that every query of the warpgroup sees.
   const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
   const int last_seen = f.seen.keep ? 0 : f.seen.hi(min(t0, f.T - 1));
   const auto decay_sums = [&]() __attribute__((always_inline)) {
@@ -264,13 +263,13 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     if constexpr (kHasDecay<W> && decltype(sums)::kScaled)
       if (i == log_space_at)
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
-    sums.t0 = first_row + int(uint32_t(i) >> 30);  // another in every round, as in_round
+    sums.t0 = first_row + int(uint32_t(i) >> 30);  // varies with i, as in_round
     centres.subtract(x[0]);
     tile_weights(
         sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
         rows.decay(given.in_round(i).decay_factors(i % kStages), factors, i >= log_space_at));
   };
-  // Before round i, without a copier: the values of tile i - 2 have been used.
+  // Before iteration i, without a producer: the values of tile i - 2 have been used.
   const auto load_next_tile = [&](int i) {
     const int next = i + kStages - 2;
     if (!Shape::kHasProducer && threadIdx.x == 128 * (Shape::kWarpgroups - 1) && i > 0 &&
@@ -304,9 +303,9 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     register_fence(x[0]);
     if (!kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));
     to_weights(i, factors);
-    if (kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));  // with it the fades are read
-    // A branch, across which the compiler moves no wait for products: it would put the one below
-    // before the weights.
+    if (kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));  // decay factors are read
+    // The compiler does not move wgmma_wait across this branch; without it, the wait below would be
+    // hoisted above the weights.
     if (!kHasDecay<W> && f.gate) gate(f, head, begin + i * kKeys, x[0]);
     wgmma_wait<0>();
     register_fence(sums.N[0]), register_fence(weights);
@@ -323,7 +322,7 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     register_fence(sums.N[0]), register_fence(weights);
     mbarrier_arrive_warp(given.v_free(last));
   }
-  for (int i = own; i < tiles; ++i) {  // those that other groups see
+  for (int i = own; i < tiles; ++i) {  // tiles that only other warpgroups see
     load_next_tile(i);
     mbarrier_wait(given.k_full(i % kStages), phase(i));
     mbarrier_arrive_warp(given.k_free(i % kStages));
@@ -331,11 +330,11 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     mbarrier_arrive_warp(given.v_free(i % kStages));
   }
   if (kHasDecay<W> && log_space_at >= own) decay_sums();
-  if constexpr (kHasDecay<W> && !decltype(sums)::kScaled)  // nothing but whether there are weights
+  if constexpr (kHasDecay<W> && !decltype(sums)::kScaled)  // only whether there are weights
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       sums.sum[0][i] = sees_any(f.seen, head.b, min(first_row + 8 * i, f.T - 1));
-  // Through the group's own queries, which no product reads any more.
+  // Through the warpgroup's own queries in shared memory, no longer read by WGMMA.
   const auto store = [&](void* rows) {
     const int first = t0 + warp() % 4 * 16;
     store_rows<T>(given.q(), warp() * 16, sums.N[0], rows, head.row(f, first), f.E, f.T - first);

@@ -1,4 +1,4 @@
-// Which Hopper kernels a problem takes, by its dtype.
+// Selects the Hopper kernels by dtype, and computes the decay factors.
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/hopper/hopper.h"
 
@@ -12,10 +12,10 @@ static void with_launch(Dtype dtype, const F& f) {
 
 std::string hopper_why_not(int device) {
   if (compute_capability(device) == 90) return "";
-  return "a GPU of compute capability 9.0 is wanted";
+  return "requires compute capability 9.0";
 }
 
-// A block has a tile of keys.
+// Each block owns a tile of keys.
 static __global__ __launch_bounds__(kFactorTile) void hopper_decay_factors_kernel(
     const double* decay, const float* gate, int S, int tiles, float* factors) {
   const int64_t at = int64_t(blockIdx.x) / tiles * S;

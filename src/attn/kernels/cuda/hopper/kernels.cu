@@ -1,5 +1,5 @@
-// How the Hopper kernels of one dtype are started: the copy engine's maps of the tensors, then the
-// kernel. Compiled once per dtype (HORNER_DTYPE).
+// Launches of the Hopper kernels of one dtype: TMA tensor maps, then the kernel. Compiled once per
+// dtype (HORNER_DTYPE).
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/hopper/backward.cuh"
 #include "attn/kernels/cuda/hopper/hopper.h"
@@ -8,23 +8,23 @@ namespace horner::attn::kernels::cuda {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-static Encode encode() {  // the driver's, without linking to it
+static Encode encode() {  // from the driver, without linking to it
   static const Encode function = [] {
     void* at = nullptr;
     cudaDriverEntryPointQueryResult result;
     const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &at, 12000,
                                                                cudaEnableDefault, &result);
     check(error == cudaSuccess && result == cudaDriverEntryPointSuccess,
-          "the driver has no maps for the copy engine (cuTensorMapEncodeTiled); wanted: CUDA 12.0");
+          "the CUDA driver has no cuTensorMapEncodeTiled (TMA); requires CUDA 12.0 or newer");
     return reinterpret_cast<Encode>(at);
   }();
   return function;
 }
 
-// Boxes of `rows` rows and 64 channels, zeros outside.
+// TMA boxes of `rows` rows and 64 channels, zero-filled outside.
 static CUtensorMap tensor_map(const View& x, int channels, int64_t total_rows, int heads, int batch,
                               int rows) {
-  if (total_rows * heads * batch == 0) return {};  // no tile of it is ever copied
+  if (total_rows * heads * batch == 0) return {};  // never loaded
   const auto dtype = std::is_same_v<HORNER_DTYPE, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const auto bytes = [](int64_t stride, int64_t n) { return n > 1 ? cuuint64_t(stride) * 2 : 16; };
@@ -38,18 +38,18 @@ static CUtensorMap tensor_map(const View& x, int channels, int64_t total_rows, i
       encode()(&map, dtype, 4, x.at, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS, "the copy engine takes no tensor of strides ", x.batch, ", ",
+  check(result == CUDA_SUCCESS, "TMA does not support strides (batch, head, row) ", x.batch, ", ",
         x.head, ", ", x.row, " (error ", int(result), ")");
   return map;
 }
 
-// f(weight, channels): 64 or 128 as a constant.
+// Calls f(weight, channels), channels being 64 or 128 as a constant.
 template <class W, class F>
 static void with_channels(const Fused& p, const W& w, const F& f) {
   if (p.D <= 64 && p.E <= 64) return f(w, std::integral_constant<int, 64>());
   f(w, std::integral_constant<int, 128>());
 }
-// The same of Exp or Polynomial, or that with decay or centred.
+// The same with Exp or Polynomial, or these with decay or a centre.
 template <class F>
 static void with_kernel(const Fused& p, const Weights& weights, const float* factors, const F& f) {
   const auto with = [&]<class W>(const W& w) {
@@ -60,7 +60,7 @@ static void with_kernel(const Fused& p, const Weights& weights, const float* fac
   with(std::get<Polynomial>(weights));
 }
 
-// Coefficients for products before the scale, where the kernel wants them so.
+// Folds the scale into the coefficients, where the kernel is specialized by degree.
 static WithDecay<Polynomial> fold_scale(const WithDecay<Polynomial>& w, float scale, int degree) {
   return {fold_scale(w.of, scale, degree), w.factors};
 }

@@ -1,6 +1,6 @@
-// From scores to weights and gradients in the backward on Hopper, in the order of registers: number
+// From scores to weights and score gradients in the backward on Hopper, in fragment order: element
 // i of column j belongs to key `key` + 8 (i / 2) and to query 8 j + 2 (lane % 4) + i % 2 of a tile.
-//   w a -> weights,   dx = w' (a dp + dW) -> slopes,   both rounded, as left factors
+//   w a -> weights,   dx = w' (a dp + dW) -> slopes,   both rounded, as A operands
 #pragma once
 
 #include "attn/kernels/cuda/hopper/tiles.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void with_slopes(const WithCentre<W>& w, const F& f) 
   with_slopes(w.of, f);
 }
 
-// Products of centred scores, in place.
+// Subtracts the centres from products, in place.
 __device__ __forceinline__ void subtract_centres(const QueryColumns& of, float (&x)[8][4]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void subtract_centres(const QueryColumns& of, float (
   }
 }
 
-// The keys that query n of a tile and the next see, from and to, of the block.
+// The intervals of keys that query n and the next see, relative to the block.
 template <class W>
 __device__ __forceinline__ short4 seen_by_two(const QueryColumns& of, const uchar2* seen8, int n) {
   if constexpr (kHasCentre<W>) {
@@ -46,8 +46,8 @@ __device__ __forceinline__ short4 seen_by_two(const QueryColumns& of, const ucha
 }
 
 struct MaskBits {
-  bool some;            // of the scores of this warp are hidden or clamped
-  uint32_t seen, live;  // a bit for each; live: a gradient comes through
+  bool some;            // some scores of this warp are hidden or clamped
+  uint32_t seen, live;  // one bit per score; live: its gradient passes
 };
 
 template <class W>
@@ -57,7 +57,7 @@ __device__ __forceinline__ MaskBits mask(const Fused& f, const QueryColumns& of,
   MaskBits m{false, ~0u, ~0u};
   if (flags & QueryColumns::kMasked) {
     m.some = true, m.seen = 0;
-    const int row = warp() * 16 + lane() / 4;  // of the block
+    const int row = warp() * 16 + lane() / 4;  // in the block
     const bool kept[2] = {!f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key, f.S - 1)],
                           !f.seen.keep || f.seen.keep[int64_t(b) * f.S + min(key + 8, f.S - 1)]};
 #pragma unroll
@@ -94,8 +94,7 @@ __device__ __forceinline__ MaskBits mask(const Fused& f, const QueryColumns& of,
   return m;
 }
 
-// The weights of scores that are not seen become 0, after rounding: so that their sums of products
-// above have no branch in them.
+// Zeroes the rounded weights of unseen scores, so that the arithmetic before it has no branch.
 __device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
@@ -103,7 +102,7 @@ __device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
     weights[j / 4][j % 4] &= (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
   }
 }
-// From products to weights times a, rounded, and slopes (of Exp: weights times a), in place of x.
+// From products to weights times a, rounded; x becomes the slopes (Exp: weights times a).
 template <class T, int, bool has_decay>
 __device__ __forceinline__ void to_weights(const Fused& f, const Exp&, const QueryColumns& of,
                                            uint32_t flags, const MaskBits& bits,
@@ -132,7 +131,7 @@ __device__ __forceinline__ void to_weights(const Fused& f, const Exp&, const Que
   rounded<T>(weights, x);
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
-// Weights and slopes of a polynomial, of the n / 4 columns from j on.
+// Weights and slopes of a polynomial, for the n / 4 columns from j on.
 template <int n, class Weight>
 __device__ __forceinline__ Slope<Vec<n>> slopes_at(const Fused& f, const Weight& w,
                                                    const float (&x)[8][4], int j) {
@@ -141,7 +140,7 @@ __device__ __forceinline__ Slope<Vec<n>> slopes_at(const Fused& f, const Weight&
                                                    : x[j + i / 4][i % 4] * f.scale;
                    }));
 }
-// The same of a polynomial that fades, times a and the decay.
+// The same for a polynomial with decay, times a and the decay.
 template <class T, int batch, class Weight>
   requires(!std::is_same_v<Weight, Exp>)
 __device__ __forceinline__ void to_weights(const Fused& f, const Weight& w, const QueryColumns& of,
@@ -245,7 +244,7 @@ __device__ __forceinline__ void to_weights(const Fused& f, const Weight& w, cons
   }
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
-// From slopes and the products of gradients and values to the gradients of scores, rounded.
+// From slopes and the products dp of values and gradients to score gradients, rounded.
 template <class T, class W>
 __device__ __forceinline__ void hopper_score_gradients(const QueryColumns& of, const MaskBits& bits,
                                                        const float (&x)[8][4], float (&dp)[8][4],
@@ -272,8 +271,8 @@ __device__ __forceinline__ void hopper_score_gradients(const QueryColumns& of, c
   rounded<T>(slopes, dp);
 }
 
-// The keys of a thread, `key` and 8 further: rows times their gates, held in registers or loaded
-// where they are used.
+// Gates of a thread's keys, `key` and 8 further, which multiply rows: held in registers or loaded
+// at use.
 template <bool held>
 struct KeyGates {
   __device__ KeyGates(const Fused&, const Head&, int) {}
@@ -299,7 +298,7 @@ struct KeyGates<true> {
     for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] *= of[j % 4 / 2];
   }
 };
-// Kernels without decay are slower with them: most of their rows have no gates.
+// Without decay, holding them is slower: most rows have no gates.
 template <class W>
 using GatesOf = KeyGates<kHasDecay<W>>;
 }  // namespace horner::attn::kernels::cuda

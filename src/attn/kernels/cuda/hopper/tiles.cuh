@@ -1,5 +1,5 @@
-// Where the backward on Hopper has everything in shared memory, the tiles of queries that a block
-// goes over, and the warp that brings them there.
+// Backward on Hopper: shared-memory layout, the tiles of queries that a block processes, and the
+// producer warp that loads them.
 #pragma once
 
 #include "attn/kernels/cuda/hopper/forward.cuh"
@@ -10,29 +10,29 @@ template <int C>
 struct HopperBackwardShape {
   static constexpr bool kDqWarpgroup = C == 64;
   static constexpr int kWarpgroups = 2, kKeys = 64 * kWarpgroups, kQueries = 64;
-  static constexpr int kStages = C == 64 ? 4 : 3;  // of tiles of queries, in shared memory
+  static constexpr int kStages = C == 64 ? 4 : 3;  // tiles of queries in shared memory
   static constexpr int kThreads = 128 * (kWarpgroups + kDqWarpgroup + 1);
   static constexpr int kConsumerRegisters = kDqWarpgroup ? 200 : 232;
   static constexpr int kDqRegisters = 72, kProducerRegisters = 40;
   using Keys = SwizzledTile<kKeys, C>;
   using Queries = SwizzledTile<kQueries, C>;
   using Dx = SwizzledTile<kKeys, kQueries>;
-  static constexpr int kDx = 2 * Keys::kBytes + 2 * kStages * Queries::kBytes;  // where it begins
+  static constexpr int kDx = 2 * Keys::kBytes + 2 * kStages * Queries::kBytes;  // offset
   static constexpr int kSums = kDx + 2 * Dx::kBytes, kOf = kSums + 2 * 64 * 64 * 4;
 };
 
-// What a tile of queries needs to be known of: for Exp a w = 2^(x - first), with the sign of a
-// apart, and dx = a w (dp + second); otherwise dx = w' (first dp + second), and first is a.
-// With decay, whose variants have no dW, first has the query's part of it: times `first`, or with
-// Exp and where gates are steep 2^-first.
+// Per-query values of a tile. Exp: a w = 2^(x - first), with the sign of a in `negative`, and dx =
+// a w (dp + second). Otherwise dx = w' (first dp + second), and first is a. With decay, whose
+// variants have no dW, `first` includes the query's decay: as a factor, or with Exp and in log
+// space as 2^-first.
 struct QueryColumns {
   float first[64], second[64];
   union {
-    short2 seen[64];   // the intervals of keys, from the first of the block on
-    float centre[64];  // over the scale; of centred scores, whose intervals are `seen8`
+    short2 seen[64];   // intervals of keys, relative to the block's first
+    float centre[64];  // centre / scale; then the intervals are in `seen8`
   };
-  uint32_t negative[2];  // a bit for each, with Exp: whether a is below 0
-  uint32_t flags[2];     // of each group
+  uint32_t negative[2];  // one bit per query, Exp or log space: a < 0
+  uint32_t flags[2];     // per warpgroup
   static constexpr uint32_t kMasked = 1, kClamped = 2, kNegative = 4;
 };
 
@@ -43,14 +43,14 @@ struct BackwardMemory {
   uint32_t at;
   static constexpr int kBarriers = Shape::kOf + Shape::kStages * int(sizeof(QueryColumns));
   static constexpr int kBytes = kBarriers + (5 + 2 * Shape::kStages) * 8;
-  // With centred scores: ones, for sums beside dq, and the intervals of keys in bytes.
+  // With centred scores: ones, for sums next to dq, and the intervals of keys in bytes.
   static constexpr int kUnit = C == 64 ? 1024 : 16, kOnes = (kBytes + kUnit - 1) / kUnit * kUnit;
   static constexpr int kSeen8At = kOnes + (C == 64 ? 2048 : 128);
   static constexpr int kBytesCentred = kSeen8At + Shape::kStages * 128;
   static_assert(kBytesCentred <= 227 << 10);
 
-  // The same in round i of a loop, as far as the compiler knows another: addresses are then made
-  // where they are used, not kept in registers all the while.
+  // The same, but the compiler sees a value that depends on iteration i: it computes addresses
+  // where they are used and does not keep them in registers.
   __device__ BackwardMemory in_round(int i) const { return {bytes, at + (uint32_t(i) >> 30)}; }
   __device__ typename Shape::Keys k() const { return {at}; }
   __device__ typename Shape::Keys v() const { return {at + Shape::Keys::kBytes}; }
@@ -78,8 +78,8 @@ struct BackwardMemory {
   __device__ uint32_t full(int stage) const { return barrier(5 + 2 * stage); }
   __device__ uint32_t free(int stage) const { return barrier(6 + 2 * stage); }
 
-  // What is stored and loaded by lanes (QueryColumns) is handed over by every lane's own arrival;
-  // what the copy engine writes and products read, by one lane for its warp.
+  // Data stored and loaded by lanes (QueryColumns) is handed over by an arrival of every lane; what
+  // TMA writes or WGMMA reads, by one lane per warp.
   __device__ void init_barriers() const {
     constexpr int kWarps = 4 * Shape::kWarpgroups;
     mbarrier_init(keys_full(), 1);
@@ -100,13 +100,13 @@ struct BackwardMaps {
   CUtensorMap q, k, v, g;
 };
 
-// The tiles of queries that a block goes over: of every query head that reads its key head.
+// The tiles of queries that a block processes: of every query head that reads its key head.
 struct QueryTiles {
   int b, g, each, s0, begin, end;
 
   template <class Shape>
   __device__ QueryTiles(const Fused& f, Shape) : each(f.H / f.G) {
-    // Under a causal mask the first keys have most queries.
+    // Under a causal mask the first keys have the most queries.
     const HopperSchedule work(f.B * f.G, (f.S + Shape::kKeys - 1) / Shape::kKeys, kNumSMs);
     b = work.head / f.G, g = work.head % f.G;
     s0 = work.block * Shape::kKeys;
@@ -114,7 +114,7 @@ struct QueryTiles {
     end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
   }
 };
-// One of them.
+// One such tile.
 struct QueryTile {
   int h, t0;
 
@@ -129,7 +129,7 @@ struct QueryTile {
   }
 };
 
-// Two queries of a lane, n and n + 32 of a tile.
+// A lane's two queries, n and n + 32 of a tile.
 template <class W>
 struct LaneQueries {
   Query of[2];
@@ -159,7 +159,7 @@ struct LaneQueries {
         float sub = kHasDecay<W> ? x.sub - decay.row(i, from) : x.sub;
         if constexpr (kHasCentre<W>) sub -= centres.of[i] * kLog2e;
         to.first[n] = x.a == 0 ? INFINITY : sub - log2f(fabsf(x.a));
-        // Without a call for a dW of 0, which an exact division makes.
+        // An exact division would call its slow path for dW = 0.
         if (!kHasDecay<W>) to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
         const uint32_t bits = __ballot_sync(~0u, x.a < 0);
         if (lane() == 0) to.negative[i] = bits;
@@ -186,7 +186,7 @@ struct LaneQueries {
   }
 };
 
-// The warp that begins copies.
+// The producer warp.
 template <class W, int C>
 __device__ inline void produce_queries(const Fused& f, const BackwardMaps& maps,
                                        BackwardMemory<C> memory, const QueryTiles& tiles,
@@ -214,7 +214,7 @@ __device__ inline void produce_queries(const Fused& f, const BackwardMaps& maps,
     }
     queries.write(f, memory.of(stage), memory.seen8(stage), tiles, t0, from, log_space);
     mbarrier_arrive(full);
-    tile.advance(tiles);  // the next one's are on their way while this waits
+    tile.advance(tiles);  // prefetch the next tile's values
     if (tile.inside(tiles)) queries = LaneQueries<W>(f, Head(tiles.b, tile.h, tiles.g), tile.t0);
   }
 }

@@ -1,10 +1,8 @@
-// Hopper's own instructions, one wrapper each: products by a group of four warps (wgmma), whose
-// factors lie in shared memory as the copy engine writes them; the engine's copies; the barriers
-// that count their bytes.
+// Hopper instructions, one wrapper each: WGMMA with operands in shared memory as TMA swizzles them,
+// TMA copies, and the mbarriers that count their bytes.
 //
-// A thread of warp w of its group and lane l holds of C [64, n] the rows 16 w + l / 4 and 8
-// further, and of each eight columns 2 (l % 4) and the next: c[column / 8][4], as in
-// fused_cuda_mma.cuh.
+// In warp w of its warpgroup, lane l holds rows 16 w + l / 4 and 8 further of C [64, n], and of
+// each eight columns 2 (l % 4) and the next: c[column / 8][4], as in common/mma.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -13,45 +11,45 @@
 
 namespace horner::attn::kernels::cuda {
 
-// R rows of C numbers of 16 bits: in columns of 64 (128 bytes), their chunks of 16 bytes permuted
-// by the row. Begins at a multiple of 1024 bytes.
+// R rows of C 16-bit elements: in columns of 64 (128 bytes), 16-byte chunks swizzled by the row.
+// Aligned to 1024 bytes.
 template <int R, int C>
 struct SwizzledTile {
   static constexpr int kColumnBytes = R * 128, kBytes = R * C * 2;
   static constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
   uint32_t at;
 
-  // What describes a factor: where it begins, how far apart its columns of 64 are and its rows of
-  // eight, all in units of 16 bytes, and how it is permuted. From one factor to the next is one
-  // addition.
+  // The matrix descriptor of an operand: start address, distances between columns of 64 and between
+  // groups of eight rows, all in units of 16 bytes, and the swizzle mode. Stepping to the next
+  // operand is one addition.
   __device__ uint64_t descriptor(int bytes) const {
     const uint32_t low = (at >> 4) + (uint32_t(kColumnBytes >> 4) << 16) + uint32_t(bytes >> 4);
     return kHigh | low;
   }
-  // Its rows from `row` on, with channels 16 k, ..., 16 k + 15, over which the product sums.
+  // Rows from `row` on; the product sums over channels 16 k, ..., 16 k + 15.
   __device__ uint64_t k_major(int row, int k) const {
     return descriptor(row * 128 + k / 4 * kColumnBytes + k % 4 * 32);
   }
-  // Its channels from `channel` on, with rows 16 k, ..., 16 k + 15, over which the product sums.
+  // Channels from `channel` on; the product sums over rows 16 k, ..., 16 k + 15.
   __device__ uint64_t mn_major(int channel, int k) const {
     return descriptor(k * 2048 + channel / 64 * kColumnBytes + channel % 64 * 2);
   }
-  // Of 64 channels, with a second column elsewhere: 16 rows, the same for every k.
+  // The tile's 64 channels, and a second column elsewhere: 16 rows, the same for every k.
   __device__ uint64_t mn_major_and(uint32_t column, int k) const {
     const uint32_t from = at + uint32_t(k * 2048), low = (from >> 4) + ((column - from) >> 4 << 16);
     return kHigh | low;
   }
 };
 
-// Of a factor [16, 8] that is 1 everywhere: both halves of its sixteen are the same 128 bytes.
+// Descriptor of a B operand [16, 8] of ones: both halves of its rows are the same 128 bytes.
 __device__ inline uint64_t ones_desc(uint32_t at) {
   return at >> 4;
 }
 
-// Whether a factor in shared memory is summed over its channels, or over its rows.
+// Whether the product sums over an operand's channels (k) or over its rows (mn).
 enum class Major { k, mn };
 
-// The sums as operands: added to ("+f") or set ("=f").
+// The accumulators as asm operands: added to ("+f") or set ("=f").
 #define HORNER_SUMS_4(m, c, j) m(c[j][0]), m(c[j][1]), m(c[j][2]), m(c[j][3])
 #define HORNER_SUMS_16(m, c, j)                                                   \
   HORNER_SUMS_4(m, c, j), HORNER_SUMS_4(m, c, j + 1), HORNER_SUMS_4(m, c, j + 2), \
@@ -65,7 +63,7 @@ enum class Major { k, mn };
   HORNER_NAMES_32                                                                        \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52" \
   ",%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// The left factor in shared memory, or in registers. The last names: factors, whether to add.
+// A operand in shared memory (SS) or in registers (RS). Last operands: A, B, whether to add.
 #define HORNER_WGMMA_SS(n, type, names, a, b, add, a_major, b_major, ...)                       \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add                                          \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" names \
@@ -106,7 +104,7 @@ enum class Major { k, mn };
     HORNER_WGMMA_RS(128, type, HORNER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", \
                     HORNER_SUMS_64("+f", c))
 
-// C [64, n] (+)= X [64, 16] Y [16, n], begun: it runs beside what follows, until `mbarrier_wait`.
+// Issues C [64, n] (+)= X [64, 16] Y [16, n], asynchronous until `wgmma_wait`.
 template <class T, bool Add, Major X, Major Y, int columns>
 __device__ __forceinline__ void wgmma_ss(float (&c)[columns][4], uint64_t x, uint64_t y) {
   constexpr int n = 8 * columns;
@@ -121,7 +119,7 @@ __device__ __forceinline__ void wgmma_ss(float (&c)[columns][4], uint64_t x, uin
     HORNER_WGMMA_SS_N("f16", "=f");
   }
 }
-// The same with X in registers, always added.
+// The same with X in registers; always adds.
 template <class T, Major Y, int columns>
 __device__ __forceinline__ void wgmma_rs(float (&c)[columns][4], const uint32_t (&x)[4],
                                          uint64_t y) {
@@ -133,7 +131,7 @@ __device__ __forceinline__ void wgmma_rs(float (&c)[columns][4], const uint32_t 
     HORNER_WGMMA_RS_N("f16");
   }
 }
-// C [64, 64] = X [64, 16] Y [16, 64], begun, with X in registers.
+// Issues C [64, 64] = X [64, 16] Y [16, 64] with X in registers.
 template <class T, Major Y>
 __device__ __forceinline__ void wgmma_rs_set(float (&c)[8][4], const uint32_t (&x)[4], uint64_t y) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -155,19 +153,19 @@ __device__ __forceinline__ void wgmma_rs_set(float (&c)[8][4], const uint32_t (&
 #undef HORNER_SUMS_16
 #undef HORNER_SUMS_4
 
-// Before products: registers that they read or add to are as the code says.
+// Orders register accesses before the WGMMAs that read or add to these registers.
 __device__ inline void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
 }
 __device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
 }
-// Until all but the last `pending` batches of products are done.
+// Waits until all but the last `pending` groups have completed.
 template <int pending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(pending) : "memory");
 }
-// Keeps the compiler from using numbers before a product has written them.
+// Register fence: the compiler cannot use values before a WGMMA has written them.
 template <int n>
 __device__ inline void register_fence(float (&c)[n][4]) {
 #pragma unroll
@@ -179,8 +177,8 @@ __device__ inline void register_fence(uint32_t (&c)[n][4]) {
   for (int i = 0; i < 4 * n; ++i) asm volatile("" : "+r"(c[i / 4][i % 4])::"memory");
 }
 
-// Barriers in shared memory, 8 bytes each, that count arrivals and copied bytes. A phase ends when
-// all have come; `mbarrier_wait` for phase 0, 1, 0, ...
+// mbarriers in shared memory, 8 bytes each, count arrivals and copied bytes. A phase ends when all
+// have arrived; `mbarrier_wait` takes phase 0, 1, 0, ...
 __device__ inline void mbarrier_init(uint32_t at, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(at), "r"(arrivals) : "memory");
 }
@@ -202,13 +200,13 @@ __device__ inline void mbarrier_wait(uint32_t at, int phase) {
       "r"(phase)
       : "memory");
 }
-// A barrier of some warps, by number; 0 is that of __syncthreads.
+// A named barrier of some warps; 0 is that of __syncthreads.
 template <int threads>
 __device__ inline void named_barrier_sync(int id) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "n"(threads) : "memory");
 }
 
-// Begins a copy of a box of [batch, head, row, channel] to a panel's column.
+// Issues the load of a box of [batch, head, row, channel] to a tile's column.
 __device__ inline void tma_load_box(uint32_t to, const CUtensorMap& from, int channel, int row,
                                     int head, int batch, uint32_t barrier) {
   asm volatile(
@@ -217,7 +215,7 @@ __device__ inline void tma_load_box(uint32_t to, const CUtensorMap& from, int ch
       "l"(&from), "r"(channel), "r"(row), "r"(head), "r"(batch), "r"(barrier)
       : "memory");
 }
-// Begins a copy of so many bytes, a multiple of 16 from a multiple of 16 on.
+// Issues a copy of bytes; size and addresses are multiples of 16.
 __device__ inline void tma_load_bytes(uint32_t to, const void* from, int bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
@@ -233,7 +231,7 @@ __device__ inline void tma_load_tile(SwizzledTile<R, C> to, const CUtensorMap& f
     tma_load_box(to.at + uint32_t(c / 64 * to.kColumnBytes), from, c, row, head, batch, barrier);
 }
 
-// What was stored to shared memory is seen by products that begin after the next barrier.
+// Makes stores to shared memory visible to WGMMA and TMA after the next barrier.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
@@ -242,8 +240,8 @@ __device__ inline void store_float4(uint32_t at, const float (&x)[4]) {
                "f"(x[2]), "f"(x[3])
                : "memory");
 }
-// Begins to add numbers in shared memory to memory. `tma_reduce_wait` waits until all but the last
-// `pending` such copies have been read.
+// Issues the addition of floats in shared memory to global memory. `tma_reduce_wait` waits until
+// all but the last `pending` of these have read their source.
 __device__ inline void tma_reduce_add(float* to, uint32_t from, int bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
@@ -255,15 +253,15 @@ template <int pending>
 __device__ inline void tma_reduce_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(pending) : "memory");
 }
-// Four 8 x 8 matrices of a warp, as a left factor has them, to the rows whose addresses lanes give.
+// Stores a warp's four 8 x 8 matrices of an A operand to the rows that the lanes address.
 __device__ inline void stmatrix(uint32_t at, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(at),
                "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
 
-// Sixteen rows of a warp from registers to memory, through its own rows of a panel, from `row` on:
-// so that each is written in one piece.
+// Stores a warp's sixteen rows from registers to global memory, through its own rows of a tile from
+// `row` on, so that each row is written contiguously.
 template <class T, int R, int C>
 __device__ inline void store_rows(SwizzledTile<R, C> tile, int row, const float (&x)[C / 8][4],
                                   void* to, int64_t first, int channels, int real) {
@@ -292,12 +290,12 @@ __device__ inline void store_rows(SwizzledTile<R, C> tile, int row, const float 
   __syncwarp();
 }
 
-// The group of a thread, in a form that the compiler knows to be that of its whole warp.
+// The thread's warpgroup, in a form that the compiler knows to be warp-uniform.
 __device__ inline int warpgroup_index() {
   return __shfl_sync(~0u, int(threadIdx.x) / 128, 0);
 }
 
-// How many registers a thread of this group has from here on.
+// Sets the registers per thread of this warpgroup.
 template <int n>
 __device__ inline void increase_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(n));

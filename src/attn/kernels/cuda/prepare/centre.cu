@@ -1,5 +1,5 @@
-// The kernels of centres: sums of chunks, of all chunks before each, then what wants the sums over
-// intervals (centre_cuda_rows.cuh): products with queries, and additions to gradients.
+// Kernels of the mean scores: chunk sums, their prefix sums, then the users of interval sums
+// (interval_sums.cuh): products with queries, and additions to gradients.
 #include <algorithm>
 
 #include "attn/kernels/cuda/common/launch.cuh"
@@ -7,7 +7,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// [head of keys][chunk]: behind each chunk, so that 0 stands before the first.
+// [key head][chunk + 1]: the sum up to the end of each chunk; entry 0 is 0.
 __device__ inline double* sums_of(const Centre& f, int rows, int head, int channel) {
   return f.sums + int64_t(head) * (chunks(rows) + 1) * f.D + channel;
 }
@@ -30,8 +30,7 @@ __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_chunk
   if (at.real) *reinterpret_cast<double2*>(to) = make_double2(sum.x, sum.y);
 }
 
-// From sums of chunks to those of all chunks before: a lane for each channel, a warp for each
-// segment of the chunks.
+// From chunk sums to prefix sums: one lane per channel, one warp per segment of chunks.
 __global__ __launch_bounds__(kSegmentThreads) void centre_scan_kernel(
     const __grid_constant__ Centre f, int rows) {
   __shared__ double parts[kSegments][32];
@@ -61,7 +60,7 @@ __global__ __launch_bounds__(kSegmentThreads) void centre_scan_kernel(
   });
 }
 
-// Lane i gets the sum over the lanes of x[i % kBatch].
+// Lane i gets the sum over all lanes of x[i % kBatch].
 __device__ inline float sum_of_lanes(float (&x)[kBatch]) {
 #pragma unroll
   for (int step = kBatch / 2; step > 0; step /= 2) {
@@ -75,7 +74,7 @@ __device__ inline float sum_of_lanes(float (&x)[kBatch]) {
   return x[0];
 }
 
-// The product of each query with its sum; that of query `from + lane` is the lane's.
+// The product of each query with its sum; lane i keeps that of query `from + i`.
 template <class T>
 struct Products {
   const Centre& f;
@@ -94,7 +93,7 @@ struct Products {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
       x[i] = on * (rows[i].x * float(sums[i].x) + rows[i].y * float(sums[i].y));
-    const float y = sum_of_lanes(x);  // every eighth lane's is the same
+    const float y = sum_of_lanes(x);  // equal in every eighth lane
     if (lane() / kBatch == (t - from) / kBatch) dot += y;
   }
 };
@@ -118,10 +117,10 @@ __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_forwa
     f.centre[int64_t(at.index) * f.T + t] = f.scale * dot / count_of(f, b, t);
 }
 
-// Adds to the rows of a head the sums, each times the factor of its row, which a lane has.
+// Adds the sums to a head's rows, each times its row's factor, which one lane holds.
 template <class T, class From>
 struct Additions {
-  const From* given;  // from the lane's channels on
+  const From* given;  // at the lane's channels
   T* to;
   int from, n, D;
   bool real;
@@ -171,7 +170,7 @@ __global__ __launch_bounds__(kCentreThreads, kCentreBlocks<T>) void centre_dk_ke
                     from, f.S, f.seen.first_query(s), f.seen.end_query(s + 1), sink);
 }
 
-// A warp for each of so many chunks.
+// One warp per chunk.
 static void start(void (*kernel)(Centre), int64_t chunks, const Centre& f, Stream stream) {
   launch(kernel, {ceil_div(chunks, kCentreWarps), 1, kCentreThreads, 0}, stream, f);
 }
@@ -199,7 +198,7 @@ static void backward(const Centre& f, Stream stream) {
 int64_t centre_scratch(const Centre& f) {
   return int64_t(f.B) * f.G * f.D * (chunks(std::max(f.T, f.S)) + 1);
 }
-// `with(T())` of the dtype, where there is anything to do.
+// Calls with(T()) for the dtype, unless the problem is empty.
 template <class F>
 static void run(const Centre& f, const F& with) {
   if (f.B == 0 || f.T == 0 || f.S == 0) return;

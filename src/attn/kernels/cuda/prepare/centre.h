@@ -1,6 +1,5 @@
-// The mean score of every query, scale q_t . mean of the keys that it sees, and its gradients, on
-// an NVIDIA GPU: sums over intervals of rows, of which only those of whole chunks are held
-// (double).
+// The mean score of every query, scale q_t . mean of the keys that it sees, and its gradients on an
+// NVIDIA GPU: interval sums of rows, of which only sums of whole chunks are stored (double).
 #pragma once
 
 #include "attn/kernels/cuda/common/problem.h"
@@ -12,13 +11,13 @@ struct Centre {
   Dtype dtype;
   float scale;
   Seen seen;           // with `keep`
-  const float* count;  // [B, T], where `keep` hides keys: of those that a query sees, at least 1
+  const float* count;  // [B, T] if `keep` hides keys, else null: number of keys seen, at least 1
   View q, k;
-  double* sums;           // scratch of centre_scratch() numbers
+  double* sums;           // scratch, centre_scratch() elements
   float* centre;          // [B, H, T]
   const float* d_centre;  // its gradient
-  // [B, H, T, D], [B, G, S, D] of the problem's dtype: gradients of q and k, to which those by way
-  // of the centre are added. To dq_sum, where that is not null, and dq is set.
+  // [B, H, T, D], [B, G, S, D], problem's dtype: the gradients through the centre are added to dq
+  // and dk. If dq_sum is not null, dq is set to dq_sum plus its part.
   void *dq, *dk;
   const float* dq_sum;
 };

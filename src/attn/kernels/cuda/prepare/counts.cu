@@ -1,4 +1,4 @@
-// A block of threads for each head of keys: running sums over its keys, then its queries.
+// Kernels of counts.h. Gates: one thread block per key head, running sums over keys, then queries.
 #include "attn/kernels/cuda/common/epilogue.cuh"
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/prepare/counts.h"
@@ -7,8 +7,8 @@ namespace horner::attn::kernels::cuda {
 
 inline constexpr int kScanThreads = 1024, kScanEach = 4;
 
-// put(i, carry + f(0) + ... + f(i)) for i below n, by the whole block, which then may read what was
-// put.
+// put(i, carry + f(0) + ... + f(i)) for i < n, by the whole block, which may read the results
+// afterwards.
 template <class F, class Put>
 __device__ inline void running_sums(int n, double carry, const F& f, const Put& put) {
   __shared__ double of_warps[kScanThreads / 32];
@@ -49,7 +49,7 @@ __device__ inline void sums_before(int n, double* to, const F& f) {
   running_sums(n, 0, f, [&](int i, double sum) { to[i + 1] = sum; });
 }
 
-// A part of a head's tokens, from the first on or backwards from the last.
+// Part of a head's tokens, forward from the first or backward from the last.
 template <bool backward>
 struct DecayTokens {
   const DecaySums& p;
@@ -99,7 +99,7 @@ static void start_decay(const DecaySums& p, Stream stream) {
   launch(decay_prefix_sums_kernel<backward>, grid, stream, p);
 }
 
-// A head of keys and what has been summed of it.
+// A key head and its running sums.
 struct GateHead {
   const GateSums& p;
   int64_t b, head;  // b G + g
@@ -116,7 +116,7 @@ struct GateHead {
   __device__ float bound() const { return p.least == 0 ? kTinySum : p.least; }
 
   struct Row {
-    float sum, count;  // count: what multiplies the sum
+    float sum, count;  // count: factor of the sum
   };
   __device__ Row row(int t) const {
     const int hi = p.seen.hi(t), lo = min(p.seen.lo(t), hi);
@@ -125,7 +125,7 @@ struct GateHead {
       count = fmaxf(counts_keys(p) ? float(counts[hi] - counts[lo]) : float(hi - lo), 1);
     return {float(sums[hi] - sums[lo]), count};
   }
-  // f of the place of each query head's row t.
+  // Calls f with the index of row t in each query head.
   template <class F>
   __device__ void each_row(int t, const F& f) const {
     const int heads = p.H / p.G;
@@ -159,7 +159,7 @@ __global__ __launch_bounds__(kScanThreads) void gate_divisor_backward_kernel(
   }
 }
 
-// The value of a row and its gradient with respect to what is learned.
+// A row's value and its derivative with respect to the learned parameter.
 __device__ inline float2 counted_row(const CountedRows& p, float learned, int t) {
   const float n = float(max(p.seen.hi(t) - p.seen.lo(t), 1)), log_n = logf(n);
   if (p.kind == CountedRows::log_length) return {p.scale * learned * log_n, p.scale * log_n};
@@ -175,7 +175,7 @@ __global__ __launch_bounds__(kScanThreads) void counted_rows_kernel(
         counted_row(p, p.learned[blockIdx.x % unsigned(p.H)], t).x;
 }
 
-// A block for each head.
+// One block per head.
 __global__ __launch_bounds__(kScanThreads) void counted_rows_backward_kernel(
     const __grid_constant__ CountedRows p) {
   __shared__ double of_warps[kScanThreads / 32];

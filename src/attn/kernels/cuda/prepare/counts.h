@@ -1,8 +1,8 @@
-// What a row has of the keys that it sees, other than its weights, on an NVIDIA GPU.
-//   CumulativeGate: Z_t = max(sum of e^gate over the keys seen, least), times their number or not
-//   decay: c_s, the log gates of the tokens up to s
+// Row values from the keys that a row sees, other than its weights, on an NVIDIA GPU.
+//   CumulativeGate: Z_t = max(sum of e^gate over keys seen, least), optionally times their count
+//   decay: c_s, the running sum of the log gates up to token s
 //   LogLength: scale s_h log n_t, and CountPower: n_t^sigmoid(m_h), n_t the number of keys seen
-// Sums over intervals are differences of running sums, in double.
+// Interval sums are differences of running sums, in double.
 #pragma once
 
 #include "attn/kernels/cuda/common/problem.h"
@@ -17,43 +17,43 @@ struct GateSums {
   bool times_count;
   double* scratch;         // [B, G, gate_scratch()]
   float* divisor;          // [B, H, T]
-  const float* d_divisor;  // likewise, of backward
+  const float* d_divisor;  // likewise, backward only
   TypedPointer d_gates;    // [B, G, S]
 };
 HORNER_HD bool counts_keys(const GateSums& p) {
   return p.times_count && p.seen.keep;
 }
-// Sums over keys; where they are counted, their numbers; in backward, sums over queries.
+// Prefix sums over keys; prefix counts if keys are counted; backward: prefix sums over queries.
 HORNER_HD int64_t gate_scratch(const GateSums& p) {
   return int64_t(p.seen.S + 1) * (counts_keys(p) ? 2 : 1) + (p.d_divisor ? p.seen.T + 1 : 0);
 }
 
-// Heads are taken in parts, all of them at once.
+// A head is split into parts that run in parallel.
 inline constexpr int kDecayPart = 4096;  // tokens
 struct DecaySums {
   int B, G, S;
   TypedPointer gates;    // [B, G, S]
   double* sums;          // likewise
-  const double* d_sums;  // likewise, of backward
+  const double* d_sums;  // likewise, backward only
   TypedPointer d_gates;
   double* scratch;  // [B, G, parts()]
 
   HORNER_HD int parts() const { return (S + kDecayPart - 1) / kDecayPart; }
 };
 
-// A learned number of each head and the number of keys. No key is hidden by `keep`.
+// A function of a learned parameter per head and the number of keys. `keep` must hide no key.
 struct CountedRows {
   enum Kind { log_length, count_power } kind;
   int B, H;
   Seen seen;
   TypedPointer learned;    // [H]
-  float scale;             // of log_length
+  float scale;             // log_length
   float* value;            // [B, H, T]
-  const float* d_value;    // likewise, of backward
+  const float* d_value;    // likewise, backward only
   TypedPointer d_learned;  // [H]
 };
 
-// Each throws core/check.h's Error where the GPU refuses.
+// Each throws core/check.h's Error if a launch fails.
 void gate_divisor(const GateSums&, Stream);
 void gate_divisor_backward(const GateSums&, Stream);
 void decay_sums(const DecaySums&, Stream);

@@ -1,5 +1,6 @@
-// Eight channels a lane, as many lanes as a row has of them. Forward a thread has several rows in
-// 16 bits: all of its loads are on their way before the first is used. Backward one is faster.
+// Each lane holds eight channels; a power of two of lanes holds a row. Forward in 16 bits, a thread
+// holds several rows: all its loads are in flight before the first is used. Backward, one row is
+// faster.
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/prepare/features.h"
 
@@ -8,7 +9,7 @@ namespace horner::attn::kernels::cuda {
 inline constexpr int kMapThreads = 256;
 inline constexpr float kMinLength = 1e-12f;
 
-// The problem, and how many lanes have a row: a power of two.
+// The problem, and the number of lanes per row: a power of two.
 struct MapJob {
   FeatureRows p;
   int lanes;
@@ -19,12 +20,12 @@ __device__ inline T* row_at(const View& x, int64_t b, int64_t h, int64_t t) {
   return static_cast<T*>(x.at) + b * x.batch + h * x.head + t * x.row;
 }
 
-// Eight channels of a row, 16 bytes at once; or those `n` of them that are there, one by one.
+// Eight channels of a row, in 16-byte accesses if `whole`, else the first `n`, one by one.
 template <class T>
 struct alignas(16) Channels {
   T x[8];
 
-  // An input, which is not read again soon.
+  // A streaming load: the input is not read again soon.
   template <bool whole>
   __device__ void load(const T* from, int n) {
 #pragma unroll
@@ -47,13 +48,13 @@ struct alignas(16) Channels {
     for (int i = 0; !whole && i < 8; ++i)
       if (i < n) to[i] = x[i];
   }
-  // f of each channel that is there; 0 for the others.
+  // f of each existing channel; 0 for the others.
   template <bool whole, class F>
   __device__ void set(int n, const F& f) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = T(whole || i < n ? f(i, float(x[i])) : 0.f);
   }
-  // The sums over a row are double for float32: in the gradient of a factor large numbers cancel.
+  // Row sums are double for float32: large terms cancel in the gradient of a factor.
   using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
   template <class F>
   __device__ Sum sum(const F& f) const {
@@ -64,7 +65,7 @@ struct alignas(16) Channels {
   }
 };
 
-// Over the lanes of each row.
+// Sums over the lanes of each row.
 template <class Sum, int rows>
 __device__ inline void total(Sum (&x)[rows], int lanes) {
 #pragma unroll
@@ -75,7 +76,7 @@ __device__ inline void total(Sum (&x)[rows], int lanes) {
   }
 }
 
-// f of a number and its slope, a length apart. NaN stays.
+// f of an element and its derivative, without the division by a length. Propagates NaN.
 template <Map map>
 __device__ inline float value(float x) {
   if constexpr (map == Map::relu) return x < 0 ? 0 : x;
@@ -89,8 +90,7 @@ __device__ inline float slope(float x) {
   return 1;
 }
 
-// One over a length, and what multiplies x (x.dy) in the gradient: 0 where the length is at its
-// bound.
+// 1 / length, and the factor of x (x.dy) in the gradient: 0 where the length is clamped.
 struct Unit {
   float per_length, per_square;
 
@@ -101,7 +101,7 @@ struct Unit {
   }
 };
 
-// Where a thread stands: its head, its first row, the distance to the next one, its channels.
+// A thread's head, first row, distance to its next row, and channels.
 struct MapIndex {
   int64_t b, h;
   int t, step, first, there;
@@ -155,7 +155,7 @@ template <class T, Map map, bool whole, int rows>
 __global__ __launch_bounds__(kMapThreads) void feature_map_backward_kernel(
     const __grid_constant__ MapJob job) {
   const FeatureRows& p = job.p;
-  // From the last head on: what has been written last is still in a cache.
+  // Last head first: what was written last is still in cache.
   const MapIndex at(job, gridDim.x - 1 - blockIdx.x, rows);
   Channels<T> x[rows] = {}, d[rows] = {};
   float by[rows];
@@ -202,8 +202,8 @@ __global__ __launch_bounds__(kMapThreads) void feature_map_backward_kernel(
   }
 }
 
-// The length is that of a channel over the heads: a thread has eight channels of a token and reads
-// its heads twice, the second time from a cache. There is no factor.
+// Normalises a channel over the heads: each thread holds eight channels of a token and reads its
+// heads twice, the second time from cache. There is no factor.
 template <class T, bool whole, bool backward>
 __global__ __launch_bounds__(kMapThreads) void feature_map_over_heads_kernel(
     const __grid_constant__ MapJob job) {
@@ -244,7 +244,7 @@ __global__ __launch_bounds__(kMapThreads) void feature_map_over_heads_kernel(
   }
 }
 
-// f of the map as a constant; that over heads has a kernel of its own.
+// Calls f with the map as a constant; cosine_over_heads has its own kernel.
 template <class F>
 static void with_map(Map map, const F& f) {
   if (map == Map::relu) return f(std::integral_constant<Map, Map::relu>());
@@ -270,7 +270,7 @@ static void start(const FeatureRows& p, Stream stream) {
   with_map(p.map, [&]<Map map>(std::integral_constant<Map, map>) {
     constexpr int rows = whole && !backward && sizeof(T) == 2 ? 4 : 1;
     const int64_t all = int64_t(p.B) * p.H * ceil_div(p.T, at_once * rows);
-    check(all < INT_MAX, "more blocks of tokens than a GPU takes: ", all);
+    check(all < INT_MAX, "grid.x is below 2147483647; use a smaller batch; got ", all);
     const Grid grid{all, 1, kMapThreads, 0};
     if constexpr (backward) {
       launch(feature_map_backward_kernel<T, map, whole, rows>, grid, stream, job);
@@ -281,8 +281,8 @@ static void start(const FeatureRows& p, Stream stream) {
 }
 template <bool backward>
 static void start(const FeatureRows& p, Stream stream) {
-  check(p.D <= kMaxChannels, "features on a GPU take head dimensions up to ", kMaxChannels,
-        ", not ", p.D);
+  check(p.D <= kMaxChannels, "feature maps on a GPU support head dimensions up to ", kMaxChannels,
+        "; got ", p.D);
   if (int64_t(p.B) * p.H * p.T * p.D == 0) return;
   const bool whole = is_whole(p.x, p) && is_whole(p.dx, p);
   with_dtype(p.dtype, [&]<class T>(T) {

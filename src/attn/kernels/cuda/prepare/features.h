@@ -1,6 +1,6 @@
-// Queries or keys before they meet, on an NVIDIA GPU, row by row at the speed of memory:
-//   y = factor f(x),   f(x) = x, max(x, 0), elu(x) + 1 or x / |x|,
-// and from the gradient of y and x that of x and of the row's factor.
+// Feature maps of queries or keys on an NVIDIA GPU, row by row, memory-bound:
+//   y = factor f(x),   f(x) = x, max(x, 0), elu(x) + 1 or x / |x|.
+// Backward computes the gradients of x and of the row's factor from dy and x.
 #pragma once
 
 #include "attn/kernels/cuda/common/problem.h"
@@ -13,17 +13,17 @@ struct FeatureRows {
   Map map;
   Dtype dtype;
   int B, H, T, D;  // D at most kMaxChannels
-  float repeats;   // cosine_over_heads: for how many heads each one stands
+  float repeats;   // cosine_over_heads: number of heads that each one stands for
   View x;          // [B, H, T, D]
-  // [B, H, T, D padded to a multiple of kPad], rows at multiples of kAlignment bytes. Backward: the
-  // gradient of y, and dx may lie in its place.
+  // [B, H, T, D padded to a multiple of kPad], rows aligned to kAlignment bytes. Backward: the
+  // gradient of y, which dx may alias.
   View y;
-  View factor;      // float32 [B, H, T], strides may be 0; at null: 1
+  View factor;      // float32 [B, H, T], strides may be 0; null: 1
   View dx;          // [B, H, T, D]
   float* d_factor;  // [B, H, T], or null
 };
 
-// Each throws core/check.h's Error where the GPU refuses.
+// Each throws core/check.h's Error if a launch fails.
 void map_rows(const FeatureRows&, Stream);
 void map_rows_backward(const FeatureRows&, Stream);
 

@@ -1,8 +1,8 @@
-// Sums over intervals of rows. A warp has a chunk of rows, a lane two channels of each. P(j), the
-// sum of the rows before j, is that of the chunks before, from memory, and of some rows of the
-// next: the sum over [lo, hi) is P(hi) - P(lo). As lo and hi never go back, each row is added once;
-// where for every row of a chunk they stand or go one further, which they do but at the ends of
-// windows and sequences, eight rows are loaded at once.
+// Sums over intervals of rows. Each warp owns a chunk of rows, each lane two channels. P(j), the
+// sum of the rows before j, is the prefix sum of whole chunks, from memory, plus some rows of the
+// next; the sum over [lo, hi) is P(hi) - P(lo). lo and hi never decrease, so each row is added
+// once. Where each bound is constant or advances by one per row of the chunk, which is everywhere
+// but at the ends of windows and sequences, eight rows are loaded at once.
 #pragma once
 
 #include <type_traits>
@@ -12,15 +12,15 @@
 
 namespace horner::attn::kernels::cuda {
 
-constexpr int kChunk = 32;             // rows: a lane for each, where that is all a row needs
+constexpr int kChunk = 32;             // rows; one lane per row for scalars
 constexpr int kBatch = 8;              // rows
-constexpr int kChannelGroup = 2 * 32;  // channels of a warp
-constexpr int kCentreWarps = 4, kCentreThreads = 32 * kCentreWarps;  // of a block
+constexpr int kChannelGroup = 2 * 32;  // channels per warp
+constexpr int kCentreWarps = 4, kCentreThreads = 32 * kCentreWarps;  // per block
 constexpr int kSegments = 16,
-              kSegmentThreads = 32 * kSegments;  // of chunks, in `centre_scan_kernel`
-constexpr unsigned kAll = ~0u;                   // lanes
+              kSegmentThreads = 32 * kSegments;  // of chunks, in centre_scan_kernel
+constexpr unsigned kAll = ~0u;                   // all lanes
 
-// Blocks on a multiprocessor, at least.
+// Minimum blocks per SM.
 template <class T>
 inline constexpr int kCentreBlocks = sizeof(T) == 2 ? 4 : 3;
 
@@ -31,8 +31,8 @@ HORNER_HD int groups(const Centre& f) {
   return (f.D + kChannelGroup - 1) / kChannelGroup;
 }
 
-// Two neighbours of a row. Loaded where it stands: the compiler would load a row that may be hidden
-// only when it knows, one after another.
+// Loads two adjacent elements, in program order: the compiler would delay the load of a row that
+// may be hidden until it knows, one row after another.
 __device__ inline float2 load2(const float* at) {
   float2 y;
   asm volatile("ld.global.v2.f32 {%0, %1}, [%2];\n" : "=f"(y.x), "=f"(y.y) : "l"(at));
@@ -52,7 +52,7 @@ __device__ inline float2 load2(const bf16* at) {
   const uint32_t y = load_b32(at);
   return make_float2(__uint_as_float(y << 16), __uint_as_float(y & 0xffff0000u));
 }
-// Sums of rows inside a chunk. Those of chunks are double.
+// Sums of rows within a chunk. Sums of chunks are double.
 template <class T>
 using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
 template <class T>
@@ -64,10 +64,10 @@ struct Sums {
   __device__ void add(float by, float2 row) { x += Sum<T>(by) * row.x, y += Sum<T>(by) * row.y; }
 };
 
-// The chunk of a head that a warp has, and a lane's channels: where there are none it has those of
-// the row's beginning, and is not `real`.
+// The chunk of a head that a warp owns, and a lane's channels. A lane without channels reads the
+// row's first ones and is not `real`.
 struct CentreIndex {
-  int index, chunk, channel;  // index: of the head, or past the last
+  int index, chunk, channel;  // index: the head, or past the last
   bool real;
 
   __device__ CentreIndex(const Centre& f, int n, int groups) {
@@ -81,8 +81,8 @@ struct CentreIndex {
     if (!real) channel = 0;
   }
 };
-// Rows of one head, from the lane's channels on. `row` is in bytes, so that the address of a row is
-// one instruction.
+// Rows of one head, at the lane's channels. `row` is in bytes, so that a row's address takes one
+// instruction.
 template <class T>
 struct HeadRows {
   const T* at;
@@ -100,7 +100,7 @@ __device__ inline float count_of(const Centre& f, int b, int t) {
   return f.count ? f.count[int64_t(b) * f.T + t] : float(max(f.seen.hi(t) - f.seen.lo(t), 1));
 }
 
-// Two channels of the rows of head `index` of [B, G], with a factor for each row.
+// Two channels of the keys of head `index` of [B, G], with a factor per row.
 template <class T>
 struct Keys {
   const Centre& f;
@@ -117,12 +117,12 @@ struct Keys {
   }
   __device__ const T* row(int, int s) const { return k[min(s, f.S - 1)]; }
 };
-// Of a group's heads, each query times the gradient of its centre over the count.
+// Each query of a group's heads, times the gradient of its centre over the count.
 template <class T>
 struct Queries {
   const Centre& f;
   int b, g;
-  HeadRows<T> q;  // of the first of the heads
+  HeadRows<T> q;  // of the group's first head
 
   __device__ Queries(const Centre& f, int index, int channel)
       : f(f), b(index / f.G), g(index % f.G), q(f.q, b, g * heads(), channel) {}
@@ -136,8 +136,8 @@ struct Queries {
   __device__ const T* row(int h, int t) const { return q[min(t, f.T - 1)] + h * f.q.head; }
 };
 
-// Rows from `first` on, one for each lane, of which only those before `end` count: the factors of
-// the first head's, and a bit for each that is not 0.
+// Rows from `first` on, one per lane, valid before `end`: the factors of one head's rows, and a bit
+// for each that is not 0.
 template <class Rows>
 struct RowBatch {
   const Rows& x;
@@ -150,7 +150,7 @@ struct RowBatch {
     own = first + lane() < end ? x.factor(h, first + lane()) : 0;
     bits = __ballot_sync(kAll, own != 0);
   }
-  // Adds eight of them, from r on, to those given.
+  // Adds eight rows, from r on, to `to`.
   template <class T>
   __device__ __forceinline__ void add(int r, Sums<T> (&to)[kBatch]) {
     for (int h = 0; h < x.heads(); ++h) {
@@ -175,11 +175,11 @@ struct RowBatch {
   }
 };
 
-// P(j) = base + part, for j that never go back.
+// P(j) = base + part, for non-decreasing j.
 template <class T, class Rows>
 struct PrefixSum {
   const Rows& x;
-  const double* sums;  // of the head's chunks, from the lane's channels on
+  const double* sums;  // prefix sums of the head's chunks, at the lane's channels
   int at = 0;
   double2 base = {};
   Sums<T> part = {};
@@ -205,7 +205,7 @@ struct PrefixSum {
     }
     at = j;
   }
-  __device__ __forceinline__ void seek(int j) {  // by single rows
+  __device__ __forceinline__ void seek(int j) {  // row by row
     if (j / kChunk > at / kChunk) seek_chunk(j);
 #pragma unroll 1
     for (; at < j; ++at)
@@ -214,7 +214,7 @@ struct PrefixSum {
   }
 };
 
-// How a bound goes on from row to row of a chunk, of those that count: from `least` on.
+// How a bound changes over the valid rows of a chunk; it advances only from `least` on.
 struct BoundPattern {
   int first;
   bool constant, advances;
@@ -226,8 +226,8 @@ struct BoundPattern {
   __device__ bool is_regular() const { return constant || advances; }
 };
 
-// The sums over [lo, hi) of the rows x, for the `n` rows from `from` on that the lanes have lo and
-// hi of: given to `sink`, some at a time.
+// Gives `sink` the sums of x over [lo, hi) for the rows [from, n) of a chunk, kBatch at a time.
+// Lane i holds lo and hi of row from + i.
 template <class T, class Rows, class Sink>
 __device__ __forceinline__ void over_intervals(const Rows& x, const double* sums, int from, int n,
                                                int lo, int hi, Sink& sink) {
@@ -236,7 +236,7 @@ __device__ __forceinline__ void over_intervals(const Rows& x, const double* sums
   const bool is_regular = end.is_regular() && begin.is_regular();
   PrefixSum<T, Rows> up{x, sums}, down{x, sums};
   up.start(end.first - end.advances), down.start(begin.first);
-  // What is added to one sum before it is used, and taken from it behind.
+  // Rows added before a sum is used, and rows subtracted after it.
   RowBatch<Rows> next(x, end.first - 1, end.advances ? Rows::rows(x.f) : -1);
   RowBatch<Rows> last(x, begin.first, begin.advances ? Rows::rows(x.f) : -1);
   Sums<T> sum = up.minus(down);
