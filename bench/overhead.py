@@ -30,8 +30,7 @@ TORCH_LIBRARY(horner_overhead, m) { m.def("empty(Tensor q, Tensor k, Tensor v) -
 def contenders():
     load_inline("horner_overhead", EMPTY, is_python_module=False, extra_cflags=["-O2"])
     q, k, v = (torch.randn(1, 1, 4, 16) for _ in range(3))
-    decay = torch.rand(1, 1, 4).log()
-    norm = torch.ones(16)
+    retention = {"variant": "retention", "decay": torch.rand(1, 1, 4).log(), "norm_weight": torch.ones(16)}
     empty = torch.ops.horner_overhead.empty
     return {
         "empty operator": lambda: empty(q, k, v),
@@ -39,7 +38,7 @@ def contenders():
         "horner.attend": lambda: horner.attend(q, k, v),
         'horner.attend(mask="full", scale=0.3)': lambda: horner.attend(q, k, v, mask="full", scale=0.3),
         'horner.attend(variant="taylor4:norm=l2")': lambda: horner.attend(q, k, v, variant="taylor4:norm=l2"),
-        'horner.attend(variant="retention", ...)': lambda: horner.attend(q, k, v, variant="retention", decay=decay, norm_weight=norm),
+        'horner.attend(variant="retention", ...)': lambda: horner.attend(q, k, v, **retention),
     }
 
 
@@ -58,7 +57,7 @@ def main():
         for _ in range(ROUNDS):
             for name, call in calls.items():
                 times[name].append(microseconds(call))
-    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, q = k = v = [1, 1, 4, 16] float32, no gradients")
+    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}; q, k, v [1, 1, 4, 16] float32, no gradients")
     print(f"{'microseconds per call':44}{'median':>8}{'- empty':>9}{'fastest':>9}{'- empty':>9}")
     empty = times["empty operator"]
     for name, of in times.items():

@@ -2,8 +2,8 @@
 
     python examples/finetune.py book.txt --variant taylor4 --steps 30 --out finetuned
 
-Prints the loss on rows that it does not train on: of the model as it came, right after the swap, and at the end. The folder
-that it saves opens in transformers (attn_implementation="horner") and in `horner generate --model finetuned`.
+Prints the loss on held-out rows: of the original model, right after the swap, and at the end. transformers
+(attn_implementation="horner") and `horner generate --model finetuned` open the folder that it saves.
 """
 
 import argparse
@@ -17,10 +17,10 @@ import horner.hf  # registers attn_implementation="horner"
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("text", type=Path)
 parser.add_argument("--model", default="pretrained/gemma-3-270m")
-parser.add_argument("--variant", default="l2", help="any text that horner.attend takes: l2, taylor4:norm=l2, ...")
+parser.add_argument("--variant", default="l2", help="any variant of horner.attend: l2, taylor4:norm=l2, ...")
 parser.add_argument("--layers", type=int, nargs="*", help="the layers to swap (all)")
 parser.add_argument("--steps", type=int, default=30)
-parser.add_argument("--length", type=int, default=64, help="tokens of a sequence")
+parser.add_argument("--length", type=int, default=64, help="tokens in a sequence")
 parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--rate", type=float, default=5e-5)
 parser.add_argument("--out", default="finetuned")
@@ -43,8 +43,9 @@ train = [row for i, row in enumerate(rows) if i % every or i >= 8 * every]
 # Two thirds of Gemma 270M are its embedding; what has to adapt to another attention are the layers.
 model.get_input_embeddings().requires_grad_(False)
 settings = TrainingArguments(
-    output_dir=args.out, max_steps=args.steps, per_device_train_batch_size=args.batch, per_device_eval_batch_size=args.batch,
-    prediction_loss_only=True, learning_rate=args.rate, warmup_steps=args.steps // 10, logging_steps=5, save_strategy="no", report_to="none",
+    output_dir=args.out, max_steps=args.steps, per_device_train_batch_size=args.batch,
+    per_device_eval_batch_size=args.batch, prediction_loss_only=True, learning_rate=args.rate,
+    warmup_steps=args.steps // 10, logging_steps=5, save_strategy="no", report_to="none",
 )  # fmt: skip
 trainer = Trainer(model, settings, train_dataset=train, eval_dataset=test)
 before = trainer.evaluate()["eval_loss"]
@@ -57,6 +58,7 @@ after = trainer.evaluate()["eval_loss"]
 
 trainer.train()
 recovered = trainer.evaluate()["eval_loss"]
-print(f"{args.variant}: loss {before:.3f} as it came, {after:.3f} after the swap, {recovered:.3f} after {args.steps} steps")
+swap = f"loss {before:.3f} originally, {after:.3f} after the swap"
+print(f"{args.variant}: {swap}, {recovered:.3f} after {args.steps} steps")
 trainer.save_model(args.out)
 tokenizer.save_pretrained(args.out)

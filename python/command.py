@@ -1,5 +1,5 @@
 #!python
-"""The command horner, as pip installs it: the program inside the package, run on the torch that Python imports."""
+"""The command horner as pip installs it: runs the program inside the package with the torch that Python imports."""
 
 import importlib.util
 import os
@@ -14,14 +14,17 @@ def fail(message):
 
 def folder(package):
     found = importlib.util.find_spec(package)
-    return found.submodule_search_locations[0] if found else fail(f"{sys.executable} has no package {package!r}: install it there")
+    if not found:
+        fail(f"{sys.executable} lacks the package {package!r}: install it there")
+    return found.submodule_search_locations[0]
 
 
 horner, torch = folder("horner"), folder("torch")
 try:
-    runpy.run_path(os.path.join(horner, "_torch.py"))["check"](runpy.run_path(os.path.join(torch, "version.py"))["__version__"])
+    version = runpy.run_path(os.path.join(torch, "version.py"))["__version__"]
+    runpy.run_path(os.path.join(horner, "_torch.py"))["check"](version)
 except ImportError as error:
     fail(error)
-# The torch that was checked comes first, whichever one the program was linked to.
+# The checked torch comes first, whichever one the program was linked to.
 os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.path.join(torch, "lib"), os.environ.get("LD_LIBRARY_PATH")]))
 os.execv(os.path.join(horner, "bin", "horner"), ["horner", *sys.argv[1:]])

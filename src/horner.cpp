@@ -1,4 +1,4 @@
-// The versions that the installed library is of.
+// The versions of the installed library and of its torch.
 #include "horner.h"
 
 namespace horner {

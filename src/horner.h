@@ -1,5 +1,5 @@
-// Horner in another program: #include <horner.h>, link horner::horner. All of it is in namespace
-// horner; the headers below have the shapes and the formulas. docs/cpp.md is the tour.
+// Horner in another program: #include <horner.h>, link horner::horner. Everything is in namespace
+// horner; the headers below document shapes and formulas, docs/cpp.md is an introduction.
 //   const Spec spec = find("taylor2").spec;                      a variant is a value
 //   at::Tensor o = attend(spec, {.q = q, .k = k, .v = v});       all tokens at once, differentiable
 //   State s = make_state(spec, {.B = 1, .G = 8, .D = 64, .E = 64});
@@ -15,10 +15,10 @@
 
 namespace horner {
 
-const char* version();        // of this library: "0.1.0"
-const char* torch_version();  // of the torch that it was built on: "2.13.0+cpu"
+const char* version();        // "0.1.0"
+const char* torch_version();  // the torch that this library was built with: "2.13.0+cpu"
 
-// What an operator is (attn/spec.h), and those with a name (attn/catalog.h).
+// Operators as data (attn/spec.h), and those with a name (attn/catalog.h).
 using attn::find;  // "taylor4", "softmax:norm=l2,mask=window(64)"
 using attn::Spec;
 using attn::Variant;
@@ -31,8 +31,8 @@ using attn::executions;
 using attn::Inputs;
 using attn::Statistics;
 
-// A stream of tokens (attn/state.h): a state of fixed size where the variant has one, otherwise a
-// cache of keys and values.
+// A stream of tokens (attn/state.h): a state of fixed size if the variant has one, otherwise a KV
+// cache.
 using attn::bytes;
 using attn::flush;
 using attn::load_state;
@@ -43,12 +43,12 @@ using attn::State;
 using attn::StateShape;
 using attn::step;
 
-// What a state takes, before there is one (attn/plan.h).
+// The size of a state, before there is one (attn/plan.h).
 using attn::decode_crossover;
 using attn::feature_count;
 using attn::state_bytes;
 using attn::why_no_state;
 
-// horner::Error is what every one of them throws: what was wanted, what came, what is possible.
+// All of them throw horner::Error: what was expected, what was given, what is possible.
 
 }  // namespace horner

@@ -178,14 +178,14 @@ def test_gradient_checkpointing_and_bfloat16():
 REFUSED = {
     "attention dropout": lambda ids: model("llama", attention_dropout=0.1).train()(ids),
     "attention dropout, and this model trains with 0.2": lambda ids: model("gpt2", attn_pdrop=0.2).train()(ids),
-    "weights to give back (output_attentions)": lambda ids: model("llama")(ids, output_attentions=True),
-    "masks of heads": lambda ids: model("llama")(ids, head_mask=torch.ones(4)),
+    "returning weights (output_attentions)": lambda ids: model("llama")(ids, output_attentions=True),
+    "head masks (head_mask)": lambda ids: model("llama")(ids, head_mask=torch.ones(4)),
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),
-    "ready-made mask, here (3, 1, 20, 20)": lambda ids: model("llama")(ids, attention_mask=torch.ones(3, 1, 20, 20, dtype=torch.bool)),
+    "ready-made mask, got (3, 1, 20, 20)": lambda ids: model("llama")(ids, attention_mask=torch.ones(3, 1, 20, 20, dtype=torch.bool)),
     "or_mask": lambda ids: model("gemma3", use_bidirectional_attention=True)(ids),
-    "takes norm_weight": lambda ids: model("llama", "horner:rms")(ids),
+    "requires norm_weight": lambda ids: model("llama", "horner:rms")(ids),
     "remove one": lambda ids: model("llama", "horner:l2", horner_variant="taylor2")(ids),
-    "there is none for layer 1": lambda ids: model("llama", horner_variant=["l2"])(ids),
+    "but none for layer 1": lambda ids: model("llama", horner_variant=["l2"])(ids),
     "did you mean 'softmax'": lambda ids: model("llama", horner_variant="sofmax")(ids),
     "has a full mask": lambda ids: horner.hf.register("softmax:mask=full"),
     "soft-capping": lambda ids: AutoModelForCausalLM.from_config(transformers.Gemma2Config(**SMALL, head_dim=8), attn_implementation="horner")(ids),
@@ -194,7 +194,7 @@ REFUSED = {
     "chunked_overlay": lambda ids: AutoModelForCausalLM.from_config(
         transformers.Llama4TextConfig(**SMALL, head_dim=8, attention_chunk_size=8, num_local_experts=2, intermediate_size_mlp=32),
         attn_implementation="horner")(ids),
-    "not 'sdpa'": lambda ids: horner.hf.RecurrentCache(model("llama", "sdpa").config),
+    "got 'sdpa'": lambda ids: horner.hf.RecurrentCache(model("llama", "sdpa").config),
     "'l2' has none: its weight has no finite state": lambda ids: horner.hf.RecurrentCache(model("llama", "horner:l2").config),
     "no gradients": lambda ids: model("llama", "horner:taylor2")(ids, past_key_values=horner.hf.RecurrentCache(model("llama", "horner:taylor2").config)),
     "cannot forget": lambda ids: horner.hf.RecurrentCache(model("llama", "horner:taylor2").config).crop(-1),
@@ -335,7 +335,7 @@ def test_the_example_of_fine_tuning(tmp_path, monkeypatch, capsys):
     settings = f"--model {tmp_path / 'model'} --variant l2 --layers 1 --steps 20 --length 20 --rate 1e-2 --out {tmp_path / 'tuned'}"
     monkeypatch.setattr("sys.argv", ["finetune.py", str(tmp_path / "book.txt"), *settings.split()])
     runpy.run_path(str(ROOT / "examples" / "finetune.py"))
-    said = re.search(r"l2: loss ([\d.]+) as it came, ([\d.]+) after the swap, ([\d.]+) after 20 steps", capsys.readouterr().out)
+    said = re.search(r"l2: loss ([\d.]+) originally, ([\d.]+) after the swap, ([\d.]+) after 20 steps", capsys.readouterr().out)
     before, after, recovered = map(float, said.groups())
     assert before != after and recovered < after / 2
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", attn_implementation="horner")

@@ -76,7 +76,7 @@ def attend(
     q is [B, H, T, D], k is [B, G, S, D], v is [B, G, S, E]; H is a multiple of G. Returns [B, H, T, E].
     If S > T, the last query has the position of the last key.
 
-    variant           a name from `variants()`, optionally followed by a colon and the stages to change: "taylor4:norm=l2"
+    variant           a name from `variants()`, and after a colon the stages to change, if any: "taylor4:norm=l2"
     execution         "auto" or a name from `executions()`
     mask              "causal", "full" or "window(128)"; None keeps the mask of the variant
     scale             factor of q.k; None keeps the scale of the variant, in most 1/sqrt(D)
@@ -145,8 +145,8 @@ class State:
     >>> o = state.step(q, k, v)        # prefill: equal to `attend`
     >>> o = state.step(q1, k1, v1)     # the next token: equal to the last row of `attend` of all tokens
 
-    `heads` are the heads of k and v. If there is no finite state (`describe(variant)["no_state"]` says why), or on a GPU
-    above order 3, the state is a KV cache, limited to the window if the mask has one. There are no gradients.
+    `heads` are the heads of k and v. If there is no finite state (`describe(variant)["no_state"]` says why), or on a
+    GPU above order 3, the state is a KV cache, limited to the window if the mask has one. There are no gradients.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The torch that the library was built with: it runs with no other. Imports nothing, so that the command starts at once."""
+"""The library runs only with the torch that it was built with. Imports nothing heavy: the command uses this too."""
 
 import os
 
@@ -9,7 +9,7 @@ def check(version: str) -> None:
         built = file.read()
     if str(version) != built:
         raise ImportError(
-            f"horner was built with torch {built}, but torch {version} is installed, and torch's classes change from release to "
-            "release. Build horner again, in its source folder: pip install --force-reinstall --no-deps . "
+            f"horner was built with torch {built}, but torch {version} is installed, and torch's classes change from "
+            "release to release. Build horner again in its source folder: pip install --force-reinstall --no-deps . "
             f"(or make build); or install torch=={built}"
         )

@@ -1,14 +1,14 @@
-"""transformers with the operators of horner: importing this module registers attn_implementation="horner".
+"""Attention variants of horner in transformers: importing this module registers attn_implementation="horner".
 
 >>> import horner.hf
 >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="horner:l2")
 
-"horner:NAME" is a variant of `horner.variants()`. "horner" alone is `config.horner_variant`, or what the command horner
-has written into config.json: any text that `horner.attend` takes, or a list of them, one for each layer; softmax where
-it is not set. A model's own scale replaces 1/sqrt(D), its sliding window narrows the variant's mask. What cannot be
-honoured is an error that names it.
+"horner:NAME" is a variant of `horner.variants()`. "horner" alone uses `config.horner_variant`, or the variant that the
+command horner wrote into config.json: any variant that `horner.attend` accepts, or a list with one for each layer. The
+default is softmax. The scale of the model replaces 1/sqrt(D), and its sliding window narrows the mask of the variant.
+Anything unsupported raises an error that names it.
 
-`RecurrentCache` makes `model.generate` decode in constant memory where the rows have a finite state.
+`RecurrentCache` makes `model.generate` decode in constant memory if the variant has a finite state.
 """
 
 import functools
@@ -26,19 +26,19 @@ import horner
 __all__ = ["RecurrentCache", "register"]
 
 if "q_offset" not in inspect.signature(sdpa_mask).parameters:
-    raise ImportError(f"horner.hf needs transformers 5, not {_version}: its masks do not say where the queries stand")
+    raise ImportError(f"horner.hf requires transformers 5, got {_version}: its masks lack the positions of the queries")
 
 
 class Seen(NamedTuple):
-    """What stands in for a mask [B, 1, T, S]: the keys that a query sees are always an interval."""
+    """Replaces a mask [B, 1, T, S]: the keys that a query sees are always an interval."""
 
     causal: bool
     window: Optional[int] = None
     keep: Optional[torch.Tensor] = None  # [B, S] bool: False hides a key
     cu_seqlens: Optional[torch.Tensor] = None  # where packed sequences begin in the B*T tokens, and their end
-    length: Optional[int] = None  # of the keys, so many hold tokens (static caches)
+    length: Optional[int] = None  # how many keys hold tokens (static caches)
 
-    # transformers takes masks for tensors, and asks them for this
+    # transformers treats masks as tensors and reads these
 
     @property
     def ndim(self):
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
 
 
 def _may_look():
-    """Whether the values of a tensor can be asked for: not while a graph is made of what is done to it."""
+    """Whether the values of a tensor can be read: not while a graph is being captured."""
     return not (torch.compiler.is_compiling() or torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
@@ -63,13 +63,15 @@ _KNOWN_MASKS = {
 
 
 def _check_mask(function):
-    """An error unless the mask is made of parts that are known here. Under torch.compile closures cannot be read."""
+    """Raises unless every part of the mask is known here. Closures cannot be read under torch.compile."""
     if function.__qualname__ == "and_masks.<locals>.and_mask":
         for part in inspect.getclosurevars(function).nonlocals["mask_functions"]:
             _check_mask(part)
     elif function.__qualname__ not in _KNOWN_MASKS:
-        raise NotImplementedError(f"attn_implementation='horner' has no mask of the kind {function.__qualname__}; "
-                                  "it has causal and full masks, sliding windows, padding and packed sequences")  # fmt: skip
+        raise NotImplementedError(
+            f"attn_implementation='horner' does not support the mask {function.__qualname__}; "
+            "it supports causal and full masks, sliding windows, padding and packed sequences"
+        )
 
 
 def _refuse_custom_mask(mask_function, use_vmap, chunked):
@@ -77,14 +79,14 @@ def _refuse_custom_mask(mask_function, use_vmap, chunked):
         kind = "a custom mask function" if use_vmap else "chunked attention" if chunked else None
         kind = "or_mask" if mask_function.__name__ == "or_mask" else kind
         if kind is not None:
-            raise NotImplementedError(f"attn_implementation='horner' has no mask of the kind {kind}")
+            raise NotImplementedError(f"attn_implementation='horner' does not support the mask {kind}")
     else:
         _check_mask(mask_function)
 
 
 def _cu_seqlens(mask_function, batch, length, device):
-    """Where packed sequences begin among the B*T tokens: those that do not see the token before them. Sequences of
-    no tokens stand in between, so that the number of sequences is known without a look at them."""
+    """Where packed sequences begin among the B*T tokens: at those that do not see the previous token. Empty sequences
+    fill the rest, so that the number of sequences is known without reading the tensor."""
     b = torch.arange(batch, device=device)[:, None]
     t = torch.arange(length, device=device)[None, :]
     sees = mask_function(b, torch.zeros_like(b), t, (t - 1).clamp(min=0)).expand(batch, length) & (t > 0)
@@ -97,14 +99,14 @@ def _cu_seqlens(mask_function, batch, length, device):
 
 def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
          local_size=None, use_vmap=False, config=None, device="cpu", **kwargs):  # fmt: skip
-    """What transformers calls, once for each kind of layer, in place of building a mask [B, 1, T, S]."""
+    """transformers calls this once for each kind of layer, instead of building a mask [B, 1, T, S]."""
     if isinstance(attention_mask, Seen):
         return attention_mask
     chunk = getattr(config, "attention_chunk_size", None)
-    causal = "allow_is_bidirectional_skip" not in kwargs  # which the bidirectional callers alone pass
+    causal = "allow_is_bidirectional_skip" not in kwargs  # only the bidirectional callers pass it
     _refuse_custom_mask(mask_function, use_vmap, chunk is not None and local_size == chunk)
     if not causal and local_size is not None:
-        raise NotImplementedError("attn_implementation='horner' has no bidirectional sliding window")
+        raise NotImplementedError("attn_implementation='horner' does not support a bidirectional sliding window")
     keep = None
     if attention_mask is not None:
         keep = attention_mask[:, kv_offset : kv_offset + kv_length]
@@ -113,7 +115,8 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     if isinstance(q_offset, torch.Tensor) and q_length == 1:
         return _one_query(batch_size, kv_length, q_offset, kv_offset, local_size, keep, device)
     cu_seqlens = None
-    if causal and attention_mask is None and q_length == kv_length and kv_offset == 0 and mask_function.__name__ == "and_mask":
+    whole = q_length == kv_length and kv_offset == 0
+    if causal and attention_mask is None and whole and mask_function.__name__ == "and_mask":
         cu_seqlens = _cu_seqlens(mask_function, batch_size, q_length, device)
     length = None
     if causal and (end := int(q_offset) + q_length - kv_offset) < kv_length:
@@ -124,7 +127,7 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
 
 
 def _one_query(batch, kv_length, q_offset, kv_offset, window, keep, device):
-    """A token of a static cache, whose place is a tensor, not to be read: what it sees among the cache's places."""
+    """One token of a static cache. Its position is a tensor that cannot be read: which slots of the cache it sees."""
     s = torch.arange(kv_length, device=device) + kv_offset
     sees = s <= q_offset if window is None else (s <= q_offset) & (s > q_offset - window)
     sees = sees[None, :].expand(batch, kv_length)
@@ -152,10 +155,10 @@ def _variant(text):
         return _variants[text]
     about = horner.describe(text)
     if about["inputs"]:
-        raise ValueError(f"horner variant {text!r} takes {about['inputs']}, which models of transformers do not have")
+        raise ValueError(f"horner variant {text!r} requires {about['inputs']}, which models of transformers do not provide")
     mask, window, own_scale = torch.ops.horner.mask_and_scale(text)
     if mask == "full":
-        raise ValueError(f"horner variant {text!r} has a full mask: here the model determines what its queries see")
+        raise ValueError(f"horner variant {text!r} has a full mask: the model determines the mask here")
     return _variants.setdefault(text, _Variant(text, own_scale, window, about["no_state"]))
 
 
@@ -166,14 +169,14 @@ def _of_layer(config, name, layer):
         field = (getattr(config, "horner", None) or {}).get("attention")  # config.json of the command horner
     if isinstance(field, (list, tuple)):
         if layer is None or layer >= len(field):
-            raise ValueError(f"the config names {len(field)} variants: there is none for layer {layer}")
+            raise ValueError(f"the config names {len(field)} variants, but none for layer {layer}")
         field = field[layer]
     if name is not None and field is not None and field != name:
         raise ValueError(f"attn_implementation='horner:{name}', but the config says {field!r}: remove one")
     return _variant(name or field or "softmax")
 
 
-# Of what transformers passes to an attention function, this has no part in it.
+# Arguments of an attention function of transformers that do not change the result.
 _WITHOUT_EFFECT = {
     "position_ids", "use_cache", "cache_position", "num_items_in_batch", "output_hidden_states", "output_router_logits",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "position_embeddings", "return_dict",
@@ -182,39 +185,46 @@ _WITHOUT_EFFECT = {
 
 
 _NAMES = {
-    "softcap": "soft-capping of the scores", "s_aux": "attention sinks", "head_mask": "masks of heads",
-    "position_bias": "a bias of positions", "output_attentions": "weights to give back", "cache": "paged caches",
+    "softcap": "soft-capping", "s_aux": "attention sinks", "head_mask": "head masks",
+    "position_bias": "a position bias", "output_attentions": "returning weights", "cache": "paged caches",
 }  # fmt: skip
 
 
 def _refuse(dropout, kwargs):
     if dropout:
-        raise NotImplementedError(f"attn_implementation='horner' has no attention dropout, and this model trains with {dropout}: "
-                                  "set attention_dropout (GPT-2: attn_pdrop) of its config to 0")  # fmt: skip
+        raise NotImplementedError(
+            f"attn_implementation='horner' does not support attention dropout, and this model trains with {dropout}: "
+            "set attention_dropout (GPT-2: attn_pdrop) of its config to 0"
+        )
     for name, value in kwargs.items():
         if name not in _WITHOUT_EFFECT and value is not None and value is not False:
-            raise NotImplementedError(f"attn_implementation='horner' has no {_NAMES.get(name, 'such argument')} ({name})")
+            what = _NAMES.get(name, "this argument")
+            raise NotImplementedError(f"attn_implementation='horner' does not support {what} ({name})")
 
 
 def _mask_text(variant, seen, keys):
     windows = [w for w in (seen.window, variant.window) if w is not None]
     if not seen.causal:
         if windows:
-            raise NotImplementedError(f"horner variant {variant.text!r} has a window, and these queries see keys on both sides")
+            raise NotImplementedError(f"variant {variant.text!r} has a window, but this attention is bidirectional")
         return "full"
     return f"window({min(windows)})" if windows and (keys is None or min(windows) < keys) else "causal"
 
 
 def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs):
-    """The mask, or where the model made none what it says in other words."""
+    """The mask, or if the model made none, the same from the other arguments."""
     seen = attention_mask
     if seen is None:
         seen = Seen(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         if sliding_window is not None and (sliding_window < key.shape[2] or hasattr(key, "_horner_layer")):
-            raise NotImplementedError("a sliding window without a mask: attn_implementation='horner' takes windows from the mask")
+            raise NotImplementedError(
+                "attn_implementation='horner' takes the sliding window from the mask, but this model gives none"
+            )
     if not isinstance(seen, Seen):
-        raise NotImplementedError(f"attn_implementation='horner' takes no ready-made mask, here {tuple(seen.shape)}: "
-                                  "give padding as [batch, tokens], packed sequences as position_ids")  # fmt: skip
+        raise NotImplementedError(
+            f"attn_implementation='horner' does not support a ready-made mask, got {tuple(seen.shape)}: "
+            "pass padding as [batch, tokens] and packed sequences as position_ids"
+        )
     if is_causal is not None and is_causal != seen.causal and query.shape[2] > 1:
         raise NotImplementedError(f"is_causal={is_causal} with a mask that is {'' if seen.causal else 'not '}causal")
     if seen.cu_seqlens is None and kwargs.get("cu_seq_lens_q") is not None:
@@ -224,7 +234,7 @@ def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
 
 def attention(module, query, key, value, attention_mask, name=None, dropout=0.0, scaling=None, is_causal=None,
               sliding_window=None, **kwargs):  # fmt: skip
-    """What transformers calls in each layer: query [B, H, T, D], key and value [B, G, S, D]. Gives [B, T, H, E]."""
+    """transformers calls this in each layer: query [B, H, T, D], key and value [B, G, S, D]. Returns [B, T, H, E]."""
     _refuse(dropout, kwargs)
     variant = _of_layer(module.config, name, getattr(module, "layer_idx", None))
     scale = None if variant.own_scale else scaling
@@ -241,15 +251,16 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     if seen.cu_seqlens is not None:
         stages["cu_seqlens"] = seen.cu_seqlens.to(key.device)
         query, key, value = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query, key, value))  # [1, H, B*T, D]
-    out = horner.attend(query, key, value, variant=variant.text, scale=scale, mask=_mask_text(variant, seen, key.shape[2]), **stages)
+    mask = _mask_text(variant, seen, key.shape[2])
+    out = horner.attend(query, key, value, variant=variant.text, scale=scale, mask=mask, **stages)
     if seen.cu_seqlens is not None:
         out = out[0].unflatten(1, (B, T)).transpose(0, 1)
     return out.transpose(1, 2).contiguous(), None
 
 
 def register(variant: str) -> str:
-    """Registers attn_implementation="horner:VARIANT" for any text that `horner.attend` takes, and gives that name."""
-    _variant(variant)  # its errors now
+    """Registers attn_implementation="horner:VARIANT" for any variant of `horner.attend`, and returns that name."""
+    _variant(variant)  # raises its errors now
     return _register(variant)
 
 
@@ -264,7 +275,7 @@ def _register(variant):
 
 
 class RecurrentLayer(CacheLayerMixin):
-    """One layer's stream. `update` hands on the new keys alone, marked with the layer; `attention` finds it there."""
+    """The stream of one layer. `update` returns only the new keys, marked with the layer for `attention` to find."""
 
     def __init__(self):
         super().__init__()
@@ -282,31 +293,36 @@ class RecurrentLayer(CacheLayerMixin):
         self._check()
         self.waiting = True
         self.tokens += key_states.shape[2]
-        key_states = key_states.view_as(key_states)  # a tensor of ours to mark
+        key_states = key_states.view_as(key_states)  # a new tensor to mark
         key_states._horner_layer = self
         return key_states, value_states
 
     def _check(self):
         if self.waiting:
-            raise RuntimeError("a RecurrentCache was given to a model whose attention did not use it: "
-                               "that takes attn_implementation='horner', and keys that go from the cache to it unchanged")  # fmt: skip
+            raise RuntimeError(
+                "a RecurrentCache was given to a model whose attention did not use it: it requires "
+                "attn_implementation='horner' and keys that go unchanged from the cache to the attention"
+            )
 
     def attend(self, q, k, v, variant, seen, scale):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            raise NotImplementedError("a RecurrentCache has no gradients: decode under torch.no_grad(), train without a cache")
+            raise NotImplementedError(
+                "a RecurrentCache has no gradients: decode under torch.no_grad(), or train without a cache"
+            )
         if seen.cu_seqlens is not None:
-            raise NotImplementedError("a RecurrentCache is of one sequence a row: it takes no packed sequences")
+            raise NotImplementedError("a RecurrentCache holds one sequence a row and does not support packed sequences")
         if self.state is None:
             mask = _mask_text(variant, seen, None)
             _check_state(variant, mask)
-            self.state = horner.State(variant.text, batch=k.shape[0], heads=k.shape[1], dim=k.shape[3], value_dim=v.shape[3],
-                                      dtype=k.dtype, device=k.device, mask=mask, scale=scale)  # fmt: skip
+            B, heads, _, dim = k.shape
+            shape = {"batch": B, "heads": heads, "dim": dim, "value_dim": v.shape[3]}
+            self.state = horner.State(variant.text, **shape, dtype=k.dtype, device=k.device, mask=mask, scale=scale)
         self.waiting = False
         return self.state.step(q, k, v, keep=seen.keep)
 
     def get_mask_sizes(self, query_length):
         self._check()
-        return query_length, self.tokens  # of the new tokens alone
+        return query_length, self.tokens  # only the new tokens
 
     def get_seq_length(self):
         return self.tokens
@@ -331,10 +347,10 @@ class RecurrentLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove):
         if tokens_to_remove != 0:
-            raise NotImplementedError("a RecurrentCache cannot forget its last tokens: they are in its sums")
+            raise NotImplementedError("a RecurrentCache cannot forget its last tokens: its sums contain them")
 
     def offload(self):
-        raise NotImplementedError("a RecurrentCache is not offloaded: it stays with its layer")
+        raise NotImplementedError("a RecurrentCache does not support offloading")
 
     def __deepcopy__(self, memo):
         copy = RecurrentLayer()
@@ -346,35 +362,39 @@ class RecurrentLayer(CacheLayerMixin):
 
 def _check_state(variant, mask):
     if mask == "causal" and variant.no_state:
-        raise ValueError(f"a RecurrentCache needs rows with a finite state or a window, and {variant.text!r} has none: "
-                         f"{variant.no_state}. 'taylor2' has one, for example; without this cache all keys are kept")  # fmt: skip
+        raise ValueError(
+            f"a RecurrentCache requires a finite state or a window, but {variant.text!r} has none: {variant.no_state}. "
+            "Use another variant, such as 'taylor2', or another cache"
+        )
 
 
 class RecurrentCache(Cache):
     """`model.generate(..., past_key_values=RecurrentCache(model.config))` decodes with a `horner.State` in each layer.
 
-    Memory and time of a token do not grow with the tokens before it: a layer holds F(E + 1) sums for each key head, or
-    where it has a sliding window the keys and values of that. (On a GPU that holds up to order 3: above it all keys are kept.)
+    The memory and the time of a token do not grow with the number of tokens: a layer holds F(E + 1) sums for each key
+    head, or the keys and values of its sliding window. Above order 3, a GPU keeps all keys.
     """
 
     def __init__(self, config):
         config = config.get_text_config(decoder=True)
         implementation, _, name = (config._attn_implementation or "").partition(":")
         if implementation != "horner":
-            raise ValueError(f"a RecurrentCache takes attn_implementation='horner', not {config._attn_implementation!r}")
+            given = config._attn_implementation
+            raise ValueError(f"a RecurrentCache requires attn_implementation='horner', got {given!r}")
         kinds = getattr(config, "layer_types", None)
         for i in range(config.num_hidden_layers):
             window = getattr(config, "sliding_window", None)
             kind = kinds[i] if kinds else "sliding_attention" if window else "full_attention"
             if kind not in ("full_attention", "sliding_attention"):
-                raise NotImplementedError(f"a RecurrentCache has no layers of the kind {kind}")
+                raise NotImplementedError(f"a RecurrentCache does not support layers of type {kind!r}")
             variant = _of_layer(config, name or None, i)
-            _check_state(variant, _mask_text(variant, Seen(True, window if kind == "sliding_attention" else None), None))
+            seen = Seen(True, window if kind == "sliding_attention" else None)
+            _check_state(variant, _mask_text(variant, seen, None))
         super().__init__(layers=[RecurrentLayer() for _ in range(config.num_hidden_layers)])
 
     @property
     def bytes(self) -> int:
-        """That all layers hold now."""
+        """The memory that all layers use now."""
         return sum(layer.state.bytes for layer in self.layers if layer.state is not None)
 
 
