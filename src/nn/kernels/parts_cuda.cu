@@ -1,4 +1,4 @@
-// Activations and the loss on CUDA.
+// Activations and the loss on CUDA; formulas in parts.h.
 #include "nn/kernels/parts_cuda.cuh"
 
 namespace horner::nn::kernels::cuda {
@@ -39,7 +39,7 @@ __global__ void gated_rows_backward(const Gated p) {
   if (p.gated) put<N>(d_x + p.M, up);
 }
 
-// The largest, and the sum of e^(x - largest), in one pass.
+// The maximum and the sum of e^(x - maximum), in one pass (online softmax).
 template <class T, int N>
 __global__ void loss_rows(const Loss p) {
   const int64_t r = blockIdx.x, first = threadIdx.x * N, step = blockDim.x * N;
@@ -57,14 +57,14 @@ __global__ void loss_rows(const Loss p) {
     float here = a.x[0];
     for (int i = 1; i < N; ++i) here = fmaxf(here, a.x[i]);
     if (here > most) sum *= expf(most - here), most = here;
-    for (int i = 0; i < N; ++i)  // where all is -inf so far there is no exponent, but maybe a NaN
+    for (int i = 0; i < N; ++i)  // while all are -inf, skip exp(-inf + inf) but keep a NaN
       sum += most > -INFINITY ? expf(a.x[i] - most) : isnan(a.x[i]) ? a.x[i] : 0;
   }
   const float top = block_fold(most, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
   sum = block_sum(most == -INFINITY ? sum * 0 : sum * expf(most - top));
   const float log_sum = top + logf(sum);
   const float wanted = target < p.V ? wide(x[target]) : NAN;
-  __syncthreads();  // it is read before it is written
+  __syncthreads();  // all threads read x[target] before it is overwritten
   if (threadIdx.x == 0) p.loss[r] = log_sum - wanted;
   if (!p.gradient) return;
   const float scale = *p.scale;

@@ -1,4 +1,4 @@
-// What the CUDA kernels of the parts share: numbers of each dtype, folds, launches.
+// Common to the CUDA kernels of parts.h: dtypes, vector access, reductions, launch sizes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,7 +30,7 @@ __device__ inline T narrow(float x) {
     return __float2bfloat16_rn(x);
 }
 
-// N neighbours, read and written at once.
+// N consecutive elements, read or written in one access.
 template <int N>
 struct Pack {
   float x[N];
@@ -69,12 +69,12 @@ __device__ inline float warp_sum(float x) {
   for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(~0u, x, i);
   return x;
 }
-// Over a block of up to 32 whole warps; every thread gets it.
+// Reduction over a thread block of up to 32 full warps; every thread gets the result.
 template <class F>
 __device__ inline float block_fold(float x, float start, const F& f) {
   __shared__ float parts[32];
   for (int i = 16; i > 0; i /= 2) x = f(x, __shfl_xor_sync(~0u, x, i));
-  __syncthreads();  // the last use of `parts` is over
+  __syncthreads();  // all threads have read `parts` of the last call
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   x = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : start;
@@ -91,7 +91,7 @@ inline void with(Dtype d, const F& f) {
   if (d == Dtype::bfloat16) return f(__nv_bfloat16());
   f(__half());
 }
-// Whether four neighbours can be read at once: sizes and strides, and places in memory.
+// Whether vectors of 4 apply: sizes and strides divisible by 4, pointers aligned to 16 bytes.
 inline bool fours(std::initializer_list<int64_t> sizes, std::initializer_list<const void*> places) {
   for (const int64_t n : sizes)
     if (n % 4) return false;
@@ -103,7 +103,7 @@ template <class F>
 inline void with_width(bool four, const F& f) {
   four ? f(std::integral_constant<int, 4>()) : f(std::integral_constant<int, 1>());
 }
-// Whole warps, about four rounds of them over n numbers.
+// Full warps, about four iterations over n elements.
 inline unsigned threads_for(int64_t n, int width, unsigned most) {
   const int64_t t = (n / width + 127) / 128 * 32;
   return unsigned(t < 32 ? 32 : t > most ? most : t);

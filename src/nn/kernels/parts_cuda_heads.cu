@@ -1,13 +1,13 @@
-// Heads on CUDA: rows (q | k | v) to q, k and v of each head, turned, and normed where that is
-// wanted; and back.
+// Heads on CUDA: splits rows (q | k | v) into q, k and v of each head, with optional norm and
+// rotary embedding; and the backward.
 #include "nn/kernels/parts_cuda.cuh"
 
 namespace horner::nn::kernels::cuda {
 
-// Pairs of channels (i, i + D / 2) of a head turn together.
+// Rotary embedding rotates pairs of channels (i, i + D / 2) of a head; kPairs of them per lane.
 inline constexpr int kPairs = int(kMostHeadChannels / 64), kWarps = 8;
 
-// Values, not addresses of the kernel's parameters: those would be copied to slow memory first.
+// Values, not pointers into the kernel parameters, which would force a copy to local memory.
 struct HeadOf {
   void* at;
   int64_t batch, head, token;
@@ -24,7 +24,7 @@ __device__ inline HeadOf head_of(const Heads& p, int64_t h) {
           of(p.q_norm, p.k_norm, none),       is_k,
           (is_q || is_k) && p.cos != nullptr, h - of(int64_t(0), p.H, p.H + p.G)};
 }
-// A row of tokens: 32 bits, as divisions of 64 take longer than all the rest here.
+// Batch and token of a row, in 32 bits: a 64-bit division takes longer than the rest here.
 struct Row {
   int64_t row;
   unsigned b, t;
@@ -44,8 +44,8 @@ __device__ inline Pair turned(Pair x, float cos, float sin) {
   return {x.a * cos - x.b * sin, x.b * cos + x.a * sin};
 }
 
-// A block for each row; a thread takes N neighbouring pairs of a head. `back`: gradients of q, k
-// and v, without norms, to those of x.
+// One thread block per row; each thread takes N consecutive pairs of a head. `back`: from the
+// gradients of q, k and v to that of x, without norms.
 template <class T, int N, bool back>
 __global__ void heads_rows(const Heads p) {
   extern __shared__ float rstds[];  // [H + G], of the norms
@@ -91,8 +91,8 @@ __global__ void heads_rows(const Heads p) {
   }
 }
 
-// A block takes the rows of a task, its warps the heads in turn; the sums of the warps are added in
-// their order.
+// One thread block per task of rows; its warps take the heads in turn. Their sums are added in warp
+// order: deterministic.
 template <class T>
 __global__ void heads_rows_backward(const Heads p) {
   __shared__ float shared[kWarps][kMostHeadChannels];

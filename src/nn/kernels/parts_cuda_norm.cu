@@ -1,4 +1,4 @@
-// Norms on CUDA: a block or a warp for each row, sums in a fixed order.
+// Norms on CUDA: one thread block or warp per row, sums in a fixed order.
 #include "nn/kernels/parts_cuda.cuh"
 
 namespace horner::nn::kernels::cuda {
@@ -17,7 +17,7 @@ __global__ void norm_rows(const Norm p) {
       for (int i = 0; i < N; ++i) a.x[i] += b.x[i];
       put<N>(sum + c, a);
     }
-    x = sum;  // each thread reads again what it wrote
+    x = sum;  // each thread reads only what it wrote
   }
   float mean = 0;
   if (p.layer) {
@@ -47,10 +47,10 @@ __global__ void norm_rows(const Norm p) {
   }
 }
 
-// A block takes the rows of a task; every thread adds up its own channels of the weight's gradient.
+// One thread block per task of rows; each thread sums its own channels of the weight gradient.
 template <class R, class A, int N>
 __global__ void norm_rows_backward(const Norm p) {
-  extern __shared__ float sums[];  // [C], and [C] of the bias
+  extern __shared__ float sums[];  // [C] of the weight, [C] of the bias
   float* bias_sums = sums + p.C;
   const int64_t first = threadIdx.x * N, step = blockDim.x * N;
   for (int64_t c = first; c < p.C; c += step)
@@ -97,12 +97,12 @@ __global__ void norm_rows_backward(const Norm p) {
     }
 }
 
-// The same where a row fits into the registers of a warp, P packs of N a lane: the warps of a block
-// take its rows in turn, and their sums are added in their order.
+// The same where a row fits in the registers of a warp, P packs of N per lane: the warps of a block
+// take its rows in turn, and their sums are added in warp order.
 inline constexpr int kRowWarps = 8;
 template <class R, class A, int N, int P>
 __global__ void norm_warps_backward(const Norm p) {
-  extern __shared__ float sums[];  // [C], and [C] of the bias
+  extern __shared__ float sums[];  // [C] of the weight, [C] of the bias
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, C = int(p.C);
   Pack<N> w[P], d_w[P] = {}, d_b[P] = {};
 #pragma unroll
