@@ -1,21 +1,21 @@
-// What a warp asks of a state, and the gradient of what asks.
+// N += phi(x) S and W += phi(x) z for the rows x of a warp and a state S, z; and the gradient of x.
 #pragma once
 
 #include "attn/kernels/cuda/chunked/features.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-inline constexpr int kStateStage = 16384;  // bytes
+inline constexpr int kStateStage = 16384;  // bytes per stage
 template <class T>
 inline constexpr int kStateTiles = kStateStage / (1024 * int(sizeof(T)));
 template <class T>
 inline constexpr int kColumnBytes = 2 * kStateTiles<T> * 4 * kTileColumn;
 
-// Tiles of a state in shared memory. With a first factor they have one block of second factors and
-// neighbours of first ones: no stage has parts of two pairs. Without, a block each.
+// Tiles of a state in shared memory. Tiles of x_i x_j share the block of j and have consecutive i:
+// a stage never spans two pairs of blocks. Tiles of x_j are one block each.
 template <class T>
 struct Stage {
-  Monomials m;  // of the first
+  Monomials m;  // of the first tile
   int tiles;
   Tile<T, 64> S;
   uint32_t z;
@@ -26,8 +26,8 @@ struct Stage {
   __device__ uint32_t column(int u) const { return z + uint32_t(u * 4 * kTileColumn); }
 };
 
-// each(stage) for all tiles of a record, through 2 kStateStage bytes of shared memory at `memory`
-// and the z at `columns`.
+// Calls each(stage) for all tiles of a record, double-buffered in 2 kStateStage bytes of shared
+// memory at `memory`, with z at `columns`.
 template <class T, int threads, class F>
 __device__ inline void over_state(const ChunkStates& states, int64_t record, int tiles, int blocks,
                                   uint32_t memory, uint32_t columns, const F& each) {
@@ -45,7 +45,7 @@ __device__ inline void over_state(const ChunkStates& states, int64_t record, int
                   z + (real ? first * kTileColumn + at * 4 : 0), real);
     }
   };
-  __syncthreads();  // all are done with what was there
+  __syncthreads();  // all warps are done with the previous contents
   copy(0, 0);
   for (int first = 0, stage = 0; first < tiles; first += n, stage ^= 1) {
     cp_async_wait_all();
@@ -56,7 +56,7 @@ __device__ inline void over_state(const ChunkStates& states, int64_t record, int
   }
 }
 
-// Eight first factors, of the rows lane / 4 and lane / 4 + 8.
+// Eight consecutive x_i of the rows lane / 4 and lane / 4 + 8.
 struct FirstFactors {
   uint32_t x[2][4];
 
@@ -77,7 +77,7 @@ struct FirstFactors {
   }
 };
 
-// N += phi(x) S and, with a sum, W += phi(x) z; rows of x from `row` on.
+// N += phi(x) S and, if `with_sum`, W += phi(x) z; the warp's rows of x start at `row`.
 template <bool with_sum>
 __device__ inline void apply_state_tile(float (&N)[8][4], float (&W)[4], const Mma<bf16>::A& a_frag,
                                         const Stage<bf16>& stage, int u) {
@@ -132,10 +132,10 @@ __device__ inline void apply_state(float (&N)[8][4], float (&W)[4], Tile<float, 
   }
 }
 
-// Gradients of the rows of a warp, in shared memory.
+// Gradients of a warp's rows, in shared memory.
 inline constexpr int kGradientStride = 64 + 4;
 struct Gradients {
-  float* of;  // [16, kGradientStride], of this warp alone
+  float* of;  // [16, kGradientStride], private to this warp
 
   __device__ float* at(int row, int column) const {
     return of + (8 * row + lane() / 4) * kGradientStride + column + lane() % 4 * 2;
@@ -153,7 +153,7 @@ struct Gradients {
       }
     __syncwarp();
   }
-  // To rows of `channels` numbers, the first of them at `to`; `kept(row)` says which are not 0.
+  // Stores to `to` [rows, channels] from row `first`; rows that are not `kept(row)` become 0.
   template <class T, class Kept>
   __device__ void store(void* to, int64_t first, int channels, int rows, const Kept& kept) const {
     __syncwarp();
@@ -167,9 +167,9 @@ struct Gradients {
   }
 };
 
-// What the monomials of x get, whose sums with S and z have the gradients a y and a b:
-//   g_f = a (S_f.y + b z_f),  of x_j: g,  of x_i x_j: x_j gets x_i g and x_i gets x_j g.
-// a is multiplied in at the end. Here what all dtypes share: the sums of one block of x_j.
+// The gradient of x, where N = phi(x) S and W = phi(x) z have the gradients a y and a b:
+//   g_f = a (S_f.y + b z_f);  for x_j: dx_j += g;  for x_i x_j: dx_j += x_i g, dx_i += x_j g.
+// a is multiplied in at the end. Common to all dtypes: the sums of one block of x_j.
 template <class T>
 struct BlockSums {
   Tile<T, 64> x;
@@ -209,7 +209,7 @@ template <>
 struct ApplyStateBackward<bf16> : BlockSums<bf16> {
   using M = Mma<bf16>;
   M::A a_frag[4];
-  uint32_t of_z[2];  // b and what rounding took from it, twice: for z and what rounding took of it
+  uint32_t of_z[2];  // b as bf16 high and low parts, twice: for the high and low parts of z
 
   __device__ ApplyStateBackward(Tile<bf16, 64> x, Tile<bf16, 64> y, int row, const Gradients& to)
       : BlockSums(x, row, to) {
@@ -217,7 +217,7 @@ struct ApplyStateBackward<bf16> : BlockSums<bf16> {
 #pragma unroll
     for (int k = 0; k < 4; ++k) a_frag[k] = a_tile.at(0, 16 * k);
   }
-  __device__ void prepare() {  // a and b are there
+  __device__ void prepare() {  // once a and b are set
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float high = unpack2(pack2(bf16(), b[r], b[r])).x;
@@ -251,7 +251,7 @@ struct ApplyStateBackward<bf16> : BlockSums<bf16> {
       return;
     }
     if (stage.m.i % 16 == 0) begin(stage.m.block);
-    const bool both = stage.m.i / 16 == block;  // x_i x_j and x_j x_i: their gradients are one
+    const bool both = stage.m.i / 16 == block;  // S_ij = S_ji: dx_i and dx_j are one sum
     both ? pairs<true>(stage) : pairs<false>(stage);
     if (stage.m.i % 16 == 8) end(both ? 2 : 1);
   }
@@ -277,7 +277,7 @@ struct ApplyStateBackward<bf16> : BlockSums<bf16> {
     }
     if constexpr (!both) add_own(own, stage.m.i);
   }
-  // Sums over four lanes, of which each keeps two.
+  // Reduces over the four lanes of a quad; each keeps two of the eight sums.
   __device__ void add_own(const float (&own)[2][8], int first) const {
     const bool upper = lane() & 2, odd = lane() & 1;
 #pragma unroll

@@ -1,11 +1,11 @@
-// Order 1, 16-bit: a chunk in shared memory, its tokens and the states around it.
+// Order 1, bf16: a chunk in shared memory, its tokens and the states before and after it.
 #pragma once
 
 #include "attn/kernels/cuda/chunked/features.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-// Tiles of tokens, states, and what else there is in shared memory.
+// Shared memory: tiles of tokens, states S, columns z, order-0 sums, query factors, gates.
 template <int tiles, int states, int blocks, bool decay>
 struct LinearChunkShape {
   static constexpr int kTokens = kChunkUnit, kWarps = kTokens / 16, kThreads = 32 * kWarps;
@@ -16,12 +16,12 @@ struct LinearChunkShape {
   static constexpr int kFactorsAt = kConstantsAt + states * 4 * kConstantSums;
   static constexpr int kGatesAt = kFactorsAt + kTokens * 16;
   static constexpr int kBytes = kGatesAt + (decay ? kTokens * 4 : 0);
-  // Of RunningSums.
+  // For RunningSums.
   static constexpr bool kDecay = decay, kRaw = false;
   static constexpr int kAtoms = 1, kKeys = 16;
 };
 
-// A query's factors: of its scores and of g v, and what is added to each; and of its scores for dW.
+// Per query, x = q.k: a w = by x + constant, dx = by g.v + dW; w times its dW = dW x + constant_dW.
 struct QueryFactors {
   float by, constant, dW, constant_dW;
 };
@@ -34,7 +34,7 @@ struct LinearChunkTiles {
   const Chunks& p;
   const Fused& f;
   unsigned char* memory;
-  int key_head, b, g, chunk, first, own;  // `first` token of the chunk, `own` of the warp in it
+  int key_head, b, g, chunk, first, own;  // first token of the chunk; of the warp, in it
 
   __device__ LinearChunkTiles(const Chunks& p, unsigned char* memory, int key_head)
       : p(p),
@@ -57,7 +57,7 @@ struct LinearChunkTiles {
   __device__ bool is_first() const { return chunk == 0; }
   __device__ bool is_last() const { return chunk + 1 == p.chunks(); }
   __device__ float unit() const { return p.w.c[1] * f.scale; }
-  // z of sixteen monomials, and the constant's sums.
+  // z of a block of sixteen channels, and the order-0 sums.
   __device__ uint32_t column(int i, int block) const {
     return shared_address(memory + Shape::kColumnsAt + i * Shape::kColumn) +
            uint32_t(block * 4 * kTileColumn);
@@ -66,14 +66,14 @@ struct LinearChunkTiles {
     return reinterpret_cast<float*>(memory + Shape::kConstantsAt) + i * kConstantSums;
   }
 
-  // Of a state: what there is since the segment's beginning, and the segment's, on their way.
+  // A state being loaded: its sums since the segment's boundary, and the state at that boundary.
   static constexpr int kParts = 64 * 8 / kThreads;
   struct Loads {
     uint4 local[kParts];
     float4 segment_sum[kParts][2];
     float2 z[2];
     float constant[2];
-    float decay;  // of the segment's, where there is a decay
+    float decay;  // factor on segment_sum, z[1], constant[1]
   };
   __device__ Loads load_state(const ChunkStates& from, bool suffix) const {
     const int tiles = p.tiles(), n = int(threadIdx.x);
@@ -109,9 +109,9 @@ struct LinearChunkTiles {
     }
     return x;
   }
-  __device__ int last() const { return min(f.S, first + kTokens) - 1; }  // token
+  __device__ int last() const { return min(f.S, first + kTokens) - 1; }  // last token
 
-  // The running sums of the log gates inside the chunk, in units of ln 2.
+  // Running sums of the log gates within the chunk, in units of ln 2.
   __device__ float* gates() const { return reinterpret_cast<float*>(memory + Shape::kGatesAt); }
   __device__ void load_gates() const {
     if (const int n = int(threadIdx.x); Shape::kDecay && n < kTokens)
@@ -119,11 +119,11 @@ struct LinearChunkTiles {
           (gates_to(f, key_head, min(first + n, f.S - 1)) - gates_to(f, key_head, first - 1)) *
           double(kLog2e));
   }
-  // What is left at one token of what another has given.
+  // The decay factor at token `here` of what token `there` added.
   static __device__ float decay_between(float here, float there) {
     return exp2_fast(fminf(here - there, 0.f));
   }
-  // The sum of both, with the coefficients of the weight.
+  // Stores the sum of both parts, times the coefficients of the weight.
   __device__ void store_state(int i, const Loads& x) const {
     const int n = int(threadIdx.x);
     const float decay = Shape::kDecay ? x.decay : 1;
@@ -152,7 +152,7 @@ struct LinearChunkTiles {
   __device__ void copy_queries(Rows to, const View& x, int head, int channels) const {
     copy_rows<kTokens, kThreads>(to, row_of<bf16>(x, b, head, first), x.row, f.T - first, channels);
   }
-  // Every thread takes what it has copied.
+  // Each thread handles what it copied itself: no barrier needed.
   __device__ void rectify(Rows x) const {
     if (!p.relu) return;
 #pragma unroll
@@ -174,7 +174,7 @@ struct LinearChunkTiles {
   __device__ bool is_kept(int s) const {
     return !f.seen.keep || (s < f.S && f.seen.keep[int64_t(b) * f.S + s]);
   }
-  // Hidden keys give nothing to dq.
+  // Zeroes masked keys: they add nothing to dq.
   __device__ void hide_keys() const {
     for (int at = int(threadIdx.x); at < 8 * kTokens; at += kThreads)
       if (!is_kept(first + at / 8))

@@ -1,8 +1,8 @@
-// Order 1, 16-bit: a chunk at once, whose tokens are read once. Forward, and backward
+// Order 1, bf16: one thread block per chunk, which reads its keys once. Forward, and backward
 //   dq_t = a_t (S g_t + b_t z + sum_s (g_t.v_s + b_t) k_s),   b = dW / a
 //   dk_s = R v_s + y + sum_t (a_t g_t.v_s + dW_t) q_t,   dv_s = R^T k_s + sum_t a_t w(x_ts) g_t
-// S and z come from the keys before the chunk, R and y from the queries behind it. A warp first has
-// sixteen queries, then sixteen keys: the least work in one is the most in the other.
+// S and z come from the keys before the chunk, R and y from the queries after it. Each warp owns
+// sixteen queries, then sixteen keys: the least work in one phase is the most in the other.
 #pragma once
 
 #include "attn/kernels/cuda/chunked/chunk.cuh"
@@ -26,7 +26,7 @@ struct LinearChunk : LinearChunkTiles<Shape> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) a_frag[i] = rows.at(0, 16 * i);
   }
-  // Sums of sixteen rows with sixteen rows of `right`, or with all of a state.
+  // c += a b^T over 8 n rows of b from `row`; then c += a b over sixteen rows of b.
   template <int n>
   static __device__ void mma_abt_add(float (&c)[n][4], const M::A (&a_frag)[4], Rows b, int row) {
     const M::BRows<64> b_tile(b, row);
@@ -42,8 +42,8 @@ struct LinearChunk : LinearChunkTiles<Shape> {
     for (int j = 0; j < 8; j += 2) M::multiply<true>(c[j], c[j + 1], a_frag, b_tile.at(0, 8 * j));
   }
 
-  // Rows of a warp to memory, in pieces of 16 bytes: the four lanes of a row change places, word by
-  // word, until each has a piece. With x, where that is positive.
+  // Stores a warp's rows in 16-byte vectors: warp shuffles transpose words among the four lanes of
+  // a row until each holds a vector. Given x and relu, only where x is positive; 0 elsewhere.
   template <class By>
   __device__ void store(void* to, int64_t row, int channels, int real, const Sums& c, const By& by,
                         const Rows* x = nullptr) const {
@@ -80,15 +80,15 @@ struct LinearChunk : LinearChunkTiles<Shape> {
     }
   }
 
-  // Whether a score of the tile on the diagonal is hidden: of number n of tile j.
-  static __device__ bool is_above_diagonal(int j, int n) {  // its column behind its row
+  // Whether element n of fragment j is masked, in the tile of scores on the diagonal.
+  static __device__ bool is_above_diagonal(int j, int n) {  // column > row
     return 8 * j + lane() % 4 * 2 + n % 2 > lane() / 4 + n / 2 * 8;
   }
   static __device__ bool is_below_diagonal(int j, int n) {
     return 8 * j + lane() % 4 * 2 + n % 2 < lane() / 4 + n / 2 * 8;
   }
 
-  // Of the rows and columns of a thread, in a tile of scores.
+  // Gates of a thread's rows and columns, in a tile of scores.
   struct Gates {
     float row[2], column[2][2];
   };
@@ -103,7 +103,7 @@ struct LinearChunk : LinearChunkTiles<Shape> {
       }
     return x;
   }
-  // What a state has given fades, row by row.
+  // Applies the decay factor of each row to what a state contributed.
   template <class By>
   static __device__ void decay_rows(Sums& c, const By& by) {
     if constexpr (Shape::kDecay) {
@@ -125,7 +125,7 @@ struct LinearChunk : LinearChunkTiles<Shape> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = lane() / 4 + 8 * r;
-      const Query query = f.queries[row + (t < real ? t : 0)];  // where a is 0, so is dW
+      const Query query = f.queries[row + (t < real ? t : 0)];  // dW is 0 where a is 0
       a[r] = query.a, ratio[r] = query.a == 0 ? 0 : query.dW / query.a;
     }
     M::A a_frag[4];
@@ -161,7 +161,7 @@ struct LinearChunk : LinearChunkTiles<Shape> {
     store(f.dq, row, f.D, real, dq, [&](int r) { return r < 8 ? a[0] : a[1]; }, &of);
   }
 
-  // Of sixteen keys and the queries of the chunk: dv, or dk.
+  // Adds the queries of the chunk to dv (`of_values`) or dk of the warp's sixteen keys.
   template <bool of_values>
   __device__ void add_queries(Sums& sums, float (&d_decay)[2]) const {
     M::A a_frag[4];
@@ -210,7 +210,7 @@ struct LinearChunk : LinearChunkTiles<Shape> {
     }
     decay_rows(sums, [&](int r) { return key_decay(r); });
   }
-  // The gate of a key gets -(v.dv + its share of dW); `d_decay` has that of the chunk's queries.
+  // d_decay_key = -(v.dv + sum_t w dW_t); `d_decay` holds the second term of the chunk's queries.
   __device__ void store_gates(const Sums& dv, const float (&d_decay)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -336,7 +336,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_
   extern __shared__ __align__(1024) unsigned char memory[];
   const LinearChunk<Shape> block(p, memory, int(blockIdx.x));
   const int each = p.f.H / p.f.G, heads = block.g * each;
-  int there = 0;  // which queries
+  int there = 0;  // the head whose queries are in shared memory
   const auto copy = [&](int h) {
     block.copy_queries(block.q(), p.f.q, heads + h, p.f.D);
     block.copy_queries(block.d_o(), p.f.d_o, heads + h, p.f.E);
@@ -355,7 +355,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_
   copy(0);
   block.load_gates();
   {
-    typename LinearChunk<Shape>::Loads prefix{}, suffix{};  // both on their way at once
+    typename LinearChunk<Shape>::Loads prefix{}, suffix{};  // both loads in flight at once
     if (!block.is_first()) prefix = block.load_state(p.prefix, false);
     if (!block.is_last()) suffix = block.load_state(p.suffix, true);
     block.store_state(0, prefix);
@@ -373,7 +373,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_
     next(h);
     block.queries(heads + h);
   }
-  // To and fro over the heads: the last are there.
+  // Back and forth over the heads: the last one is still in shared memory.
   block.keys(each, [&](int h, bool back) { next(back ? each - 1 - h : h); });
 }
 

@@ -1,4 +1,4 @@
-// Which kernels a problem takes.
+// Launches of the chunked kernels, dispatched by dtype.
 #include "attn/kernels/cuda/chunked/chunked.h"
 #include "attn/kernels/cuda/common/launch.cuh"
 

@@ -1,12 +1,9 @@
-// Attention with a weight of order 1 or 2 in linear time, on an NVIDIA GPU: scores inside a chunk
-// of tokens, sums over monomials of the keys between chunks,
+// Attention with a weight of order 1 or 2 in linear time, on an NVIDIA GPU: scores within a chunk
+// of tokens, states of monomial features phi (made in registers) between chunks,
 //   S = sum_s phi(k_s) v_s^T,  z = sum_s phi(k_s),   N_t += phi(q_t) S,  W_t += phi(q_t) z
-// First the sums of every chunk, then from those the state before each, then every chunk by itself.
-// Backward the same from the end: queries leave phi(q_t) dN_t^T, which the keys before them ask.
-// The monomials are made in registers. Raw pointers and a stream.
-//
-// They lie in tiles of sixteen, for one block of sixteen channels: x_j, or x_i x_j with one i. Of
-// two blocks only the pairs whose first is not behind the second are there.
+// First the sums of every chunk, then a scan of states, then every chunk independently. Backward
+// does the same from the end: queries add phi(q_t) dN_t^T, which is applied to the keys before
+// them. Raw pointers and a stream.
 #pragma once
 
 #include "attn/kernels/cuda/common/problem.h"
@@ -19,15 +16,16 @@ struct Quadratic {
 };
 
 inline constexpr int kMaxChunkedChannels = 64;
-inline constexpr int kChunkUnit = 128;           // chunks are a multiple of this, in tokens
-inline constexpr int kTileSums = 16 * (64 + 1);  // of a tile: [16, 64] of S, [16] of z
-inline constexpr int kConstantSums = 72;         // of order 0: [64] of S, one of z, unused
-inline constexpr int kTileColumn = 16;           // words of z of a tile: float32, or bfloat16
-                                                 // numbers and what they have lost
+inline constexpr int kChunkUnit = 128;           // tokens; chunks are a multiple of this
+inline constexpr int kTileSums = 16 * (64 + 1);  // per tile: S [16, 64], z [16]
+inline constexpr int kConstantSums = 72;         // order 0: S [64], z [1], unused
+inline constexpr int kTileColumn = 16;           // words of z per tile: float32, or bf16 high
+                                                 // parts, then low parts
 
-// One record for each key head and chunk, with the coefficients of the weight in it. Of a walk
-// (walk.cuh): without coefficients, z in float32, counted from the beginning of a segment; what was
-// before that is in `segments`.
+// One record per key head and chunk, times the coefficients of the weight. If `scans()`: without
+// coefficients, z in float32, and summed from the boundary of a segment (scan_states.cuh); the
+// state at that boundary is in `segments`. Tiles hold 16 monomials: x_j of a block of 16 channels,
+// or x_i x_j with one i, whose block is not after that of j.
 struct ChunkStates {
   void* S;          // [tiles, 16, 64], in the inputs' dtype
   uint32_t* z;      // [tiles, kTileColumn]
@@ -36,14 +34,14 @@ struct ChunkStates {
 };
 
 struct Chunks {
-  Fused f;  // T = S, a causal mask; no clamp or centre
+  Fused f;  // T = S, causal mask, no clamp or centre
   Quadratic w;
-  int length;          // tokens of a chunk
-  int segment;         // chunks of a segment, of a walk
-  bool relu;           // of q and k, in a walk; otherwise they come mapped
+  int length;          // tokens per chunk
+  int segment;         // chunks per segment, if scans()
+  bool relu;           // of q and k, if scans(); otherwise they arrive mapped
   ChunkStates prefix;  // of the keys before each chunk
   ChunkStates suffix;  // of the queries after each chunk
-  float* sums;         // [B, G, chunks, tiles, 16], of z, for the time of `states`
+  float* sums;         // [B, G, chunks, tiles, 16], scratch for z in chunk_states
 
   HORNER_HD int blocks() const { return (f.D + 15) / 16; }
   HORNER_HD int tiles() const {
@@ -57,19 +55,18 @@ struct Chunks {
   int64_t records() const { return int64_t(f.B) * f.G * chunks(); }
 };
 
-int chunk_shared_memory();  // the most that a block of threads wants, in bytes
+int chunk_shared_memory();  // bytes, the most of any kernel
 
-// Each throws core/check.h's Error where the GPU refuses. Between `forward` and the rest,
-// `row_gradients` of fused_cuda.h takes the gradient of the result to that of the sums.
+// Each throws core/check.h's Error on failure. Between `chunk_forward` and the rest,
+// `row_gradients` (fused/fused.h) turns the gradient of the result into that of the sums.
 void chunk_states(const Chunks&, bool of_queries, Stream);  // `prefix`, or `suffix`
 void chunk_forward(const Chunks&, Stream);
-// A walk takes dq, dk and dv in one step, from both kinds of states (chunk_backward_keys);
-// otherwise dq wants those before each chunk, dk and dv those behind: the memory of the first can
-// be that of the second.
+// If `scans()`, chunk_backward_keys computes dq, dk and dv together, from prefix and suffix.
+// Otherwise dq needs only prefix, dk and dv only suffix: the two may share memory.
 void chunk_backward_queries(const Chunks&, Stream);
 void chunk_backward_keys(const Chunks&, Stream);
 
-// The same of one dtype.
+// The same for one dtype.
 template <class T>
 struct ChunkedLaunch {
   static int shared_memory();

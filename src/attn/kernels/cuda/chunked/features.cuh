@@ -1,4 +1,4 @@
-// Monomials as left factors of a warp, sixteen at a time, and the column z of a state.
+// Monomial features as A operands of a warp, sixteen at a time, and the column z of a state.
 #pragma once
 
 #include "attn/kernels/cuda/chunked/chunked.h"
@@ -15,18 +15,18 @@ HORNER_HD Slope<Vec<n>> slopes_of(const Quadratic& w, const Vec<n>& x) {
   return {weights_of(w, x), vec<n>([&](int i) { return 2 * w.c[2] * x[i] + w.c[1]; })};
 }
 
-// Which monomials: x_j of a block, times x_i unless that is negative.
+// The monomials of a tile: x_j for j in `block`, times x_i unless i < 0.
 struct Monomials {
   int i, block;
 };
-// Products of blocks come first, sixteen tiles a pair; then the channels themselves.
+// Products come first, sixteen tiles per pair of blocks; then the channels themselves.
 HORNER_HD Monomials monomials(int tile, int tiles, int blocks) {
   int rest = tile - (tiles - blocks), first = 0;
   if (rest >= 0) return {-1, rest};
   for (rest = tile; rest >= 16 * (blocks - first); ++first) rest -= 16 * (blocks - first);
   return {16 * first + rest % 16, first + rest / 16};
 }
-// A product of two blocks stands for both orders of them.
+// A product of two different blocks counts for both orders.
 HORNER_HD float coefficient(const Quadratic& w, float scale, const Monomials& m) {
   if (m.i < 0) return w.c[1] * scale;
   return w.c[2] * scale * scale * (m.i / 16 == m.block ? 1 : 2);
@@ -37,19 +37,19 @@ __device__ inline uint32_t mul2(bf16, uint32_t a, uint32_t b) {
                          *reinterpret_cast<const __nv_bfloat162*>(&b));
   return *reinterpret_cast<const uint32_t*>(&y);
 }
-__device__ inline uint32_t relu(uint32_t two) {  // of two bf16
+__device__ inline uint32_t relu(uint32_t two) {  // two bf16
   const auto y = __hmax2_nan(*reinterpret_cast<const __nv_bfloat162*>(&two), __nv_bfloat162{0, 0});
   return *reinterpret_cast<const uint32_t*>(&y);
 }
 __device__ inline uint32_t where_positive(uint32_t of, uint32_t x) {  // 0 elsewhere
   return of & __hgt2_mask(*reinterpret_cast<const __nv_bfloat162*>(&x), __nv_bfloat162{0, 0});
 }
-__device__ inline uint32_t broadcast2(bf16, uint32_t at) {  // a number, in both halves
+__device__ inline uint32_t broadcast2(bf16, uint32_t at) {  // one bf16, in both halves
   uint16_t x;
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(x) : "r"(at) : "memory");
   return uint32_t(x) * 0x10001u;
 }
-__device__ inline float2 unpack2(uint32_t two) {  // of two bf16
+__device__ inline float2 unpack2(uint32_t two) {  // two bf16
   return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
 }
 __device__ inline float load_element(bf16, uint32_t at) {
@@ -65,17 +65,17 @@ __device__ inline float2 load_pair(float, uint32_t at) {
   return {__uint_as_float(load_word(at)), __uint_as_float(load_word(at + 4))};
 }
 
-// What depends on the dtype. Tokens and features inside a step are in the order of mma.cuh.
+// What depends on the dtype. Tokens and features within a step are in mma.cuh's fragment order.
 template <class T>
 struct Features;
 template <>
 struct Features<bf16> {
   using M = Mma<bf16>;
-  static __device__ M::A constant() {  // 1, and fifteen of 0
+  static __device__ M::A constant() {  // one row of 1, fifteen of 0
     const uint32_t ones = lane() < 4 ? 0x3f803f80u : 0;
     return {{ones, 0, ones, 0}};
   }
-  // A right factor of one column (and, beside it, what rounding took from it).
+  // B operand of one column in bf16, with its rounding error in the next column.
   static __device__ M::B column(const float* of) {
     const float* at = of + lane() % 4 * 2;
     const auto word = [&](float a, float b) {
@@ -85,7 +85,7 @@ struct Features<bf16> {
     };
     return {{word(at[0], at[1]), word(at[8], at[9]), 0, 0}};
   }
-  // Of the sums with it, those of the first two columns count: of lanes divisible by four.
+  // Only the first two columns of its product count: those of lanes divisible by four.
   static __device__ M::B stored_column(uint32_t z, int) {
     const uint32_t at = z + uint32_t(lane() / 4 % 2 * 32 + lane() % 4 * 4);
     return {{load_word(at), load_word(at + 16), 0, 0}};
@@ -115,7 +115,7 @@ struct Features<float> {
                            __float_as_uint(d)};
     return M::split<M::A>(x);
   }
-  // Of sixteen tokens, rows of x from `row` on, as left factor: half of the monomials a step.
+  // A operand of sixteen tokens, rows of x from `row`; half of the monomials per step.
   static __device__ M::A rows(Tile<float, 64> x, int row, const Monomials& m, int step) {
     const int t = row + lane() / 4, j = 16 * m.block + 8 * step + lane() % 4 * 2;
     const float upper = m.i < 0 ? 1 : element(x, t, m.i);
@@ -157,7 +157,7 @@ struct Features<float> {
   }
 };
 
-// The running sum of the log gates up to token t, that before the first being 0.
+// Running sum of the log gates through token t; 0 before the first token.
 __device__ inline double gates_to(const Fused& f, int key_head, int t) {
   return t < 0 ? 0 : f.decay[int64_t(key_head) * f.S + t];
 }

@@ -1,4 +1,4 @@
-// The kernels of one dtype (HORNER_DTYPE) for attention in chunks, and how they are started.
+// Launches of the chunked kernels, compiled once per dtype (HORNER_DTYPE).
 #include <algorithm>
 
 #include "attn/kernels/cuda/chunked/chunk_backward.cuh"
@@ -17,7 +17,7 @@ template <bool decay>
 using QueriesOf = ChunkShape<T, 1, kWide ? 4 : 8, kWide ? 1 : 2, decay>;
 template <bool decay>
 using KeysOf = ChunkKeysShape<T, 1, 4, kWide ? 1 : 3, decay>;
-using Sums1 = SumsShape<1, 5>;  // of order 1: up to four tiles and the constant
+using Sums1 = SumsShape<1, 5>;  // order 1: up to four tiles and the constant
 using Sums2 = SumsShape<2, 4>;
 static constexpr int kSumsBytes = SummedTokens<T, kPairThreads, true>::kBytes;
 
@@ -79,7 +79,7 @@ static void queries_of(const Chunks& p, Stream stream) {
   launch(chunk_backward_queries_kernel<T, Shape>, grid, stream, p);
 }
 
-// Whether order 1 has been taken in one step.
+// Launches the one-pass kernel of order 1; false if it does not apply.
 template <class Type>
 static bool launch_linear(const Chunks& p, bool backward, Stream stream) {
   if constexpr (sizeof(Type) == 2) {

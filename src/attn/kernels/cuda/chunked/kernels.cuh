@@ -1,5 +1,5 @@
-// Every chunk by itself, from the states around it: a block of threads has a block of queries, or
-// of keys, which it takes through the state and through the scores inside the chunk.
+// Chunks, independent of each other given the states: each thread block owns a block of queries, or
+// of keys, and sums the contributions of the state and of the scores within the chunk.
 #pragma once
 
 #include "attn/kernels/cuda/chunked/apply_state.cuh"
@@ -9,8 +9,8 @@
 
 namespace horner::attn::kernels::cuda {
 
-// Atoms of 16 rows in a warp, warps, blocks of them on a multiprocessor, at least, and whether
-// there is a decay: without, in fewer registers.
+// 16-row atoms per warp, warps, minimum blocks per SM, and whether there is a decay: code without
+// it needs fewer registers.
 template <class T, int atoms, int warps, int blocks, bool decay>
 struct ChunkShape {
   static constexpr bool kDecay = decay, kRaw = false;
@@ -18,7 +18,7 @@ struct ChunkShape {
   static constexpr int kQueries = 16 * atoms * warps;
   static constexpr int kKeys = sizeof(T) == 4 ? 32 : 64;
   static constexpr int kRow = 64 * int(sizeof(T));
-  // Behind the queries: tiles of keys or of a state, its columns, gates.
+  // After the queries: tiles of keys or of a state, its columns z, gates.
   static constexpr int kColumnsAt = 2 * kStateStage, kGatesAt = kColumnsAt + kColumnBytes<T>;
   static constexpr int kTilesBytes = kGatesAt + 2 * kKeys * 8;
   static constexpr int kForwardBytes = kQueries * kRow + kTilesBytes;
@@ -27,7 +27,7 @@ struct ChunkShape {
   static_assert(4 * kKeys * kRow == 2 * kStateStage);
 };
 
-// A block of queries of one head, and the keys of its chunk in tiles through shared memory.
+// A block of queries of one head, and the keys of its chunk, double-buffered in shared memory.
 template <class T, class Shape>
 struct ChunkQueries {
   const Chunks& p;
@@ -49,7 +49,7 @@ struct ChunkQueries {
     copy_rows<Shape::kQueries, Shape::kThreads>(to, row_of<T>(x, head.b, head.h, t0), x.row,
                                                 f.T - t0, channels);
   }
-  // How much query t sees of the state.
+  // The decay factor of the state at query t.
   __device__ float state_decay(int t) const {
     if (!Shape::kDecay) return 1;
     return decay_factor(gates_to(f, key_head(), min(t, f.T - 1)),
@@ -60,9 +60,9 @@ struct ChunkQueries {
     const uint32_t at = shared_address(tiles);
     cuda::over_state<T, Shape::kThreads>(p.prefix, record(), p.tiles(), p.blocks(), at,
                                          at + Shape::kColumnsAt, each);
-    __syncthreads();  // all are done with the last tiles
+    __syncthreads();  // all warps are done with the last tiles
   }
-  // each(s0, k, v, gates)
+  // Calls each(s0, k, v, gates) for every tile of keys.
   template <class F>
   __device__ void over_keys(const F& each) const {
     constexpr int kKeys = Shape::kKeys;
@@ -116,7 +116,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
       }
     }
   };
-  if (Shape::kDecay) apply_prefix_state();  // what it gives fades, before anything is added to it
+  if (Shape::kDecay) apply_prefix_state();  // first: the decay factor multiplies N and the sum
   block.over_keys([&](int s0, Tile<T, 64> k, Tile<T, 64> v, const double* gates) {
     if (s0 >= t0 + 16 * Shape::kAtoms) return;
     float x[Shape::kAtoms][Shape::kKeys / 8][4];
@@ -129,7 +129,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
   sums.finish();
 }
 
-// The gradients of scores of a row, in place of x.
+// Score gradients of a thread's two rows, in place of x.
 template <Path path, class T, class Shape, int n>
 __device__ inline void score_gradients(const ChunkQueries<T, Shape>& block, int t, int s0,
                                        const Query (&query)[2], const double* gates,
@@ -199,7 +199,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
     ApplyStateBackward<T> back(q, g, own, to);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const Query& row = query[0][i];  // where a is 0, so is dW
+      const Query& row = query[0][i];  // dW is 0 where a is 0
       back.a[i] = row.a * block.state_decay(t0 + 8 * i + lane() / 4);
       back.b[i] = row.a == 0 ? 0 : row.dW / row.a;
     }
@@ -214,9 +214,9 @@ struct ChunkKeysShape {
   static constexpr bool kDecay = decay;
   static constexpr int kAtoms = atoms, kWarps = warps, kThreads = 32 * warps, kBlocks = blocks;
   static constexpr int kKeys = 16 * atoms * warps, kQueries = sizeof(T) == 4 ? 32 : 64;
-  static constexpr int kTilesPerStep = 2, kStep = 16, kOwn = 64;  // of KeyGradients
+  static constexpr int kTilesPerStep = 2, kStep = 16, kOwn = 64;  // for KeyGradients
   static constexpr int kRow = 64 * int(sizeof(T)), kTileBytes = kQueries * kRow;
-  static constexpr int kStagesAt = 2 * kKeys * kRow;  // of tiles of queries, or of a state
+  static constexpr int kStagesAt = 2 * kKeys * kRow;  // tiles of queries or of a state
   static constexpr int kColumnsAt = kStagesAt + 2 * kStateStage;
   static constexpr int kQueriesAt = kColumnsAt + kColumnBytes<T>;
   static constexpr int kGatesAt = kQueriesAt + 2 * kQueries * int(sizeof(Query));
@@ -225,7 +225,7 @@ struct ChunkKeysShape {
   static_assert(4 * kTileBytes == 2 * kStateStage);
 };
 
-// dk and dv from the queries behind the chunk: dk to `to`; and what the gates of the keys get.
+// Adds the queries after the chunk: dv and the gates' gradient to `sums`, dk to `to`.
 template <class T, class Shape, class Sums>
 __device__ inline void apply_suffix_state(const Chunks& p, int key_head, int chunk, Tile<T, 64> k,
                                           Tile<T, 64> v, Sums& sums, const Gradients& to) {
@@ -249,7 +249,7 @@ __device__ inline void apply_suffix_state(const Chunks& p, int key_head, int chu
   };
   over_state<T, Shape::kThreads>(p.suffix, record, p.tiles(), p.blocks(), k.at + Shape::kStagesAt,
                                  k.at + Shape::kColumnsAt, each);
-  __syncthreads();  // all are done with the last tiles
+  __syncthreads();  // all warps are done with the last tiles
   const float* const constant = p.suffix.constant + record * kConstantSums;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -267,7 +267,7 @@ __device__ inline void apply_suffix_state(const Chunks& p, int key_head, int chu
   }
 }
 
-// dk, which `to` has, dv, and the gradient of the gates; 0 of hidden keys.
+// Stores dk (from `to`), dv and the gradient of the gates; 0 for masked keys.
 template <class T, class Shape, class Sums>
 __device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums,
                                   const Gradients& to) {
@@ -326,7 +326,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
   const Gradients to{reinterpret_cast<float*>(memory + Shape::kGradientsAt) +
                      sums.own * kGradientStride};
   const bool last = chunk + 1 == p.chunks();
-  if (Shape::kDecay && !last) {  // what the state gives fades, before anything is added to it
+  if (Shape::kDecay && !last) {  // first: the decay factor multiplies dv
     to.set(sums.dk[0], 0);
     cp_async_wait_all();
     __syncthreads();
@@ -336,7 +336,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
   int stage = 0;
   for (int h = 0, t0 = begin; h < each; stage ^= 1) {
     cp_async_wait_all();
-    __syncthreads();  // these queries are there, and all are done with those before
+    __syncthreads();  // these queries have arrived; all warps are done with the last ones
     const auto tile = queries(stage, h, t0);
     if ((t0 += kQueries) >= end) t0 = begin, ++h;
     if (h < each) copy(stage ^ 1, h, t0);

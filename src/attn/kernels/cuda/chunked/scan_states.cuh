@@ -1,13 +1,13 @@
-// Order 1, 16-bit: the states between chunks by a walk. A block of threads has a segment of chunks
-// and goes over their tokens with the sums in registers; on the way it leaves the state before each
-// chunk, counted from the segment's beginning. Then from segment to segment; who asks adds the two.
+// Order 1, bf16: one-pass scan of states. Each thread block owns a segment of chunks and keeps the
+// sums in registers; it stores the state before each chunk, summed from the start of the segment
+// (for queries: from its end). A second kernel scans the segments; readers add the two.
 #pragma once
 
 #include "attn/kernels/cuda/chunked/features.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-__device__ inline void cp_async_commit() {  // of one stage
+__device__ inline void cp_async_commit() {  // one group per stage
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
 template <int stages>
@@ -23,7 +23,7 @@ struct ScanShape {
   static_assert(kChunkUnit % kTokens == 0);
 };
 
-// The sums of a warp: sixteen features, [z], and of the constant sixteen channels.
+// The sums of a warp: S and z of sixteen features, and order 0: sixteen channels, and z.
 struct ScanSums {
   float S[8][4], z[4], constant[2][4], count[4];
 
@@ -37,7 +37,7 @@ struct ScanSums {
     }
   }
 };
-// The running sums of the log gates before a chunk and at its end.
+// Running sums of the log gates before a chunk and at its end.
 struct ChunkGates {
   double before, end;
 };
@@ -64,7 +64,7 @@ struct StateScan {
         each(of_queries ? f.H / f.G : 1),
         begin(segment * p.segment),
         end(min(p.chunks(), begin + p.segment)) {}
-  // Stages of a chunk, and the chunk of a stage: from the last on, of queries.
+  // Stages per chunk, and the chunk of stage i; queries start at the last chunk.
   __device__ int stages() const { return p.length / kTokens * each; }
   __device__ int chunk(int i) const {
     return of_queries ? end - 1 - i / stages() : begin + i / stages();
@@ -109,7 +109,7 @@ struct StateScan {
     cp_async_commit();
   }
 
-  // Two numbers as left or right factors of sixteen bits: rounded, and what rounding took.
+  // Two elements of an A or B operand in bf16: lanes 0-3 hold them, 4-7 their rounding errors.
   static __device__ uint32_t split(float a, float b) {
     const uint32_t high = pack2(bf16(), a, b);
     return lane() < 4   ? high
@@ -120,7 +120,7 @@ struct StateScan {
     const float2 y = unpack2(two);
     return pack2(bf16(), y.x * a, y.y * b);
   }
-  // Every thread takes what it has copied.
+  // Each thread handles the token it copied itself: no barrier needed.
   __device__ void apply_decay(int i, const ChunkGates& chunk) const {
     if (const int n = int(threadIdx.x); n < kTokens) {
       const double here = gates(i)[n];
@@ -164,7 +164,7 @@ struct StateScan {
     }
   }
 
-  // Rows 0 and 1 of the constant's sums make up one.
+  // Rows 0 and 1 of the order-0 sums (high and low parts) add up to one row.
   template <class F>
   __device__ void over_constant(const ScanSums& sums, const F& each) const {
     if (p.w.c[0] == 0) return;
@@ -227,7 +227,7 @@ __global__ __launch_bounds__(ScanShape::kThreads, ScanShape::kBlocks) void scan_
       if (i % stages == 0) gates = next, next = scan.gates_of_chunk(i + stages);
       scan.apply_decay(i, gates);
     }
-    __syncthreads();  // these tokens are there, and all are done with those before
+    __syncthreads();  // these tokens have arrived; all warps are done with the last ones
     scan.copy(i + 2);
     if (i % stages == 0) {
       scan.store_chunk_state(sums, scan.chunk(i));
@@ -238,7 +238,7 @@ __global__ __launch_bounds__(ScanShape::kThreads, ScanShape::kBlocks) void scan_
   scan.store_segment_state(sums);
 }
 
-// From sums of segments to those before each of them, or behind.
+// Scans the sums of segments into the state before each of them, or after (`backward`).
 template <bool backward>
 __global__ __launch_bounds__(128) void scan_segments_kernel(const __grid_constant__ Chunks p) {
   constexpr int kBatch = 16;

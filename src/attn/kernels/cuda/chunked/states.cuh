@@ -1,12 +1,12 @@
-// The states between chunks: sums over the tokens of each chunk, a warp some tiles of monomials,
-// then from chunk to chunk.
+// The states between chunks: sums over the tokens of each chunk, where each warp owns some tiles of
+// monomials, then a scan of states over the chunks.
 #pragma once
 
 #include "attn/kernels/cuda/chunked/features.cuh"
 
 namespace horner::attn::kernels::cuda {
 
-// What multiplies the values of token t, and its share in z: 0 outside of the chunk.
+// Factors of token t: on its values, and on its features in z. 0 outside the chunk.
 struct TokenFactor {
   float value, sum;
 };
@@ -22,7 +22,7 @@ __device__ inline TokenFactor token_factor(const Fused& f, int key_head, int hea
     return {kept, kept};
   }
 }
-// What is left of a key of a chunk at its end, or for a query of what was before the chunk.
+// Decay factor from a key to the end of its chunk, or from the start of the chunk to a query.
 template <bool of_queries>
 __device__ inline float decay_to_boundary(const Fused& f, int key_head, int t, int begin, int end) {
   if (!f.decay || t >= end) return 1;
@@ -30,8 +30,8 @@ __device__ inline float decay_to_boundary(const Fused& f, int key_head, int t, i
                     : decay_factor(gates_to(f, key_head, end - 1), gates_to(f, key_head, t));
 }
 
-// The tokens of a chunk, a stage at a time, through two stages in shared memory; of queries, those
-// of every head that reads the key head. y has its share in it.
+// The tokens of a chunk, double-buffered in shared memory; for queries, those of every head that
+// reads the key head. y is multiplied by its factor.
 template <class T, int threads, bool of_queries>
 struct SummedTokens {
   using Rows = Tile<T, 64>;
@@ -45,7 +45,7 @@ struct SummedTokens {
   unsigned char* memory;
   int key_head, b, each, begin, end;
   int row = int(threadIdx.x) / Rows::kChunks, chunk = int(threadIdx.x) % Rows::kChunks;
-  // Of what is being copied: asked for early, used when it is there.
+  // Factors of the stage in flight: loaded early, used once it has arrived.
   float by[kRows], decay[kRows], own = 0, own_decay = 1;
 
   __device__ SummedTokens(const Chunks& p, unsigned char* memory, int key_head)
@@ -88,7 +88,7 @@ struct SummedTokens {
           scale_chunk<T>(tile(2 * stage + 1).chunk(row + i * kStep, chunk), by[i] * decay[i]);
     if (threadIdx.x < kTokens) column(stage)[threadIdx.x] = own * own_decay;
   }
-  // add(x, y, the shares in z)
+  // Calls add(x, y, factors in z) for every stage.
   template <class Add>
   __device__ void over(const Add& add) {
     copy(0, 0, begin);
@@ -96,7 +96,7 @@ struct SummedTokens {
     for (int r = 0, t0 = begin; r < each; stage ^= 1) {
       cp_async_wait_all();
       apply_factors(stage);
-      __syncthreads();  // these tokens are there, and all are done with those before
+      __syncthreads();  // these tokens have arrived; all warps are done with the last ones
       if ((t0 += kTokens) >= end) t0 = begin, ++r;
       if (r < each) copy(stage ^ 1, r, t0);
       add(tile(2 * stage), tile(2 * stage + 1), column(stage));
@@ -104,7 +104,7 @@ struct SummedTokens {
   }
 };
 
-// The sums of a tile of a chunk, or, behind the last, of the constant.
+// Stores the sums of a tile of a chunk, or, past the last tile, of the constant.
 template <class T>
 __device__ inline void store_sums(const Chunks& p, const ChunkStates& to, int64_t record, int tile,
                                   const float (&S)[8][4], const float (&z)[4]) {
@@ -129,7 +129,7 @@ __device__ inline void store_sums(const Chunks& p, const ChunkStates& to, int64_
   }
 }
 
-// A warp has some tiles of monomials; as wide as float32.
+// Each warp owns `own` tiles of monomials. For float32.
 template <int own, int warps>
 struct SumsShape {
   static constexpr int kOwn = own, kWarps = warps, kThreads = 32 * warps;
@@ -177,14 +177,14 @@ __global__ __launch_bounds__(Shape::kThreads) void chunk_states_kernel(
   }
 }
 
-// The same of products of two blocks, 16-bit: a block of threads has one pair of them, a warp two
-// first factors; one block of threads more has the channels themselves and the constant.
-inline constexpr int kPairThreads = 8 * 32, kPairBlocks = 2;  // blocks: on a multiprocessor
+// The same in bf16: each thread block owns one pair of blocks, each warp two x_i; one more thread
+// block owns the channels themselves and the constant.
+inline constexpr int kPairThreads = 8 * 32, kPairBlocks = 2;  // kPairBlocks: per SM
 struct PairSums {
   using M = Mma<bf16>;
   using Rows = Tile<bf16, 64>;
-  int first, second;  // blocks; or -1 and the one of the channels themselves
-  bool constant;      // in place of channels
+  int first, second;  // blocks of i and j; or -1 and a block of channels
+  bool constant;      // instead of channels
   float S[2][8][4], z[2][4];
 
   __device__ void add(int o, const M::A& a_frag, const M::B (&b_frag)[4], const M::B& ones) {
@@ -247,8 +247,8 @@ __global__ __launch_bounds__(kPairThreads, kPairBlocks) void chunk_pair_states_k
                        sums.z[o]);
 }
 
-// From chunk to chunk: load(record) gives n sums of a chunk, store(record, sums) takes those
-// before.
+// Scan of states: load(record) reads n sums of a chunk, store(record, sums) writes the state before
+// it, or after it if `backward`.
 template <int n, bool backward, class Load, class Store>
 __device__ inline void over_chunks(const Chunks& p, int key_head, const Load& load,
                                    const Store& store) {
@@ -276,7 +276,7 @@ __device__ inline void over_chunks(const Chunks& p, int key_head, const Load& lo
   }
 }
 
-// Four neighbours of S, which has the sums of each chunk before and the states after.
+// Four consecutive elements of S, which the scan turns from chunk sums into states in place.
 template <class T>
 struct Vector4;
 template <>
@@ -303,7 +303,7 @@ struct Vector4<float> {
 };
 
 inline constexpr int kScanThreads = 128;
-inline int64_t scan_parts(const Chunks& p) {  // threads of a key head
+inline int64_t scan_parts(const Chunks& p) {  // threads per key head
   return int64_t(p.tiles()) * (256 + 8) + kConstantSums / 2;
 }
 template <class T, bool backward>

@@ -1,4 +1,4 @@
-// How the kernels for one token are started.
+// Launches of a decode step: attend and combine, or fold into the state.
 #include <algorithm>
 
 #include "attn/kernels/cuda/decode/decode.cuh"
@@ -6,7 +6,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// Enough blocks for the GPU, each with enough to read.
+// Splits keys and features into enough thread blocks to fill the GPU, each with enough to read.
 static DecodeParts parts_of(const Decode<float>& c) {
   constexpr int64_t kBlocks = 1024;
   DecodeParts p{};
@@ -26,7 +26,7 @@ static DecodeParts parts_of(const Decode<float>& c) {
 
 static void check_started(const char* what) {
   const cudaError_t error = cudaGetLastError();
-  check(error == cudaSuccess, "the GPU cannot run ", what, ": ", cudaGetErrorString(error));
+  check(error == cudaSuccess, "CUDA failed to launch ", what, ": ", cudaGetErrorString(error));
 }
 
 int64_t decode_scratch(const Decode<float>& c) {
@@ -35,7 +35,8 @@ int64_t decode_scratch(const Decode<float>& c) {
 
 void decode_attend(const Decode<float>& c, float* scratch, CUstream_st* stream) {
   check(c.width <= kMaxDecodeChannels && c.E <= kMaxDecodeChannels,
-        "decoding on a GPU takes head dimensions up to ", kMaxDecodeChannels);
+        "decode on CUDA supports head dimensions up to ", kMaxDecodeChannels, ", given ", c.D,
+        " (queries, keys) and ", c.E, " (values)");
   const DecodeParts parts = parts_of(c);
   if (c.B * c.H == 0) return;
   const dim3 grid(unsigned(c.B * c.G * parts.groups), unsigned(parts.all()));
@@ -49,18 +50,18 @@ void decode_attend(const Decode<float>& c, float* scratch, CUstream_st* stream) 
   };
   if (parts.all() > 0) std::visit(start, c.weight);
   decode_combine_kernel<<<unsigned(c.B * c.H), 128, 0, stream>>>(c, parts.all(), scratch);
-  check_started("this decoding step");
+  check_started("the decode step");
 }
 
 void decode_fold(const Decode<float>& c, CUstream_st* stream) {
   check(c.width <= kMaxDecodeChannels && c.last <= kMaxDecodeOrder,
-        "a state on a GPU takes head dimensions up to ", kMaxDecodeChannels, " and orders up to ",
-        kMaxDecodeOrder);
+        "states on CUDA support head dimensions up to ", kMaxDecodeChannels, " and orders up to ",
+        kMaxDecodeOrder, ", given ", c.D, " and ", c.last);
   if (c.B * c.G == 0 || c.from >= c.to) return;
   const dim3 grid(unsigned(c.B * c.G), unsigned((c.F + kFoldFeatures - 1) / kFoldFeatures),
                   unsigned((c.E + 63) / 64));
   decode_fold_kernel<<<grid, kFoldThreads, 0, stream>>>(c);
-  check_started("this update of a state");
+  check_started("the fold into the state");
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -1,5 +1,5 @@
-// One query for each head, over keys that lie there and through the state of those before; and the
-// keys into that state. Every read of memory is a row of channels by a warp, or a part of it.
+// A decode step: one query per head attends to the KV cache and to the state of earlier keys,
+//   N = sum_s w(x_s) decay_s gate_s v_s + phi(q) S;  and the fold of cached keys into that state.
 #pragma once
 
 #include <cmath>
@@ -10,35 +10,35 @@
 namespace horner::attn::kernels::cuda {
 
 inline constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
-inline constexpr int kMaxDecodeHeads = 4;  // query heads of a block
+inline constexpr int kMaxDecodeHeads = 4;  // query heads per thread block
 inline constexpr int kKeysPerPart = 256, kFeaturesPerPart = 64;
 
-// How the work is shared: parts of the keys, then parts of the features.
+// How the work is split: parts of the keys, then parts of the features.
 struct DecodeParts {
-  int heads, groups;   // query heads of a key head, in groups of kMaxDecodeHeads
-  int keys, features;  // parts
+  int heads, groups;   // query heads per key head, in groups of kMaxDecodeHeads
+  int keys, features;  // number of parts
   int64_t per_key_part, per_feature_part;
   HORNER_HD int all() const { return keys + features; }
 };
 
 template <class W>
 struct DecodeArguments {
-  Decode<float> c;  // its weight is not used on the GPU
+  Decode<float> c;  // its weight is unused on the GPU: w is
   W w;
   DecodeParts parts;
   float* scratch;  // [B, H, parts, E + 2]: N, W and the shift
 };
 
-// Monomials of degree p of the variables before i.
+// The number of monomials of degree p in the variables before i.
 __device__ inline int monomials_before(int p, int i) {
   return p == 1 ? i : p == 2 ? i * (i + 1) / 2 : i * (i + 1) * (i + 2) / 6;
 }
-// Which feature: x_i[0] x_i[1] ..., as many as its order, and 1 / a!.
+// One monomial feature: x_i[0] x_i[1] ..., with `order` variables, and its coefficient 1 / a!.
 struct Term {
   int order, i[kMaxDecodeOrder];
   float coefficient;
 
-  // Feature f of D variables, of the orders from `first` on, in the order of monomials.h.
+  // Feature f of D variables and orders from `first`, in the order of cpu/chunked/monomials.h.
   __device__ Term(int D, int first, int f) : order(first), i{}, coefficient(1) {
     for (int n; f >= (n = order == 0 ? 1 : monomials_before(order, D)); ++order) f -= n;
     int power = 0;
@@ -70,7 +70,7 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// N, W and shift of some heads: one row of channels over the lanes of a warp.
+// N, W and shift of `heads` heads. Channels are spread over the lanes of a warp: coalesced reads.
 template <int heads, int columns>
 struct DecodeSums {
   float N[heads][columns], W[heads], top[heads];
@@ -97,7 +97,7 @@ struct DecodeSums {
   }
 };
 
-// What multiplies the weight of key s.
+// The factor on the weight of key s: 0 if masked, otherwise its decay factor.
 __device__ inline float key_scale(const Decode<float>& c, int64_t key_head, int64_t s, double now) {
   if (c.keep && !c.keep[key_head / c.G * c.room + s]) return 0;
   return c.decay ? float(exp(now - c.decay[key_head * c.room + s])) : 1;
@@ -106,14 +106,14 @@ __device__ inline double gates_now(const Decode<float>& c, int64_t key_head) {
   return c.decay && c.to > 0 ? c.decay[key_head * c.room + c.to - 1] : 0;
 }
 
-// A block's queries: `count` heads of one key head.
+// The queries of a thread block: `count` heads of one key head.
 struct DecodeQueries {
   int64_t key_head, first;
   int count;
-  const float* q;  // [heads, width], in shared memory, zeros from `count` on
+  const float* q;  // [heads, width], in shared memory; 0 from `count` on
 };
 
-// Four keys at a time, eight lanes for each.
+// Each warp takes four keys at a time, eight lanes per key.
 template <class W, int heads, int columns>
 __device__ inline void over_keys(const DecodeArguments<W>& d, const DecodeQueries& queries,
                                  int part, DecodeSums<heads, columns>& sums) {
@@ -126,7 +126,7 @@ __device__ inline void over_keys(const DecodeArguments<W>& d, const DecodeQuerie
   for (int64_t s0 = begin + 4 * warp; s0 < end; s0 += 4 * kDecodeWarps) {
     const int64_t s = min(s0 + lane / 8, end - 1);
     const float* const key = c.k + (key_head * c.room + s) * c.width;
-    float values[4][columns];  // on their way meanwhile
+    float values[4][columns];  // loads in flight during the products
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       sums.load(values[j], c.v + (key_head * c.room + min(s0 + j, end - 1)) * c.E, int(c.E));
@@ -164,7 +164,7 @@ __device__ inline void over_keys(const DecodeArguments<W>& d, const DecodeQuerie
   }
 }
 
-// e_N(x - b) = sum_n e_{N-n}(-b) x^n / n!, times what is left of the state: of one order.
+// The factor of one order in e_N(x - b) = sum_n e_{N-n}(-b) x^n / n!, times the state's decay.
 __device__ inline float order_factor(const Decode<float>& c, int64_t head, int order, double now) {
   float e = 1;
   if (c.centre) {
@@ -255,7 +255,7 @@ __global__ __launch_bounds__(kDecodeThreads) void decode_attend_kernel(
   }
 }
 
-// The parts of a head together.
+// Combines the parts of each head at a common shift.
 static __global__ void decode_combine_kernel(Decode<float> c, int parts, const float* scratch) {
   const int E = int(c.E);
   const int64_t head = blockIdx.x;
@@ -273,20 +273,20 @@ static __global__ void decode_combine_kernel(Decode<float> c, int parts, const f
   if (threadIdx.x == 0) c.shift[head] = top == -INFINITY ? 0 : top;
 }
 
-// A block has 64 features and 64 channels of a key head's state; a thread 16 features of a channel.
+// A thread block owns 64 features x 64 channels of one state, a thread 16 features of a channel.
 inline constexpr int kFoldThreads = 256, kFoldFeatures = 64, kFoldTokens = 16;
 static __global__ void __launch_bounds__(kFoldThreads) decode_fold_kernel(Decode<float> c) {
   __shared__ float keys[kFoldTokens][kMaxDecodeChannels + 1];
   __shared__ float values[kFoldTokens][64], factor[kFoldTokens];
   __shared__ __align__(16) float phi[kFoldTokens][kFoldFeatures + 4];
   static_assert(kFoldThreads % kFoldFeatures == 0);
-  constexpr int kOwn = 16, kTilesTogether = 16;  // sums of some tokens first, then of those
+  constexpr int kOwn = 16, kTilesTogether = 16;  // two-level sum, for accuracy
   const int64_t key_head = blockIdx.x, f0 = int64_t(blockIdx.y) * kFoldFeatures;
   const int e0 = int(blockIdx.z) * 64, e = e0 + int(threadIdx.x) % 64;
   const int own = int(threadIdx.x) / 64 * kOwn;
   const double now = gates_now(c, key_head);
   const int n = int(min(c.F - f0, int64_t(kFoldFeatures)));
-  const int mine = int(threadIdx.x) % kFoldFeatures;  // the feature that this thread makes
+  const int mine = int(threadIdx.x) % kFoldFeatures;  // the feature that this thread computes
   const Term term(int(c.D), c.first, int(f0) + min(mine, n - 1));
   float sum[kOwn] = {}, total[kOwn] = {}, z_sum = 0, z_total = 0;
   int tiles = 0;

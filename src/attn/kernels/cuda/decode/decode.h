@@ -1,6 +1,6 @@
-// decode_cpu.h on an NVIDIA GPU, in float32: the same problem with pointers to the GPU's memory.
-// The keys and the features are shared by blocks of threads, whose parts of N and W are then
-// summed.
+// The decode step of cpu/decode/decode.h on an NVIDIA GPU, in float32: the same problem struct with
+// device pointers. Thread blocks split the KV cache and the features of the state; a second kernel
+// combines their parts of N and W.
 #pragma once
 
 #include "attn/kernels/cpu/decode/decode.h"
@@ -12,8 +12,8 @@ namespace horner::attn::kernels::cuda {
 inline constexpr int kMaxDecodeChannels = 256;
 inline constexpr int kMaxDecodeOrder = 3;
 
-int64_t decode_scratch(const Decode<float>&);  // numbers that `decode_attend` needs
-// Each throws core/check.h's Error where the GPU refuses.
+int64_t decode_scratch(const Decode<float>&);  // floats that `decode_attend` needs
+// Each throws core/check.h's Error on failure.
 void decode_attend(const Decode<float>&, float* scratch, CUstream_st*);
 void decode_fold(const Decode<float>&, CUstream_st*);
 

@@ -1,4 +1,4 @@
-// The backward kernels of one dtype.
+// Backward launches of the fused kernels, compiled once per dtype (HORNER_DTYPE).
 #include <algorithm>
 
 #include "attn/kernels/cuda/common/launch.cuh"

@@ -1,6 +1,6 @@
-// Backward: a block of threads has a block of keys of one key head, each warp some of them, and
-// goes over the tiles of queries that see them (fused_cuda_keys.cuh). What it finds of the
-// gradients of scores goes to shared memory, for dq += dx k, which is added to memory atomically.
+// Backward: each thread block owns a block of keys of one key head, each warp some of its rows, and
+// loops over the tiles of queries that see them (common/key_gradients.cuh). The score gradients dx
+// go to shared memory for dq += dx k, which is added to global memory with atomics.
 #pragma once
 
 #include "attn/kernels/cuda/common/key_gradients.cuh"
@@ -10,28 +10,28 @@ namespace horner::attn::kernels::cuda {
 template <class T, int C, class W>
 struct BackwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
-  static constexpr int kTilesPerStep = 1;  // of eight queries: more would take registers
-  static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 keys, in a warp
+  static constexpr int kTilesPerStep = 1;  // tiles of 8 queries: more would cost registers
+  static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // 16-key atoms per warp
   static constexpr int kWarps = kWide && C == 256 ? 2 : !kWide && C == 128 ? 8 : 4;
-  static constexpr int kBlocks = !kWide && C == 64 ? 2 : 1;    // at least, on a multiprocessor
-  static constexpr int kSharing = !kWide && C == 128 ? 2 : 1;  // warps, in KeyGradients
+  static constexpr int kBlocks = !kWide && C == 64 ? 2 : 1;    // minimum blocks per SM
+  static constexpr int kSharing = !kWide && C == 128 ? 2 : 1;  // warps that share keys
   static constexpr int kThreads = 32 * kWarps, kKeys = 16 * kAtoms * kWarps / kSharing;
   static constexpr int kQueries = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;
-  static constexpr int kStep = kQueries < 32 ? 16 : 32;  // queries taken at once
-  // The sums of 256 channels would not fit in registers: two blocks have half of them each.
+  static constexpr int kStep = kQueries < 32 ? 16 : 32;  // queries per step
+  // Accumulators of 256 channels do not fit in registers: two thread blocks own half each.
   static constexpr int kOwn = C < 128 ? C : 128, kParts = C / kOwn;
-  // dq: [16 kDqAtoms, kDqColumns] for each warp
+  // dq: [16 kDqAtoms, kDqColumns] per warp
   static constexpr int kDqAtoms = kQueries < 32 ? 1 : 2, kDqRows = kQueries / (16 * kDqAtoms);
   static constexpr int kDqColumns = kOwn / (kWarps / kDqRows);
   static constexpr int kTileBytes = kQueries * C * int(sizeof(T));
   static constexpr int kDxBytes = kKeys * kQueries * int(sizeof(T));
-  static constexpr int kWeights = kSharing > 1 ? kDxBytes : 0;  // bytes, shared beside dx
+  static constexpr int kWeights = kSharing > 1 ? kDxBytes : 0;  // bytes, next to dx
   static constexpr int kKeyBytes = kKeys * C * int(sizeof(T));
   static constexpr int kBytes = 2 * kKeyBytes + 4 * kTileBytes + kDxBytes + kWeights +
                                 2 * kQueries * int(sizeof(Query) + sizeof(double));
 };
 
-// Adds four neighbours in memory.
+// Adds four consecutive floats atomically; one vector instruction from sm_90 on.
 __device__ inline void atomic_add_4(float* at, float4 x) {
 #if __CUDA_ARCH__ >= 900
   atomicAdd(reinterpret_cast<float4*>(at), x);
@@ -39,8 +39,8 @@ __device__ inline void atomic_add_4(float* at, float4 x) {
   atomicAdd(at, x.x), atomicAdd(at + 1, x.y), atomicAdd(at + 2, x.z), atomicAdd(at + 3, x.w);
 #endif
 }
-// A lane has two numbers of a row of eight, and two of the next eight: even lanes get four
-// neighbours of the first, odd lanes of the next.
+// A lane holds two columns of one 8-column fragment and two of the next. A warp shuffle gives even
+// lanes four consecutive columns of the first, odd lanes four of the next.
 __device__ inline float4 gather_4(const float* first, const float* next) {
   const bool odd = lane() % 2;
   const float x = __shfl_xor_sync(~0u, odd ? first[0] : next[0], 1);
@@ -48,7 +48,7 @@ __device__ inline float4 gather_4(const float* first, const float* next) {
   return odd ? make_float4(x, y, next[0], next[1]) : make_float4(first[0], first[1], x, y);
 }
 
-// To rows from t on and channels from d on; all of them are there in a whole tile.
+// Adds scale * dq to rows from t and channels from d; a `whole` tile needs no bounds checks.
 template <bool whole, int atoms, int n>
 __device__ __forceinline__ void atomic_add_rows(const Fused& f, const Head& head, int t, int d,
                                                 const float (&dq)[atoms][n][4]) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void atomic_add_rows(const Fused& f, const Head& head
     }
   }
 }
-// The same in the order of registers, where the sums lie in tiles; without the scale.
+// The same in fragment order (dq_in_fragments), without the scale.
 template <int atoms, int n>
 __device__ __forceinline__ void atomic_add_fragments(const Fused& f, const Head& head, int t, int d,
                                                      const float (&dq)[atoms][n][4]) {
@@ -82,8 +82,7 @@ __device__ __forceinline__ void atomic_add_fragments(const Fused& f, const Head&
     }
   }
 }
-// dq += dx k, of a tile of queries and channels from `first` on, when every warp has written its
-// dx.
+// dq += dx k for a tile of queries and channels from `first`, once every warp has written its dx.
 template <class Shape, class T, int C, class Queries>
 __device__ __forceinline__ void add_dq(const Fused& f, const Queries& tile, Tile<T, C> k,
                                        int first) {
@@ -101,7 +100,7 @@ __device__ __forceinline__ void add_dq(const Fused& f, const Queries& tile, Tile
   }
 }
 
-// A block of keys, its tiles in shared memory, and the tiles of queries that come there.
+// A block of keys in shared memory, and the double-buffered tiles of queries that see it.
 template <class T, int C, class W, bool factored>
 struct KeyBlock {
   using Shape = BackwardShape<T, C, W>;
@@ -111,7 +110,7 @@ struct KeyBlock {
   const Fused& f;
   unsigned char* const memory;
   int b, g, first_head, last_head;  // the query heads that read key head g
-  int s0, column, begin, end;       // keys from s0 on, queries [begin, end)
+  int s0, column, begin, end;       // first key and channel; queries [begin, end)
 
   __device__ KeyBlock(const Fused& f, unsigned char* memory) : f(f), memory(memory) {
     const BlockSchedule work(int(blockIdx.x) / Shape::kParts, f.B * f.G, (f.S + kKeys - 1) / kKeys);
@@ -119,7 +118,7 @@ struct KeyBlock {
     b = work.head / f.G, g = work.head % f.G;
     first_head = g * each, last_head = opaque(first_head + each - 1);
     column = int(blockIdx.x) % Shape::kParts * Shape::kOwn;
-    s0 = work.block * kKeys;  // a causal mask: most queries first
+    s0 = work.block * kKeys;  // causal: the blocks with most queries first
     begin = f.seen.first_query(s0) / kQueries * kQueries;
     end = f.seen.end_query(min(s0 + kKeys, f.S));
   }
@@ -128,7 +127,7 @@ struct KeyBlock {
   __device__ double* gates() const {
     return reinterpret_cast<double*>(memory + Shape::kBytes) - 2 * kQueries;
   }
-  // The tile of queries of head h from t0 on.
+  // The tile of queries of head h that starts at t0.
   __device__ typename Sums::Queries queries(int stage, int h, int t0) const {
     const Tile<T, C> q{k().at + 2 * Shape::kKeyBytes + uint32_t(stage * 2 * Shape::kTileBytes)};
     const Tile<T, kQueries> dx{k().at + 2 * Shape::kKeyBytes + 4 * Shape::kTileBytes};
@@ -161,7 +160,7 @@ struct KeyBlock {
     if (!kHasDecayFactors<T, W> && f.decay)
       gates()[stage * kQueries + n] = gates_at_query(f, to.head, t0 + n);
   }
-  // With falls: makes the queries that this thread has copied ready for `decayed_gradients`.
+  // If `factored`: prepares the query that this thread copied for `decayed_gradients`.
   __device__ __forceinline__ void prepare_queries(int stage, const typename Sums::Queries& tile,
                                                   float per_scale, const Sums& sums) const {
     const int n = int(threadIdx.x);
@@ -189,7 +188,7 @@ struct KeyBlock {
     for (int h = first_head, t0 = begin; begin < end && h <= last_head; stage ^= 1) {
       cp_async_wait_all();
       if (factored) prepare_queries(stage, queries(stage, h, t0), per_scale, sums);
-      __syncthreads();  // these queries are there, and all are done with those before
+      __syncthreads();  // these queries have arrived; all warps are done with the last ones
       const auto tile = queries(stage, h, t0);
       if ((t0 += kQueries) >= end) t0 = begin, ++h;
       if (h <= last_head) copy_queries(stage ^ 1, h, t0);

@@ -1,4 +1,4 @@
-// The forward kernels of one dtype.
+// Forward launches of the fused kernels, compiled once per dtype (HORNER_DTYPE).
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/fused/forward.cuh"
 #include "attn/kernels/cuda/fused/fused.h"
@@ -7,7 +7,7 @@ namespace horner::attn::kernels::cuda {
 
 using T = HORNER_DTYPE;
 
-// What has no input gate runs code without one, where that is code of its own.
+// Kernels with decay factors (16-bit Exp and Polynomial) omit the input gate's code if unused.
 template <class T, int C, class W>
 static auto kernel_for(const Fused& f) {
   constexpr bool factored = kHasDecayFactors<T, W>;

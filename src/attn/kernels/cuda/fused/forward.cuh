@@ -1,6 +1,6 @@
-// Forward: a block of threads has a block of queries of one head, each warp some rows of it, and
-// goes over the tiles of keys that they see. The weights of a tile stay in registers, where they
-// are the left factor of the product with the values; the next tile is copied meanwhile.
+// Forward: each thread block owns a block of queries of one head, each warp some of its rows, and
+// loops over the tiles of keys they see. The weights w of a tile stay in registers as the A operand
+// of N += w v, while cp.async loads the next tile.
 #pragma once
 
 #include <utility>
@@ -13,13 +13,13 @@ template <class T, int C>
 struct ForwardShape {
   static constexpr bool kWide = sizeof(T) == 4;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // of 16 rows, in a warp
+  static constexpr int kAtoms = !kWide && C <= 128 ? 2 : 1;  // 16-row atoms per warp
   static constexpr bool kDecay = true;
-  static constexpr bool kRaw = true;  // known degrees: of products before the scale
+  static constexpr bool kRaw = true;  // fixed degrees act on q.k before the scale
   static constexpr int kQueries = 16 * kAtoms * kWarps;
-  static constexpr int kBlocks = kWide || C == 256 ? 1 : 2;  // at least, on a multiprocessor
+  static constexpr int kBlocks = kWide || C == 256 ? 1 : 2;  // minimum blocks per SM
   static constexpr int kTile = kWide ? (C == 256 ? 16 : 32) : C == 256 ? 32 : 64;  // keys
-  static constexpr int kKeys = !kWide && C == 128 ? 32 : kTile;                    // taken at once
+  static constexpr int kKeys = !kWide && C == 128 ? 32 : kTile;                    // per step
   static constexpr int kBytes = (kQueries + 4 * kTile) * C * int(sizeof(T)) + 2 * kTile * (8 + 4);
 };
 
@@ -64,19 +64,19 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
       if (!kHasDecayFactors<T, W> && f.decay && threadIdx.x < kTile)
         gates[stage * kTile + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
       cp_async_wait_all();
-      if (factored && f.decay && threadIdx.x < kTile) {  // what this thread has copied
+      if (factored && f.decay && threadIdx.x < kTile) {  // the key this thread copied
         KeyDecaySlot& key = reinterpret_cast<KeyDecaySlot*>(gates)[stage * kTile + threadIdx.x];
         const float log_decay = log2_decay(key.gates, reference);
         key.decay = make_float2(log_decay, exp2_fast(-log_decay));
       }
-      __syncthreads();  // this tile is there, and all are done with the one before
+      __syncthreads();  // this tile has arrived; all warps are done with the last one
       if (s0 + kTile < end) copy_keys(s0 + kTile, stage ^ 1);
 #pragma unroll 1
       for (int at = 0; at < kTile; at += Shape::kKeys) {
         const int s = s0 + at, s1 = s + Shape::kKeys;
         if (visible.has_none(s, s1)) continue;
         float x[Shape::kAtoms][Shape::kKeys / 8][4];
-        // With falls also where not all of these keys stand before the reference.
+        // With decay factors, also if some of these keys come after the reference.
         const bool general =
             factored ? (!sums.kIsExp && f.clamp < INFINITY) || (f.decay && s1 > t0 + f.S - f.T + 1)
                      : !kHasDecayFactors<T, W> && f.decay;

@@ -1,4 +1,4 @@
-// Which kernels a problem takes.
+// Launches of the fused kernels, dispatched by dtype.
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/fused/fused.h"
 
@@ -37,7 +37,7 @@ void fused_forward(const Fused& f, const Weights& w, Stream stream) {
 void fused_statistics(const Fused& f, const Weights& w, Stream stream) {
   with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::statistics(f, w, stream); });
 }
-// The sums of the columns of x [rows, n]; a block has 8 of them, a warp four rows at once.
+// Column sums of x [rows, n]: 8 columns per thread block, four rows at a time per warp.
 static __global__ __launch_bounds__(1024) void column_sums_kernel(const float* x, int64_t rows,
                                                                   int n, float* sums) {
   __shared__ float parts[32][8];

@@ -1,21 +1,21 @@
-// Launches of the fused execution, in order. Each throws core/check.h's Error if CUDA refuses.
+// Launches of the fused (Ampere+) kernels, in order. Each throws core/check.h's Error on failure.
 #pragma once
 
 #include "attn/kernels/cuda/common/problem.h"
 
 namespace horner::attn::kernels::cuda {
 
-int fused_shared_memory(Dtype, int channels);  // bytes, of the block that wants most
+int fused_shared_memory(Dtype, int channels);  // bytes, the most of any kernel
 void find_row_thresholds(const Fused&, const Weights&, bool adaptive, Stream);
 void fused_forward(const Fused&, const Weights&, Stream);
 void fused_statistics(const Fused&, const Weights&, Stream);   // after forward
-void row_gradients(const Fused&, const Weights&, Stream);      // the first step of backward
-void row_gradient_sums(const Fused&, const Weights&, Stream);  // of RuntimeWeight
-void fused_backward(const Fused&, const Weights&, Stream);     // dk and dv, and dq_sum
-void fused_dq(const Fused&, const Weights&, Stream);           // dq, where there is no dq_sum
-void unpack_dq(const Fused&, Stream);                          // where dq_sum lies in tiles
+void row_gradients(const Fused&, const Weights&, Stream);      // first step of backward
+void row_gradient_sums(const Fused&, const Weights&, Stream);  // RuntimeWeight only
+void fused_backward(const Fused&, const Weights&, Stream);     // dk, dv and dq_sum
+void fused_dq(const Fused&, const Weights&, Stream);           // dq, if dq_sum is null
+void unpack_dq(const Fused&, Stream);                          // if dq_in_fragments
 
-// The same of one dtype.
+// The same for one dtype.
 template <class T>
 struct FusedLaunch {
   static int shared_memory(int channels);

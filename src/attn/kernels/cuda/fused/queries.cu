@@ -1,4 +1,4 @@
-// The kernels of one dtype that pass over the keys of a block of queries, beside forward.
+// Launches of queries.cuh and row_threshold.cuh, compiled once per dtype (HORNER_DTYPE).
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/kernels/cuda/fused/queries.cuh"

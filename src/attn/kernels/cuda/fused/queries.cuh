@@ -1,5 +1,5 @@
-// The kernels in which a block of threads has a block of queries and passes over the keys that they
-// see, beside forward: dq without atomic additions, and row_threshold.cuh.
+// Kernels other than forward in which each thread block owns a block of queries and loops over the
+// keys they see: dq without atomics here, the others in row_threshold.cuh.
 #pragma once
 
 #include "attn/kernels/cuda/common/tiles.cuh"
@@ -17,7 +17,7 @@ struct QueriesShape {
   static constexpr int kBytes = (2 * kQueries + 4 * kKeys) * kRowBytes;
 };
 
-// A block of queries of one head; a thread has the rows 0 and 1, which are 8 apart.
+// A block of queries of one head; each thread holds two rows, 0 and 1, which are 8 apart.
 template <class T, int C>
 struct QueryBlock {
   using Shape = QueriesShape<T, C>;
@@ -48,10 +48,10 @@ struct QueryBlock {
   static __device__ Vec<n> of_row(const Products& x, int i) {
     return vec<n>([&](int j) { return x[0][j / 2][i * 2 + j % 2]; });
   }
-  // The key of the thread's number j, in a tile from s0 on.
+  // The key of the thread's element j, in a tile that starts at s0.
   static __device__ int key(int s0, int j) { return s0 + lane() % 4 * 2 + j / 2 * 8 + j % 2; }
 
-  // The scores of row i, -inf where hidden.
+  // The scores of row i, -inf where masked.
   __device__ Vec<n> scores(const Products& x, int i, int s0) const {
     const uint32_t seen = seen_keys<n>(f.seen, head.b, query(i), key(s0, 0));
     const float centre = f.centre ? f.centre[row(i)] : 0;
@@ -65,8 +65,7 @@ struct QueryBlock {
     return vec<n>([&](int j) { return decay_factor(here, gates_at_key(f, head, key(s0, j))); });
   }
 
-  // each(s0, x, dp, k) for every tile of keys: x = q k, dp = g v (with its gate) unless there are
-  // no values.
+  // Calls each(s0, x, dp, k) for every tile of keys: x = q.k, and if `Values` dp = g.v, v gated.
   template <bool Values, class F>
   __device__ void over_keys(const F& each) const {
     constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
@@ -82,7 +81,7 @@ struct QueryBlock {
         copy_rows<kKeys, kThreads>(tile(2 * stage + 1), row_of<T>(f.v, head.b, head.g, s0), f.v.row,
                                    f.S - s0, f.E);
     };
-    __syncthreads();  // all are done with a pass before
+    __syncthreads();  // all warps are done with the previous pass
     if (begin < end) copy(begin, 0);
     int stage = 0;
     for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
@@ -99,7 +98,7 @@ struct QueryBlock {
   }
 };
 
-// dq and the gradient of the centre, each row by one warp: the same bits every time.
+// dq and the gradient of the centre. One warp owns each row: bitwise deterministic.
 template <class T, int C, class W>
 __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ W w) {

@@ -1,5 +1,5 @@
-// What is found of the rows, in passes over their keys: what the weights of the whole row need
-// (find), what their gradients share (pulls), and the statistics.
+// Quantities per row, from passes over its keys: the row threshold of weights that need the whole
+// row, the sums that the score gradients of such a row share, and the statistics.
 #pragma once
 
 #include <cfloat>
@@ -12,7 +12,7 @@ __device__ inline float quad_min(float x) {
   return -quad_max(-x);
 }
 
-// A pass over the scores of the block: each(i, x) for every row and tile.
+// One pass over the scores of the block: calls each(i, x) for every row and tile.
 template <class T, int C, class F>
 __device__ inline void over_scores(const QueryBlock<T, C>& block, const F& each) {
   block.template over_keys<false>([&](int s0, auto& x, auto&, Tile<T, C>) {
@@ -21,7 +21,7 @@ __device__ inline void over_scores(const QueryBlock<T, C>& block, const F& each)
   });
 }
 
-// The largest score of each row, NaN where one is not finite, and the least of those seen.
+// The largest score of each row, NaN if one is NaN or +inf, and the smallest visible one.
 template <class T, int C>
 __device__ void find_range(const QueryBlock<T, C>& block, float (&top)[2], float (&least)[2]) {
   top[0] = top[1] = -INFINITY, least[0] = least[1] = INFINITY;
@@ -39,7 +39,7 @@ __device__ void find_range(const QueryBlock<T, C>& block, float (&top)[2], float
     top[i] = quad_max(top[i]) + quad_sum(bad[i]), least[i] = quad_min(least[i]);
 }
 
-// The sum of e^(x - top) over the scores from `from` on.
+// The sum of e^(x - top) over the scores x >= from.
 template <class T, int C>
 __device__ void find_sum(const QueryBlock<T, C>& block, const float (&top)[2],
                          const float (&from)[2], float (&sum)[2]) {
@@ -53,8 +53,8 @@ __device__ void find_sum(const QueryBlock<T, C>& block, const float (&top)[2],
   for (int i = 0; i < 2; ++i) sum[i] = quad_sum(sum[i]);
 }
 
-// tau by Newton's steps from -1, up to where the weights p sum to 1. The sum is convex in tau, and
-// so is its power a, which far from 1 is the straighter: from the left no step goes too far.
+// tau by Newton's method, up from -1 until the weights p sum to 1. The sum P is convex in tau, and
+// so is P^a, which is closer to linear far from 1: from the left, no step overshoots.
 template <class T, int C>
 __device__ void find_tau(const QueryBlock<T, C>& block, const RuntimeWeight& w,
                          RowThreshold (&r)[2]) {
@@ -84,8 +84,8 @@ __device__ void find_tau(const QueryBlock<T, C>& block, const RuntimeWeight& w,
   }
 }
 
-// Halfway between the k-th largest score and the next, -inf where there are no more than k. The
-// k-th lies between two scores, low and high: each step moves one past the middle.
+// Halfway between the k-th largest score and the next, -inf if there are at most k. Bisection: the
+// k-th lies between two scores, low and high; each step moves one of them past the middle.
 template <class T, int C>
 __device__ void find_kth_largest(const QueryBlock<T, C>& block, int k, RowThreshold (&r)[2]) {
   float low[2] = {-INFINITY, -INFINITY}, high[2] = {r[0].top, r[1].top};
@@ -124,12 +124,12 @@ __device__ void find_kth_largest(const QueryBlock<T, C>& block, int k, RowThresh
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float half = low[i] / 2 + below[i] / 2;
-    r[i].threshold = half > below[i] ? half : low[i];  // neighbours have nothing between them
+    r[i].threshold = half > below[i] ? half : low[i];  // adjacent floats have no midpoint
     if (low[i] == -INFINITY || below[i] == -INFINITY) r[i].threshold = -INFINITY;
   }
 }
 
-// What multiplies the scores of a row, from the entropy of its softmax, as the reference has it.
+// beta, the factor on the scores of a row, from the entropy of its softmax, as in the reference.
 template <class T, int C>
 __device__ void find_sharpness(const QueryBlock<T, C>& block, RowThreshold (&r)[2]) {
   const float all[2] = {-INFINITY, -INFINITY}, top[2] = {r[0].top, r[1].top};
@@ -221,8 +221,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
   }
 }
 
-// From a = |w decay| over the keys that a row sees, A = sum a: entropy log A - sum a log a / A, the
-// largest a / A, that of the first key, and the share of negative weights.
+// From a = |w decay| over the visible keys of a row, A = sum a: entropy log A - sum a log a / A,
+// the largest a / A, a / A of the first key, and the fraction of A with negative weights.
 template <class T, int C, class W>
 __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ W w) {
@@ -267,7 +267,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
     const float A = quad_sum(total[i]), per = A > 0 ? 1 / A : 0, m = quad_sum(moment[i]);
     const float values[4] = {A > 0 ? logf(A) - m * per : 0, quad_max(most[i]) * per,
                              quad_sum(first[i]) * per, quad_sum(negative[i]) * per};
-    if (block.query(i) < f.T)  // one lane of four writes each
+    if (block.query(i) < f.T)  // each lane of a quad writes one
       f.statistics[lane() % 4 * rows + block.row(i)] = lane() % 4 == 0   ? values[0]
                                                        : lane() % 4 == 1 ? values[1]
                                                        : lane() % 4 == 2 ? values[2]
