@@ -155,7 +155,7 @@ def _variant(text):
         return _variants[text]
     about = horner.describe(text)
     if about["inputs"]:
-        raise ValueError(f"horner variant {text!r} requires {about['inputs']}, which models of transformers do not provide")
+        raise ValueError(f"variant {text!r} requires {about['inputs']}, which models of transformers do not provide")
     mask, window, own_scale = torch.ops.horner.mask_and_scale(text)
     if mask == "full":
         raise ValueError(f"horner variant {text!r} has a full mask: the model determines the mask here")
