@@ -44,7 +44,7 @@ static const Family kFamilies[] = {
 };
 // clang-format on
 
-const Family& find_family(const std::string& model_type) {
+const Family& find_family(std::string_view model_type) {
   std::vector<std::string> known;
   for (const Family& f : kFamilies) {
     if (model_type == f.name) return f;

@@ -62,6 +62,6 @@ struct Family {
 };
 inline constexpr int64_t kNever = INT64_MAX;
 
-const Family& find_family(const std::string& model_type);
+const Family& find_family(std::string_view model_type);
 
 }  // namespace horner::nn

@@ -14,6 +14,7 @@
 
 #include "core/check.h"
 #include "files/json.h"
+#include "train/start.h"
 
 namespace horner::study {
 
