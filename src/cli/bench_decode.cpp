@@ -1,11 +1,10 @@
 // horner bench decode: time per token at several context lengths, with a state or a KV cache.
 #include <cmath>
-#include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
 #include "cli/bench.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
@@ -15,8 +14,6 @@
 #include "report/svg.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 struct DecodeRow {
   attn::Variant variant;

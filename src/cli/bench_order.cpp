@@ -1,20 +1,16 @@
 // horner bench order: the error of the series of exp against its order, plain and centred.
 #include "instruments/bench_order.h"
 
-#include <CLI/CLI.hpp>
-#include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cli/bench.h"
+#include "cli/options.h"
 #include "cli/table.h"
 #include "core/check.h"
 #include "files/files.h"
 #include "report/svg.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 void check_bench_options(const CLI::App& app, const std::string& what) {
   std::vector<const char*> useless;
@@ -82,10 +78,8 @@ Outcome bench_order(uint64_t seed, const Shown& shown) {
   const std::vector<instruments::OrderError> errors = instruments::order_errors(c);
   const report::Chart lines = chart(errors);
   if (file) file->write(report::chart(lines)), file->commit();
-  if (shown.json)
-    std::cout << json(c, errors).dump(2) << "\n";
-  else
-    print(c, lines);
+  if (shown.json) return print_json(json(c, errors));
+  print(c, lines);
   return Outcome::fine;
 }
 
