@@ -2,7 +2,6 @@
 // matrix-multiply peak of this machine.
 #include "instruments/bench.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/version.h>
@@ -19,7 +18,6 @@
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/machine.h"
-#include "core/names.h"
 
 namespace horner::cli {
 
@@ -210,7 +208,6 @@ struct Remarks {
 
 static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& peaks) {
   Table table{.head = {"variant", "execution", "forward ms", "GFLOP/s", "of peak", "× sdpa"},
-              .rows = {},
               .right = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
   if (!o.forward_only)
     table.head.insert(table.head.end(), {"fwd+bwd ms", "GFLOP/s", "of peak", "× sdpa"});

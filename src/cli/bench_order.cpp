@@ -47,8 +47,7 @@ static report::Chart chart(const std::vector<instruments::OrderError>& errors) {
   report::Chart out{.title = "Softmax's series, cut at an order: error on Gaussian scores",
                     .x_label = "order n",
                     .y_label = "relative error of a row (RMS)",
-                    .log_y = true,
-                    .series = {}};
+                    .log_y = true};
   for (const instruments::OrderError& e : errors) {
     if (out.series.empty() || out.series.back().name != name(e))
       out.series.push_back({name(e), {}, int(out.series.size() / 2), e.centred});
@@ -60,7 +59,7 @@ static report::Chart chart(const std::vector<instruments::OrderError>& errors) {
 static void print(const instruments::OrderCase& c, const report::Chart& lines) {
   std::cout << "relative error of a row against softmax, RMS over " << c.T << " rows; D " << c.D
             << ", float64, scores of standard deviation σ\n";
-  Table table{.head = {"order"}, .rows = {}, .right = {0}};
+  Table table{.head = {"order"}, .right = {0}};
   for (int n = 1; n <= c.highest; ++n) table.rows.push_back({std::to_string(n)});
   for (const report::Series& s : lines.series) {
     table.right.push_back(table.head.size());

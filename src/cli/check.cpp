@@ -2,14 +2,12 @@
 #include "core/check.h"
 
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <optional>
 
 #include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
-#include "core/names.h"
 #include "instruments/verify.h"
 
 namespace horner::cli {
@@ -138,7 +136,7 @@ static void print_details(const CheckedRow& row, const Cell& cell) {
 }
 
 static void print(const std::vector<CheckedRow>& rows, const CheckOptions& o) {
-  Table table{.head = {"variant", "execution"}, .rows = {}};
+  Table table{.head = {"variant", "execution"}};
   table.head.insert(table.head.end(), o.dtypes.begin(), o.dtypes.end());
   size_t ok = 0, failed = 0, cannot = 0;
   for (const CheckedRow& row : rows) {

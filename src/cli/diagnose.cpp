@@ -130,7 +130,6 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
 
 Action diagnose(CLI::App& app) {
   const auto o = std::make_shared<DiagnoseOptions>();
-  const auto* names = &app;
   option(app, "--model", o->model, "DIR", "Hugging Face folder, or run of 'horner train'")
       ->required();
   option(app, "--text", o->text, "FILE", "text that the model reads")->required();
@@ -156,10 +155,10 @@ Action diagnose(CLI::App& app) {
   option(app, "--out", o->out, "DIR",
          "folder for report.html, report.json and diagnosis.json [diagnosis]");
   app.add_flag("--json", o->json, "print the numbers as JSON");
-  return [o, names] {
-    return run(*o, "horner " + names->get_name() + " --model " +
-                       fs::path(o->model).filename().string() + " --text " +
-                       fs::path(o->text).filename().string() + (o->what_if ? " --what-if" : ""));
+  return [o] {
+    return run(*o, "horner diagnose --model " + fs::path(o->model).filename().string() +
+                       " --text " + fs::path(o->text).filename().string() +
+                       (o->what_if ? " --what-if" : ""));
   };
 }
 

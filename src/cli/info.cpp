@@ -8,7 +8,6 @@
 #include <set>
 
 #include "cli/options.h"
-#include "cli/run.h"
 #include "cli/table.h"
 #include "core/machine.h"
 #include "instruments/bench.h"

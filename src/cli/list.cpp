@@ -49,15 +49,8 @@ struct Listed {
 
 // Probes every execution with small inputs of the dtype, on the device.
 static std::vector<Listed> probe(const ListOptions& o) {
-  const instruments::Case small{.B = 1,
-                                .H = 2,
-                                .G = 2,
-                                .T = 16,
-                                .S = 16,
-                                .D = 64,
-                                .E = 64,
-                                .dtype = cli::dtype(o.dtype),
-                                .device = cli::device(o.device)};
+  instruments::Case small{.B = 1, .H = 2, .G = 2, .T = 16, .S = 16, .D = 64, .E = 64};
+  small.dtype = cli::dtype(o.dtype), small.device = cli::device(o.device);
   std::vector<Listed> out;
   for (const attn::Variant& v : select(o.patterns)) {
     const attn::Inputs in = instruments::random_inputs(v.spec, small);
@@ -130,7 +123,7 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
   const size_t terminal = terminal_width();
   const size_t columns = terminal ? std::min(terminal, kWidest) : kWidest;
   const auto letters = lettered(rows);
-  Table table{.head = {"variant", "runs", "about"}, .rows = {}};
+  Table table{.head = {"variant", "runs", "about"}};
   std::vector<std::string> remarks;
   for (const auto& [v, why_not] : rows) {
     Row row{v.name, "", v.about};
@@ -151,7 +144,7 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
   if (o.verbose) print_reasons(rows, columns);
 
   if (families.empty()) return;
-  Table more{.head = {}, .rows = {}, .indent = 2};
+  Table more{.indent = 2};
   for (const attn::Family& f : families) more.rows.push_back({shown(f), std::string(f.about)});
   std::cout << "\n" << bold("families, for any order n") << "\n" << text(more, columns);
 }

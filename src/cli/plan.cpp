@@ -122,10 +122,7 @@ static void print(const Planned& p, const PlanOptions& o) {
             << "D " << o.D << ", E " << o.E << ", " << o.heads << " heads on " << o.key_heads
             << " key heads, " << o.layers << " layers, batch " << o.batch << ", " << o.tokens
             << " tokens, " << o.dtype << "\n\n";
-  Table sizes{.head = {"memory", "a head", "all heads and layers"},
-              .rows = {},
-              .right = {1, 2},
-              .indent = 2};
+  Table sizes{.head = {"memory", "a head", "all heads and layers"}, .right = {1, 2}, .indent = 2};
   if (p.why_no_state.empty())
     sizes.rows.push_back({"state, " + count_text(p.features) + " features",
                           size_text(p.state_bytes), size_text(p.state_bytes * heads)});
@@ -134,8 +131,7 @@ static void print(const Planned& p, const PlanOptions& o) {
   std::cout << text(sizes);
   if (!p.why_no_state.empty()) std::cout << "  no state: " << p.why_no_state << "\n";
   if (!p.too_large.empty()) std::cout << "  " << red("refused") << ": " << p.too_large << "\n";
-  Table ways{
-      .head = {"for a token of one head", "FLOP", ""}, .rows = {}, .right = {1}, .indent = 2};
+  Table ways{.head = {"for a token of one head", "FLOP", ""}, .right = {1}, .indent = 2};
   for (const Way& w : p.ways) ways.rows.push_back({w.name, count_text(w.flop), w.about});
   std::cout << "\n" << text(ways);
   if (p.why_no_state.empty() && p.too_large.empty())

@@ -2,7 +2,6 @@
 #include "cli/report.h"
 
 #include "cli/options.h"
-#include "core/check.h"
 #include "files/files.h"
 #include "files/json.h"
 #include "study/study_report.h"

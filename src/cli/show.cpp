@@ -1,6 +1,5 @@
 // horner show: one variant, its formula and the state of its recurrent form.
 #include <cmath>
-#include <cstdio>
 #include <set>
 
 #include "attn/formula.h"
@@ -87,7 +86,6 @@ static void print_state(const attn::Spec& spec, const ShowOptions& o) {
     return;
   }
   Table table{.head = {"D", "E", "features", "state", "= bfloat16 KV cache of"},
-              .rows = {},
               .right = {0, 1, 2, 3, 4},
               .indent = 2};
   for (const State& s : states(spec, o)) {
@@ -105,7 +103,7 @@ static void print_state(const attn::Spec& spec, const ShowOptions& o) {
 
 static void print(const attn::Variant& v, const ShowOptions& o) {
   std::cout << bold(v.name) << "  " << v.about << "\n\n";
-  Table lines{.head = {}, .rows = {}, .indent = 2};
+  Table lines{.indent = 2};
   std::string last;
   for (const auto& [label, line] : attn::formula(v.spec)) {
     lines.rows.push_back({faint(label == last ? "" : label), line});
@@ -113,13 +111,13 @@ static void print(const attn::Variant& v, const ShowOptions& o) {
   }
   std::cout << text(lines) << "\n";
 
-  Table facts{.head = {}, .rows = {{faint("source"), v.source}}, .indent = 2};
+  Table facts{.rows = {{faint("source"), v.source}}, .indent = 2};
   if (!v.aliases.empty()) facts.rows.push_back({faint("aliases"), v.aliases});
   facts.rows.push_back({faint("written"), written(v.spec)});
   for (const std::string& note : attn::notes(v.spec)) facts.rows.push_back({faint("note"), note});
   std::cout << text(facts);
 
-  Table inputs{.head = {}, .rows = {}, .indent = 2};
+  Table inputs{.indent = 2};
   for (const attn::Input& i : extras(v.spec))
     inputs.rows.push_back({i.name, faint(attn::shape_text(i.shape)),
                            i.about + std::string(i.wanted ? "" : " (optional)")});
