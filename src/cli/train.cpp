@@ -15,8 +15,6 @@
 
 namespace horner::cli {
 
-using train::Json;
-
 struct TrainOptions {
   std::map<std::string, std::string> given;  // settings by name, as given
   std::string config, out;
