@@ -2,32 +2,25 @@
 // matrix-multiply peak of this machine.
 #include "instruments/bench.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/version.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdio>
-#include <iostream>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "attn/inputs.h"
 #include "cli/bench.h"
-#include "cli/command.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/machine.h"
-#include "core/names.h"
 
 namespace horner::cli {
 
-using Json = nlohmann::ordered_json;
 using instruments::Standing;
 
 struct BenchOptions {
@@ -215,7 +208,6 @@ struct Remarks {
 
 static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& peaks) {
   Table table{.head = {"variant", "execution", "forward ms", "GFLOP/s", "of peak", "× sdpa"},
-              .rows = {},
               .right = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
   if (!o.forward_only)
     table.head.insert(table.head.end(), {"fwd+bwd ms", "GFLOP/s", "of peak", "× sdpa"});
@@ -333,38 +325,27 @@ static Outcome run(const BenchOptions& o) {
 
 Action bench(CLI::App& app) {
   const auto o = std::make_shared<BenchOptions>();
-  app.add_option("WHAT", o->what,
-                 "attention; decode: time per token at contexts up to T; order: the error of "
-                 "softmax's series")
-      ->type_name("")
+  option(app, "WHAT", o->what, "",
+         "attention; decode: time per token at contexts up to T; order: the error of "
+         "softmax's series")
       ->required();
-  app.add_option(
-         "--variant", o->variants,
-         "variants; * matches any characters [softmax l2 taylor2 taylor4 taylor10 by_count gated]")
-      ->type_name("NAME");
-  app.add_option("--execution", o->executions, "executions [all but reference and recurrent]")
-      ->type_name("NAME");
-  app.add_option("--shape", o->shapes,
-                 "batch, heads, tokens, head dimension [1,8,1024,64 1,8,4096,64 4,16,512,64 "
-                 "1,8,2048,128]")
-      ->type_name("B,H,T,D");
-  app.add_option("--dtype", o->dtypes, "float32, float64, bfloat16, float16 [float32]")
-      ->type_name("NAME");
-  app.add_option("--device", o->device, "cpu or cuda [cpu]")->type_name("NAME");
-  app.add_option("--repeats", o->repeats,
-                 "timed runs of each row [as many as fit in a second, 3 to 30]")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("N");
+  option(app, "--variant", o->variants, "NAME",
+         "variants; * matches any characters [softmax l2 taylor2 taylor4 taylor10 by_count gated]");
+  option(app, "--execution", o->executions, "NAME", "executions [all but reference and recurrent]");
+  option(app, "--shape", o->shapes, "B,H,T,D",
+         "batch, heads, tokens, head dimension [1,8,1024,64 1,8,4096,64 4,16,512,64 "
+         "1,8,2048,128]");
+  option(app, "--dtype", o->dtypes, "NAME", "float32, float64, bfloat16, float16 [float32]");
+  option(app, "--device", o->device, "NAME", "cpu or cuda [cpu]");
+  positive(app, "--repeats", o->repeats, "N",
+           "timed runs of each row [as many as fit in a second, 3 to 30]");
   app.add_flag("--forward-only", o->forward_only, "time forward only");
   app.add_flag("--statistics", o->statistics, "also time forward with row statistics");
-  app.add_option("--peers", o->peers,
-                 "a command that measures further rows, e.g. 'python bench/peers.py' for "
-                 "FlexAttention and flash-linear-attention")
-      ->type_name("COMMAND");
-  app.add_option("--svg", o->svg, "write a chart (decode and order)")->type_name("FILE");
-  app.add_option("--seed", o->seed, "random seed (order) [0]")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("N");
+  option(app, "--peers", o->peers, "COMMAND",
+         "a command that measures further rows, e.g. 'python bench/peers.py' for "
+         "FlexAttention and flash-linear-attention");
+  option(app, "--svg", o->svg, "FILE", "write a chart (decode and order)");
+  non_negative(app, "--seed", o->seed, "N", "random seed (order) [0]");
   app.add_flag("--json", o->json, "print all numbers as JSON");
   return [o, &app] {
     check_bench_options(app, o->what);

@@ -1,22 +1,17 @@
 // horner bench decode: time per token at several context lengths, with a state or a KV cache.
-#include <cmath>
-#include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
 #include "cli/bench.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
-#include "core/check.h"
 #include "files/files.h"
 #include "instruments/bench.h"
 #include "instruments/bench_state.h"
 #include "report/svg.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 struct DecodeRow {
   attn::Variant variant;
@@ -68,8 +63,7 @@ static report::Chart chart(const std::vector<DecodeRow>& rows, const instruments
                     .x_label = "tokens of context",
                     .y_label = "µs for a token, all heads",
                     .log_x = true,
-                    .log_y = true,
-                    .series = {}};
+                    .log_y = true};
   for (const DecodeRow& r : rows) {
     report::Series& line = out.series.emplace_back(report::Series{label(r), {}});
     for (const instruments::DecodeTime& t : r.times)
@@ -99,7 +93,7 @@ static Json json(const std::vector<DecodeRow>& rows, const instruments::Stream& 
 
 static void print(const std::vector<DecodeRow>& rows, const instruments::Stream& s, double peak) {
   std::cout << "B" << s.B << " H" << s.H << " D" << s.D << ", float32: µs for a token after ...\n";
-  Table table{.head = {"tokens"}, .rows = {}, .right = {0}};
+  Table table{.head = {"tokens"}, .right = {0}};
   size_t n = 0;
   for (const DecodeRow& r : rows) {
     table.right.push_back(table.head.size());

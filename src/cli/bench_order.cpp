@@ -1,20 +1,16 @@
 // horner bench order: the error of the series of exp against its order, plain and centred.
 #include "instruments/bench_order.h"
 
-#include <CLI/CLI.hpp>
-#include <iostream>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cli/bench.h"
+#include "cli/options.h"
 #include "cli/table.h"
 #include "core/check.h"
 #include "files/files.h"
 #include "report/svg.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 void check_bench_options(const CLI::App& app, const std::string& what) {
   std::vector<const char*> useless;
@@ -51,8 +47,7 @@ static report::Chart chart(const std::vector<instruments::OrderError>& errors) {
   report::Chart out{.title = "Softmax's series, cut at an order: error on Gaussian scores",
                     .x_label = "order n",
                     .y_label = "relative error of a row (RMS)",
-                    .log_y = true,
-                    .series = {}};
+                    .log_y = true};
   for (const instruments::OrderError& e : errors) {
     if (out.series.empty() || out.series.back().name != name(e))
       out.series.push_back({name(e), {}, int(out.series.size() / 2), e.centred});
@@ -64,7 +59,7 @@ static report::Chart chart(const std::vector<instruments::OrderError>& errors) {
 static void print(const instruments::OrderCase& c, const report::Chart& lines) {
   std::cout << "relative error of a row against softmax, RMS over " << c.T << " rows; D " << c.D
             << ", float64, scores of standard deviation σ\n";
-  Table table{.head = {"order"}, .rows = {}, .right = {0}};
+  Table table{.head = {"order"}, .right = {0}};
   for (int n = 1; n <= c.highest; ++n) table.rows.push_back({std::to_string(n)});
   for (const report::Series& s : lines.series) {
     table.right.push_back(table.head.size());
@@ -82,10 +77,8 @@ Outcome bench_order(uint64_t seed, const Shown& shown) {
   const std::vector<instruments::OrderError> errors = instruments::order_errors(c);
   const report::Chart lines = chart(errors);
   if (file) file->write(report::chart(lines)), file->commit();
-  if (shown.json)
-    std::cout << json(c, errors).dump(2) << "\n";
-  else
-    print(c, lines);
+  if (shown.json) return print_json(json(c, errors));
+  print(c, lines);
   return Outcome::fine;
 }
 

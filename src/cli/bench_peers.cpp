@@ -1,6 +1,5 @@
 // Rows of `horner bench attention` measured by an external command.
 #include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "attn/inputs.h"

@@ -1,24 +1,16 @@
 // horner check: every variant × execution × dtype against the reference in double.
 #include "core/check.h"
 
-#include <CLI/CLI.hpp>
 #include <cmath>
-#include <cstdio>
-#include <iostream>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/command.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
-#include "core/names.h"
 #include "instruments/verify.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 struct CheckOptions {
   std::vector<std::string> variants, executions, dtypes{"float32", "float64", "bfloat16"};
@@ -144,7 +136,7 @@ static void print_details(const CheckedRow& row, const Cell& cell) {
 }
 
 static void print(const std::vector<CheckedRow>& rows, const CheckOptions& o) {
-  Table table{.head = {"variant", "execution"}, .rows = {}};
+  Table table{.head = {"variant", "execution"}};
   table.head.insert(table.head.end(), o.dtypes.begin(), o.dtypes.end());
   size_t ok = 0, failed = 0, cannot = 0;
   for (const CheckedRow& row : rows) {
@@ -219,15 +211,12 @@ static Outcome run(const CheckOptions& o) {
 
 Action check(CLI::App& app) {
   const auto o = std::make_shared<CheckOptions>();
-  app.add_option("--variant", o->variants, "variants; * matches any characters [all]")
-      ->type_name("NAME");
-  app.add_option("--execution", o->executions, "executions [all]")->type_name("NAME");
-  app.add_option("--dtype", o->dtypes, "float32, float64, bfloat16, float16 [the first three]")
-      ->type_name("NAME");
-  app.add_option("--device", o->device, "cpu or cuda [cpu]")->type_name("NAME");
-  app.add_option("--seed", o->seed, "seed of the random inputs [0]")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("N");
+  option(app, "--variant", o->variants, "NAME", "variants; * matches any characters [all]");
+  option(app, "--execution", o->executions, "NAME", "executions [all]");
+  option(app, "--dtype", o->dtypes, "NAME",
+         "float32, float64, bfloat16, float16 [the first three]");
+  option(app, "--device", o->device, "NAME", "cpu or cuda [cpu]");
+  non_negative(app, "--seed", o->seed, "N", "seed of the random inputs [0]");
   app.add_flag("--forward-only", o->forward_only, "check outputs only, not gradients");
   app.add_flag("--json", o->json, "print every result as JSON");
   app.add_flag("-v,--verbose", o->verbose,

@@ -13,7 +13,7 @@ class App;
 
 namespace horner::cli {
 
-enum class Outcome { fine, failed, interrupted };
+enum class Outcome { fine = 0, failed = 1, interrupted = 130 };  // the exit codes
 
 // Adds a command's options to its App and returns what runs it once they are parsed.
 using Action = std::function<Outcome()>;

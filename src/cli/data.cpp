@@ -1,8 +1,8 @@
 // horner data: convert text to token files, and inspect them.
 #include "cli/data.h"
 
-#include <CLI/CLI.hpp>
-#include <memory>
+#include "cli/options.h"
+#include "core/check.h"
 
 namespace horner::cli {
 
@@ -10,11 +10,25 @@ text::Tokenizer tokenizer_at(const std::string& path) {
   return path.empty() ? text::Tokenizer() : text::Tokenizer(path);
 }
 
+text::Tokenizer model_tokenizer(const std::filesystem::path& folder, int64_t V) {
+  if (std::filesystem::exists(folder / "tokenizer.json")) return text::Tokenizer(folder);
+  horner::check(V == 256, folder.string(), " has no tokenizer.json, and a vocabulary of ", V,
+                " tokens is not bytes (256)");
+  return text::Tokenizer();
+}
+
+std::vector<int64_t> model_tokens(const text::Tokenizer& t, std::string_view text, int64_t begin) {
+  const std::vector<text::Token> tokens = t.encode(text);
+  std::vector<int64_t> out(tokens.begin(), tokens.end());
+  const bool has_begin = !out.empty() && out[0] == begin;
+  if (begin >= 0 && !t.is_bytes() && !has_begin) out.insert(out.begin(), begin);
+  return out;
+}
+
 static Action add_pack(CLI::App& app) {
   const auto o = std::make_shared<PackOptions>();
-  app.add_option("INPUT", o->inputs,
-                 "text files, folders of them, .jsonl files [the Python sources of torch]")
-      ->type_name("");
+  option(app, "INPUT", o->inputs, "",
+         "text files, folders of them, .jsonl files [the Python sources of torch]");
   app.add_option("--out", o->out, "the token file to write, in llm.c's layout")
       ->capture_default_str();
   app.add_option("--tokenizer", o->tokenizer, "a tokenizer.json, or a folder with one [bytes]");
@@ -31,9 +45,7 @@ static Action add_pack(CLI::App& app) {
 
 static Action add_info(CLI::App& app) {
   const auto o = std::make_shared<TokensOptions>();
-  app.add_option("FILE", o->files, "token files, in llm.c's or nanoGPT's layout")
-      ->required()
-      ->type_name("");
+  option(app, "FILE", o->files, "", "token files, in llm.c's or nanoGPT's layout")->required();
   app.add_option("--tokenizer", o->tokenizer, "a tokenizer.json, or a folder with one [bytes]");
   app.add_option("--tokens", o->shown, "how many of the first tokens to decode")
       ->capture_default_str();

@@ -1,4 +1,4 @@
-// The parts of horner data.
+// The parts of horner data, and the tokens of a model.
 #pragma once
 
 #include <string>
@@ -27,5 +27,11 @@ Outcome describe_tokens(const TokensOptions&);
 
 // The one at `path`, or bytes when that is empty.
 text::Tokenizer tokenizer_at(const std::string& path);
+
+// The one in a model's folder, or bytes where there is none and the vocabulary has 256 tokens.
+text::Tokenizer model_tokenizer(const std::filesystem::path& folder, int64_t V);
+
+// The tokens of `text`, after the model's BOS token `begin` if it has one (-1: none).
+std::vector<int64_t> model_tokens(const text::Tokenizer&, std::string_view text, int64_t begin);
 
 }  // namespace horner::cli

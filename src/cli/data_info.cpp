@@ -1,9 +1,8 @@
 // horner data info: inspect a token file.
 #include <algorithm>
-#include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "cli/data.h"
+#include "cli/options.h"
 #include "cli/table.h"
 #include "text/token_file.h"
 
@@ -20,8 +19,7 @@ struct Seen {
 
 Seen look(const text::TokenFile& f) {
   constexpr size_t kPart = 1 << 16;
-  constexpr Token kMostCounted =
-      1 << 26;  // no vocabulary is larger: a damaged file's are not counted
+  constexpr Token kMostCounted = 1 << 26;  // above any vocabulary: not counted
   std::vector<bool> seen;
   std::vector<int64_t> part(kPart);
   Seen out{.smallest = f.size > 0 ? text::token_at(f, 0) : 0};
@@ -67,7 +65,7 @@ std::string on_one_line(const std::string& text) {
 
 Outcome describe_tokens(const TokensOptions& o) {
   const text::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
-  auto all = nlohmann::ordered_json::array();
+  Json all = Json::array();
   for (const std::string& path : o.files) {
     const text::TokenFile f = text::open_tokens(path);
     const Seen seen = look(f);
@@ -94,8 +92,7 @@ Outcome describe_tokens(const TokensOptions& o) {
                 << " tokens" << (o.tokenizer.empty() ? " (bytes); pass --tokenizer" : "") << "\n";
     if (!text.empty()) std::cout << "  begins      " << on_one_line(text) << "\n";
   }
-  if (o.json) std::cout << all.dump(2) << "\n";
-  return Outcome::fine;
+  return o.json ? print_json(all) : Outcome::fine;
 }
 
 }  // namespace horner::cli

@@ -1,11 +1,8 @@
 // horner data pack: documents to tokens, one megabyte at a time.
 #include <unistd.h>
 
-#include <cstdio>
-#include <iostream>
-#include <nlohmann/json.hpp>
-
 #include "cli/data.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
@@ -116,27 +113,24 @@ std::vector<Token> named(const text::Tokenizer& t, const std::string& name) {
   return {*token};
 }
 
-void report(const Packing& p, size_t files) {
+Outcome report(const Packing& p, size_t files) {
   std::vector<std::string> out;
   for (const Path& path : p.out.files()) out.push_back(path.string());
-  if (p.options.json) {
-    std::cout << nlohmann::ordered_json{{"out", out},
-                                        {"layout", "llm.c"},
-                                        {"tokens", p.out.written()},
-                                        {"vocabulary", p.tokenizer.size()},
-                                        {"files", files},
-                                        {"documents", p.documents},
-                                        {"bytes", p.bytes},
-                                        {"seconds", p.watch.ms() / 1e3}}
-                     .dump(2)
-              << "\n";
-    return;
-  }
+  if (p.options.json)
+    return print_json({{"out", out},
+                       {"layout", "llm.c"},
+                       {"tokens", p.out.written()},
+                       {"vocabulary", p.tokenizer.size()},
+                       {"files", files},
+                       {"documents", p.documents},
+                       {"bytes", p.bytes},
+                       {"seconds", p.watch.ms() / 1e3}});
   std::cout << p.out.written() << " tokens of " << p.documents << " documents in " << files
             << " files (" << formatted("%.1f MB", double(p.bytes) / 1e6)
             << formatted(", %.1f MB/s)", megabytes_per_second(p)) << " → " << out[0];
   if (out.size() > 1) std::cout << " … " << out.back();
   std::cout << "\n";
+  return Outcome::fine;
 }
 
 }  // namespace
@@ -157,8 +151,7 @@ Outcome pack(const PackOptions& o) {
   if (isatty(STDERR_FILENO)) std::cerr << "\r\033[K" << std::flush;
   if (!all) return Outcome::interrupted;
   p.out.finish();
-  report(p, files.size());
-  return Outcome::fine;
+  return report(p, files.size());
 }
 
 }  // namespace horner::cli

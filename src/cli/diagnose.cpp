@@ -1,12 +1,10 @@
 // horner diagnose: what a model's attention selects on a text, as a report and as JSON.
 #include <ATen/ATen.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
-#include <memory>
 
-#include "cli/command.h"
+#include "cli/data.h"
+#include "cli/options.h"
 #include "cli/report.h"
 #include "cli/run.h"
 #include "cli/table.h"
@@ -16,7 +14,6 @@
 #include "files/files.h"
 #include "files/json.h"
 #include "nn/checkpoint.h"
-#include "text/tokenizer.h"
 #include "train/checkpoint.h"
 
 namespace horner::cli {
@@ -42,10 +39,7 @@ static fs::path model_folder(const fs::path& given) {
 // The first `length` to `most` tokens of a text, after the model's BOS token if it has one.
 static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
                             int64_t length, int64_t most) {
-  const bool own = fs::exists(folder / "tokenizer.json");
-  horner::check(own || m.config.V == 256, folder.string(), " has no tokenizer.json, and its ",
-                m.config.V, " tokens are not bytes");
-  const text::Tokenizer words = own ? text::Tokenizer(folder) : text::Tokenizer();
+  const text::Tokenizer words = model_tokenizer(folder, m.config.V);
   const files::MappedFile mapped{fs::path(file)};
   const std::string_view text = mapped.text();
   horner::check(text.find_first_not_of(" \t\r\n") != text.npos, file,
@@ -53,10 +47,7 @@ static at::Tensor tokens_of(const std::string& file, const fs::path& folder, con
   // No tokenizer makes fewer than one token of 64 bytes of prose: this is enough of a large file.
   const size_t bytes = size_t(most) * 64 + 4096;
   const size_t cut = text.size() <= bytes ? text.size() : text::safe_cut(words, text, bytes);
-  std::vector<int64_t> out;
-  for (text::Token t : words.encode(text.substr(0, cut))) out.push_back(t);
-  if (m.config.begin >= 0 && own && (out.empty() || out[0] != m.config.begin))
-    out.insert(out.begin(), m.config.begin);
+  std::vector<int64_t> out = model_tokens(words, text.substr(0, cut), m.config.begin);
   horner::check(int64_t(out.size()) >= length, file, " has ", out.size(),
                 " tokens, fewer than the length ", length, "; use '--length ", out.size(), "'");
   out.resize(std::min(out.size(), size_t(most)));
@@ -139,49 +130,35 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
 
 Action diagnose(CLI::App& app) {
   const auto o = std::make_shared<DiagnoseOptions>();
-  const auto* names = &app;
-  app.add_option("--model", o->model, "Hugging Face folder, or run of 'horner train'")
-      ->type_name("DIR")
+  option(app, "--model", o->model, "DIR", "Hugging Face folder, or run of 'horner train'")
       ->required();
-  app.add_option("--text", o->text, "text that the model reads")->type_name("FILE")->required();
-  app.add_option("--length", o->settings.lengths, "text lengths [32 64 128 256 512 1024]")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("L…");
-  app.add_option("--top", o->settings.tops, "numbers of largest weights to select [1 5 10 20 100]")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("N…");
-  app.add_option("--layers", o->settings.layers, "layers to measure [all]")->type_name("I…");
-  app.add_option("--heads", o->settings.heads, "heads to measure [all]")->type_name("H…");
-  app.add_option("--embedding", o->embedding,
-                 std::string("points that represent tokens: tokens, inputs or values [") +
-                     diag::name_of(o->settings.embedding) + "]")
-      ->type_name("NAME");
+  option(app, "--text", o->text, "FILE", "text that the model reads")->required();
+  positive(app, "--length", o->settings.lengths, "L…", "text lengths [32 64 128 256 512 1024]");
+  positive(app, "--top", o->settings.tops, "N…",
+           "numbers of largest weights to select [1 5 10 20 100]");
+  option(app, "--layers", o->settings.layers, "I…", "layers to measure [all]");
+  option(app, "--heads", o->settings.heads, "H…", "heads to measure [all]");
+  option(app, "--embedding", o->embedding, "NAME",
+         std::string("points that represent tokens: tokens, inputs or values [") +
+             diag::name_of(o->settings.embedding) + "]");
   app.add_flag("--unit", o->settings.unit, "normalize points to length 1 for distances, too");
-  app.add_option("--level", o->settings.level, "level of the Kolmogorov-Smirnov test [0.01]")
-      ->type_name("P");
+  option(app, "--level", o->settings.level, "P", "level of the Kolmogorov-Smirnov test [0.01]");
   app.add_flag("--what-if", o->what_if,
                "also measure the loss with other normalisers, Taylor orders, top N weights only");
-  app.add_option("--normaliser", o->asked.normalisers,
-                 "variants for --what-if [those of docs/diagnosis.md]")
-      ->type_name("NAME…");
-  app.add_option("--orders", o->asked.orders, "highest Taylor order of --what-if [20]")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("N");
-  app.add_option("--what-if-tokens", o->what_if_tokens, "tokens of the text for --what-if [512]")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("T");
-  app.add_option("--device", o->device, "device of the model: cpu or cuda [cpu]")
-      ->type_name("NAME");
-  app.add_option("--seed", o->settings.seed, "seed of the sensitivity's random directions [0]")
-      ->type_name("N");
-  app.add_option("--out", o->out,
-                 "folder for report.html, report.json and diagnosis.json [diagnosis]")
-      ->type_name("DIR");
+  option(app, "--normaliser", o->asked.normalisers, "NAME…",
+         "variants for --what-if [those of docs/diagnosis.md]");
+  non_negative(app, "--orders", o->asked.orders, "N", "highest Taylor order of --what-if [20]");
+  positive(app, "--what-if-tokens", o->what_if_tokens, "T",
+           "tokens of the text for --what-if [512]");
+  option(app, "--device", o->device, "NAME", "device of the model: cpu or cuda [cpu]");
+  option(app, "--seed", o->settings.seed, "N", "seed of the sensitivity's random directions [0]");
+  option(app, "--out", o->out, "DIR",
+         "folder for report.html, report.json and diagnosis.json [diagnosis]");
   app.add_flag("--json", o->json, "print the numbers as JSON");
-  return [o, names] {
-    return run(*o, "horner " + names->get_name() + " --model " +
-                       fs::path(o->model).filename().string() + " --text " +
-                       fs::path(o->text).filename().string() + (o->what_if ? " --what-if" : ""));
+  return [o] {
+    return run(*o, "horner diagnose --model " + fs::path(o->model).filename().string() +
+                       " --text " + fs::path(o->text).filename().string() +
+                       (o->what_if ? " --what-if" : ""));
   };
 }
 

@@ -1,21 +1,13 @@
 // horner generate: text from a Hugging Face folder, streamed.
 #include "nn/generate.h"
 
-#include <CLI/CLI.hpp>
-#include <iostream>
-#include <memory>
-#include <nlohmann/json.hpp>
-
-#include "cli/command.h"
+#include "cli/data.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
-#include "core/check.h"
 #include "nn/checkpoint.h"
-#include "text/tokenizer.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 struct GenerateOptions {
   std::string model, prompt;
@@ -24,22 +16,10 @@ struct GenerateOptions {
   bool json = false;
 };
 
-// Bytes where the folder has no tokenizer and the vocabulary has 256 tokens.
-static text::Tokenizer tokenizer(const std::filesystem::path& folder, int64_t V) {
-  if (std::filesystem::exists(folder / "tokenizer.json")) return text::Tokenizer(folder);
-  horner::check(V == 256, folder.string(), " has no tokenizer.json, and a vocabulary of ", V,
-                " tokens is not bytes (256)");
-  return text::Tokenizer();
-}
-
 static Outcome run(const GenerateOptions& o) {
   const nn::Model model = nn::load_model(o.model);
-  const text::Tokenizer words = tokenizer(o.model, model.config.V);
-  std::vector<int64_t> prompt;
-  for (text::Token t : words.encode(o.prompt)) prompt.push_back(t);
-  const int64_t begin = model.config.begin;
-  if (begin >= 0 && !words.is_bytes() && (prompt.empty() || prompt[0] != begin))
-    prompt.insert(prompt.begin(), begin);
+  const text::Tokenizer words = model_tokenizer(o.model, model.config.V);
+  const std::vector<int64_t> prompt = model_tokens(words, o.prompt, model.config.begin);
   catch_interrupt();
   text::DecodeStream stream(words);
   std::string written;
@@ -78,23 +58,17 @@ static Outcome run(const GenerateOptions& o) {
 
 Action generate(CLI::App& app) {
   const auto o = std::make_shared<GenerateOptions>();
-  app.add_option("--model", o->model, "a Hugging Face folder, or one saved by horner")
-      ->type_name("DIR")
+  option(app, "--model", o->model, "DIR", "a Hugging Face folder, or one saved by horner")
       ->required();
-  app.add_option("--prompt", o->prompt, "the text to continue")->type_name("TEXT")->required();
-  app.add_option("--tokens", o->tokens, "maximum number of new tokens [100]")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("N");
-  app.add_option("--temperature", o->sampling.temperature,
-                 "sampling temperature; 0 takes the most likely token [1]")
-      ->type_name("X");
-  app.add_option("--top-k", o->sampling.top_k, "sample from the K most likely tokens [all]")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("K");
-  app.add_option("--top-p", o->sampling.top_p,
-                 "sample from the most likely tokens whose probabilities sum to P [1]")
-      ->type_name("P");
-  app.add_option("--seed", o->sampling.seed, "random seed [0]")->type_name("N");
+  option(app, "--prompt", o->prompt, "TEXT", "the text to continue")->required();
+  positive(app, "--tokens", o->tokens, "N", "maximum number of new tokens [100]");
+  option(app, "--temperature", o->sampling.temperature, "X",
+         "sampling temperature; 0 takes the most likely token [1]");
+  non_negative(app, "--top-k", o->sampling.top_k, "K",
+               "sample from the K most likely tokens [all]");
+  option(app, "--top-p", o->sampling.top_p, "P",
+         "sample from the most likely tokens whose probabilities sum to P [1]");
+  option(app, "--seed", o->sampling.seed, "N", "random seed [0]");
   app.add_flag("--json", o->json, "print text, tokens and times as JSON");
   return [o] { return run(*o); };
 }

@@ -5,20 +5,14 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/version.h>
 
-#include <CLI/CLI.hpp>
-#include <iostream>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "cli/command.h"
-#include "cli/run.h"
+#include "cli/options.h"
 #include "cli/table.h"
 #include "core/machine.h"
 #include "instruments/bench.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 static std::vector<std::string> instruction_sets() {
   static constexpr std::pair<const char*, const char*> kSets[] = {{"sse4.2", "sse4_2"},
@@ -82,11 +76,8 @@ Action info(CLI::App& app) {
   app.add_flag("--json", *json, "print as JSON");
   return [json] {
     const Json all = facts();
-    if (*json) {
-      std::cout << all.dump(2) << "\n";
-      return Outcome::fine;
-    }
-    Table table{.head = {}, .rows = {}};
+    if (*json) return print_json(all);
+    Table table;
     for (const auto& [key, value] : all.items()) {
       std::string label = key;
       std::replace(label.begin(), label.end(), '_', ' ');

@@ -1,48 +1,25 @@
 // horner list: variants × executions.
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
-#include <memory>
-#include <nlohmann/json.hpp>
 
 #include "attn/attend.h"
 #include "attn/spec_text.h"
-#include "cli/command.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
-#include "core/check.h"
 #include "core/names.h"
 #include "instruments/verify.h"
+#include "study/study.h"
 
 namespace horner::cli {
 
-using Json = nlohmann::ordered_json;
-
 std::vector<attn::Variant> select(const std::vector<std::string>& patterns) {
-  const std::vector<attn::Variant> all = attn::variants();
-  if (patterns.empty()) return all;
+  if (patterns.empty()) return attn::variants();
   std::vector<attn::Variant> out;
-  auto add = [&](const attn::Variant& v) {
-    for (const attn::Variant& had : out)
-      if (had.name == v.name) return;
-    out.push_back(v);
-  };
-  for (const std::string& pattern : patterns) {
-    if (pattern.find('*') == std::string::npos) {
-      add(attn::find(pattern));
-      continue;
+  for (const std::string& pattern : patterns)
+    for (const attn::Variant& v : study::matching(pattern)) {
+      const auto same = [&](const attn::Variant& had) { return had.name == v.name; };
+      if (std::none_of(out.begin(), out.end(), same)) out.push_back(v);
     }
-    bool found = false;
-    std::vector<std::string> names;
-    for (const attn::Variant& v : all) {
-      names.push_back(v.name);
-      if (!matches(pattern, v.name)) continue;
-      found = true;
-      add(v);
-    }
-    horner::check(found, "no attention variant matches '", pattern, "'; did you mean ",
-                  quoted(nearest(pattern, names)), "? ('horner list' shows them all)");
-  }
   return out;
 }
 
@@ -72,15 +49,8 @@ struct Listed {
 
 // Probes every execution with small inputs of the dtype, on the device.
 static std::vector<Listed> probe(const ListOptions& o) {
-  const instruments::Case small{.B = 1,
-                                .H = 2,
-                                .G = 2,
-                                .T = 16,
-                                .S = 16,
-                                .D = 64,
-                                .E = 64,
-                                .dtype = cli::dtype(o.dtype),
-                                .device = cli::device(o.device)};
+  instruments::Case small{.B = 1, .H = 2, .G = 2, .T = 16, .S = 16, .D = 64, .E = 64};
+  small.dtype = cli::dtype(o.dtype), small.device = cli::device(o.device);
   std::vector<Listed> out;
   for (const attn::Variant& v : select(o.patterns)) {
     const attn::Inputs in = instruments::random_inputs(v.spec, small);
@@ -153,7 +123,7 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
   const size_t terminal = terminal_width();
   const size_t columns = terminal ? std::min(terminal, kWidest) : kWidest;
   const auto letters = lettered(rows);
-  Table table{.head = {"variant", "runs", "about"}, .rows = {}};
+  Table table{.head = {"variant", "runs", "about"}};
   std::vector<std::string> remarks;
   for (const auto& [v, why_not] : rows) {
     Row row{v.name, "", v.about};
@@ -174,29 +144,24 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
   if (o.verbose) print_reasons(rows, columns);
 
   if (families.empty()) return;
-  Table more{.head = {}, .rows = {}, .indent = 2};
+  Table more{.indent = 2};
   for (const attn::Family& f : families) more.rows.push_back({shown(f), std::string(f.about)});
   std::cout << "\n" << bold("families, for any order n") << "\n" << text(more, columns);
 }
 
 Action list(CLI::App& app) {
   const auto o = std::make_shared<ListOptions>();
-  app.add_option("PATTERN", o->patterns, "variants to show; * matches any characters [all]")
-      ->type_name("");
-  app.add_option("--device", o->device, "the device to probe: cpu or cuda [cpu]")
-      ->type_name("NAME");
-  app.add_option("--dtype", o->dtype,
-                 "the dtype to probe: float32, float64, bfloat16, float16 [float32]")
-      ->type_name("NAME");
+  option(app, "PATTERN", o->patterns, "", "variants to show; * matches any characters [all]");
+  option(app, "--device", o->device, "NAME", "the device to probe: cpu or cuda [cpu]");
+  option(app, "--dtype", o->dtype, "NAME",
+         "the dtype to probe: float32, float64, bfloat16, float16 [float32]");
   app.add_flag("-v,--verbose", o->verbose, "say why an execution cannot run a variant");
   app.add_flag("--json", o->json, "the whole table as JSON, with every reason");
   return [o] {
     const std::vector<Listed> rows = probe(*o);
     const auto families = cli::families(o->patterns);
-    if (o->json)
-      std::cout << json(rows, families).dump(2) << "\n";
-    else
-      print(rows, families, *o);
+    if (o->json) return print_json(json(rows, families));
+    print(rows, families, *o);
     return Outcome::fine;
   };
 }

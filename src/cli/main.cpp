@@ -145,23 +145,12 @@ static Outcome run(int argc, char** argv) {
   return actions.at(&chosen())();
 }
 
-static int exit_code(Outcome outcome) {
-  switch (outcome) {
-      // clang-format off
-    case Outcome::fine: return 0;
-    case Outcome::failed: return 1;
-    case Outcome::interrupted: return 130;
-      // clang-format on
-  }
-  return 2;
-}
-
 }  // namespace horner::cli
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);
   try {
-    return horner::cli::exit_code(horner::cli::run(argc, argv));
+    return int(horner::cli::run(argc, argv));
   } catch (const c10::Error& e) {
     const std::string message = e.what_without_backtrace();
     std::cerr << "horner: " << message.substr(0, message.find('\n')) << "\n";

@@ -3,21 +3,15 @@
 
 #include <ATen/ATen.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
-#include <iostream>
-#include <memory>
-#include <nlohmann/json.hpp>
 
 #include "attn/attend.h"
-#include "cli/command.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 struct PlanOptions {
   std::string variant, dtype = "float32";
@@ -96,10 +90,6 @@ static Planned planned(const PlanOptions& o) {
   return p;
 }
 
-static Json counted(double x) {
-  return x < 1e15 ? Json(int64_t(x)) : Json(x);
-}
-
 static Json json(const Planned& p, const PlanOptions& o) {
   const double heads = double(o.key_heads * o.layers * o.batch);
   Json ways = Json::array();
@@ -109,17 +99,17 @@ static Json json(const Planned& p, const PlanOptions& o) {
       {"variant", p.variant.name}, {"D", o.D},           {"E", o.E},         {"heads", o.heads},
       {"key_heads", o.key_heads},  {"layers", o.layers}, {"batch", o.batch}, {"tokens", o.tokens},
       {"dtype", o.dtype}};
-  out["cache_bytes"] = counted(p.cache_bytes * heads);
+  out["cache_bytes"] = whole(p.cache_bytes * heads);
   out["why_no_state"] = p.why_no_state;
   if (p.why_no_state.empty()) {
-    out["features"] = counted(p.features);
-    out["state_bytes_per_head"] = counted(p.state_bytes);
-    out["state_bytes"] = counted(p.state_bytes * heads);
+    out["features"] = whole(p.features);
+    out["state_bytes_per_head"] = whole(p.state_bytes);
+    out["state_bytes"] = whole(p.state_bytes * heads);
     out["too_large"] = p.too_large;
     if (p.too_large.empty()) out["chunk"] = p.chunk;
-    out["from_tokens"] = {{"state_smaller_than_cache", counted(p.smaller)},
-                          {"chunked_cheaper_than_tiles", counted(p.cheaper)},
-                          {"state_decodes_faster_than_cache", counted(p.faster)}};
+    out["from_tokens"] = {{"state_smaller_than_cache", whole(p.smaller)},
+                          {"chunked_cheaper_than_tiles", whole(p.cheaper)},
+                          {"state_decodes_faster_than_cache", whole(p.faster)}};
   }
   out["flop"] = ways;
   out["auto"] = {{"execution", p.chosen}, {"why", p.why}};
@@ -132,10 +122,7 @@ static void print(const Planned& p, const PlanOptions& o) {
             << "D " << o.D << ", E " << o.E << ", " << o.heads << " heads on " << o.key_heads
             << " key heads, " << o.layers << " layers, batch " << o.batch << ", " << o.tokens
             << " tokens, " << o.dtype << "\n\n";
-  Table sizes{.head = {"memory", "a head", "all heads and layers"},
-              .rows = {},
-              .right = {1, 2},
-              .indent = 2};
+  Table sizes{.head = {"memory", "a head", "all heads and layers"}, .right = {1, 2}, .indent = 2};
   if (p.why_no_state.empty())
     sizes.rows.push_back({"state, " + count_text(p.features) + " features",
                           size_text(p.state_bytes), size_text(p.state_bytes * heads)});
@@ -144,8 +131,7 @@ static void print(const Planned& p, const PlanOptions& o) {
   std::cout << text(sizes);
   if (!p.why_no_state.empty()) std::cout << "  no state: " << p.why_no_state << "\n";
   if (!p.too_large.empty()) std::cout << "  " << red("refused") << ": " << p.too_large << "\n";
-  Table ways{
-      .head = {"for a token of one head", "FLOP", ""}, .rows = {}, .right = {1}, .indent = 2};
+  Table ways{.head = {"for a token of one head", "FLOP", ""}, .right = {1}, .indent = 2};
   for (const Way& w : p.ways) ways.rows.push_back({w.name, count_text(w.flop), w.about});
   std::cout << "\n" << text(ways);
   if (p.why_no_state.empty() && p.too_large.empty())
@@ -160,19 +146,15 @@ static void print(const Planned& p, const PlanOptions& o) {
 
 Action plan(CLI::App& app) {
   const auto o = std::make_shared<PlanOptions>();
-  app.add_option("VARIANT", o->variant, "a variant, such as taylor2")->type_name("")->required();
-  const auto number = [&](const char* name, int64_t& to, const char* about) {
-    app.add_option(name, to, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
-  };
-  number("-d,--dim", o->D, "head dimension of queries and keys [64]");
-  number("--value-dim", o->E, "head dimension of values [D]");
-  number("--heads", o->heads, "query heads [8]");
-  number("--key-heads", o->key_heads, "key/value heads [as many as query heads]");
-  number("--layers", o->layers, "layers [1]");
-  number("--batch", o->batch, "batch size [1]");
-  number("-t,--tokens", o->tokens, "context length [4096]");
-  app.add_option("--dtype", o->dtype, "dtype of the inputs and the KV cache [float32]")
-      ->type_name("NAME");
+  option(app, "VARIANT", o->variant, "", "a variant, such as taylor2")->required();
+  positive(app, "-d,--dim", o->D, "N", "head dimension of queries and keys [64]");
+  positive(app, "--value-dim", o->E, "N", "head dimension of values [D]");
+  positive(app, "--heads", o->heads, "N", "query heads [8]");
+  positive(app, "--key-heads", o->key_heads, "N", "key/value heads [as many as query heads]");
+  positive(app, "--layers", o->layers, "N", "layers [1]");
+  positive(app, "--batch", o->batch, "N", "batch size [1]");
+  positive(app, "-t,--tokens", o->tokens, "N", "context length [4096]");
+  option(app, "--dtype", o->dtype, "NAME", "dtype of the inputs and the KV cache [float32]");
   app.add_flag("--json", o->json, "print as JSON");
   return [o] {
     if (o->E == 0) o->E = o->D;
@@ -180,10 +162,8 @@ Action plan(CLI::App& app) {
     horner::check(o->heads % o->key_heads == 0, "the ", o->heads,
                   " heads must be a multiple of the ", o->key_heads, " key heads");
     const Planned p = planned(*o);
-    if (o->json)
-      std::cout << json(p, *o).dump(2) << "\n";
-    else
-      print(p, *o);
+    if (o->json) return print_json(json(p, *o));
+    print(p, *o);
     return Outcome::fine;
   };
 }

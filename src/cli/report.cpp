@@ -1,13 +1,7 @@
 // horner report: one page for all runs in the given folders.
 #include "cli/report.h"
 
-#include <CLI/CLI.hpp>
-#include <iostream>
-#include <memory>
-#include <nlohmann/json.hpp>
-
-#include "cli/command.h"
-#include "core/check.h"
+#include "cli/options.h"
 #include "files/files.h"
 #include "files/json.h"
 #include "study/study_report.h"
@@ -29,7 +23,6 @@ std::string write_report(const report::Report& r, const fs::path& out) {
     file.commit();
     return (out / name).string();
   };
-  using Json = nlohmann::ordered_json;
   const std::string data =
       write("report.json", to_json(r).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   if (report::has_page()) return write("report.html", to_html(r));
@@ -48,12 +41,10 @@ study::Origin origin_of(const fs::path& folder) {
 
 Action report(CLI::App& app) {
   auto o = std::make_shared<ReportOptions>();
-  app.add_option("folders", o->folders, "run folders, or folders that contain them")
-      ->required()
-      ->type_name("DIR");
-  app.add_option("--out", o->out, "folder for report.html and report.json [the first folder]")
-      ->type_name("DIR");
-  app.add_option("--title", o->title, "title of the report")->type_name("TEXT");
+  option(app, "folders", o->folders, "DIR", "run folders, or folders that contain them")
+      ->required();
+  option(app, "--out", o->out, "DIR", "folder for report.html and report.json [the first folder]");
+  option(app, "--title", o->title, "TEXT", "title of the report");
   return [o] {
     const std::vector<fs::path> folders(o->folders.begin(), o->folders.end());
     study::Origin origin = origin_of(folders[0]);

@@ -1,22 +1,15 @@
 // horner show: one variant, its formula and the state of its recurrent form.
-#include <CLI/CLI.hpp>
 #include <cmath>
-#include <cstdio>
-#include <iostream>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "attn/formula.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/spec_text.h"
-#include "cli/command.h"
+#include "cli/options.h"
 #include "cli/table.h"
 
 namespace horner::cli {
-
-using Json = nlohmann::ordered_json;
 
 struct ShowOptions {
   std::string name;
@@ -48,36 +41,23 @@ static std::string written(const attn::Spec& spec) {
   return stages.empty() ? "softmax" : "softmax:" + stages;
 }
 
-struct Extra {
-  std::string name, shape, about;
-  bool optional;
-};
-
-// The inputs besides q, k and v.
-static std::vector<Extra> extras(const attn::Spec& spec) {
-  std::vector<Extra> out;
-  for (const attn::Input& i : attn::input_table()) {
-    if (i.role == attn::Role::tensor || (i.wanted && !i.wanted(spec))) continue;
-    std::string shape;
-    for (const char* c = i.shape; *c; ++c)
-      shape += (shape.empty() ? "" : ", ") + std::string(1, *c);
-    out.push_back({i.name, "[" + shape + "]", i.about, i.wanted == nullptr});
-  }
+// The inputs besides q, k and v. Those without a condition are optional.
+static std::vector<attn::Input> extras(const attn::Spec& spec) {
+  std::vector<attn::Input> out;
+  for (const attn::Input& i : attn::input_table())
+    if (i.role != attn::Role::tensor && (!i.wanted || i.wanted(spec))) out.push_back(i);
   return out;
-}
-
-// A number without a fraction where it has none and fits.
-static Json whole(double x) {
-  return x < 1e15 ? Json(int64_t(x)) : Json(x);
 }
 
 static Json json(const attn::Variant& v, const ShowOptions& o) {
   Json formula = Json::array(), inputs = Json::array(), sizes = Json::array();
   for (const auto& [label, line] : attn::formula(v.spec))
     formula.push_back({{"label", label}, {"text", line}});
-  for (const Extra& e : extras(v.spec))
-    inputs.push_back(
-        {{"name", e.name}, {"shape", e.shape}, {"about", e.about}, {"optional", e.optional}});
+  for (const attn::Input& i : extras(v.spec))
+    inputs.push_back({{"name", i.name},
+                      {"shape", attn::shape_text(i.shape)},
+                      {"about", i.about},
+                      {"optional", !i.wanted}});
   for (const State& s : states(v.spec, o))
     sizes.push_back({{"D", s.D},
                      {"E", s.E},
@@ -106,7 +86,6 @@ static void print_state(const attn::Spec& spec, const ShowOptions& o) {
     return;
   }
   Table table{.head = {"D", "E", "features", "state", "= bfloat16 KV cache of"},
-              .rows = {},
               .right = {0, 1, 2, 3, 4},
               .indent = 2};
   for (const State& s : states(spec, o)) {
@@ -124,7 +103,7 @@ static void print_state(const attn::Spec& spec, const ShowOptions& o) {
 
 static void print(const attn::Variant& v, const ShowOptions& o) {
   std::cout << bold(v.name) << "  " << v.about << "\n\n";
-  Table lines{.head = {}, .rows = {}, .indent = 2};
+  Table lines{.indent = 2};
   std::string last;
   for (const auto& [label, line] : attn::formula(v.spec)) {
     lines.rows.push_back({faint(label == last ? "" : label), line});
@@ -132,36 +111,31 @@ static void print(const attn::Variant& v, const ShowOptions& o) {
   }
   std::cout << text(lines) << "\n";
 
-  Table facts{.head = {}, .rows = {{faint("source"), v.source}}, .indent = 2};
+  Table facts{.rows = {{faint("source"), v.source}}, .indent = 2};
   if (!v.aliases.empty()) facts.rows.push_back({faint("aliases"), v.aliases});
   facts.rows.push_back({faint("written"), written(v.spec)});
   for (const std::string& note : attn::notes(v.spec)) facts.rows.push_back({faint("note"), note});
   std::cout << text(facts);
 
-  Table inputs{.head = {}, .rows = {}, .indent = 2};
-  for (const Extra& e : extras(v.spec))
-    inputs.rows.push_back({e.name, faint(e.shape), e.about + (e.optional ? " (optional)" : "")});
+  Table inputs{.indent = 2};
+  for (const attn::Input& i : extras(v.spec))
+    inputs.rows.push_back({i.name, faint(attn::shape_text(i.shape)),
+                           i.about + std::string(i.wanted ? "" : " (optional)")});
   std::cout << "\n" << bold("inputs besides q, k, v") << "\n" << text(inputs);
   print_state(v.spec, o);
 }
 
 Action show(CLI::App& app) {
   const auto o = std::make_shared<ShowOptions>();
-  app.add_option("NAME", o->name, "a variant; stages to change follow a colon")
-      ->required()
-      ->type_name("");
+  option(app, "NAME", o->name, "", "a variant; stages to change follow a colon")->required();
   const CLI::Validator sizes = CLI::Range(1, 65536).description("");
-  app.add_option("--dim", o->D, "head dimension of queries and keys [64]")
-      ->check(sizes)
-      ->type_name("D");
-  app.add_option("--value-dim", o->E, "head dimension of values [D]")->check(sizes)->type_name("E");
+  option(app, "--dim", o->D, "D", "head dimension of queries and keys [64]")->check(sizes);
+  option(app, "--value-dim", o->E, "E", "head dimension of values [D]")->check(sizes);
   app.add_flag("--json", o->json, "print as JSON, sizes in bytes");
   return [o] {
     const attn::Variant v = attn::find(o->name);
-    if (o->json)
-      std::cout << json(v, *o).dump(2) << "\n";
-    else
-      print(v, *o);
+    if (o->json) return print_json(json(v, *o));
+    print(v, *o);
     return Outcome::fine;
   };
 }

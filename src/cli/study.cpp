@@ -3,12 +3,9 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-#include <iostream>
-#include <memory>
 #include <thread>
 
-#include "cli/command.h"
+#include "cli/options.h"
 #include "cli/report.h"
 #include "cli/run.h"
 #include "cli/table.h"
@@ -180,20 +177,16 @@ Action study(CLI::App& app) {
   std::string names = "a preset or a JSON file:";
   for (const study::Preset& p : study::presets())
     names += "\n" + std::string(p.name) + ": " + p.about;
-  app.add_option("study", o->study, names)->required()->type_name("STUDY");
-  app.add_option("--out", o->out, "folder for the runs and the report")
-      ->required()
-      ->type_name("DIR");
-  app.add_option("--jobs", o->jobs, "number of concurrent runs [2, at most the number of cores]")
-      ->type_name("N");
-  app.add_option("--device", o->device, "cpu or cuda [the study's setting]")->type_name("DEVICE");
-  app.add_option("--set", o->set, "override settings of every run, as JSON: '{\"steps\": 100}'")
-      ->type_name("JSON");
-  app.add_option("--only", o->only, "run only those whose names match: '*/seed0' 'text/taylor*'")
-      ->type_name("GLOB");
-  app.add_option("--minutes", o->minutes,
-                 "interrupt the runs after N minutes; run the same command to resume")
-      ->type_name("N");
+  option(app, "study", o->study, "STUDY", names)->required();
+  option(app, "--out", o->out, "DIR", "folder for the runs and the report")->required();
+  option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, at most the number of cores]");
+  option(app, "--device", o->device, "DEVICE", "cpu or cuda [the study's setting]");
+  option(app, "--set", o->set, "JSON",
+         "override settings of every run, as JSON: '{\"steps\": 100}'");
+  option(app, "--only", o->only, "GLOB",
+         "run only those whose names match: '*/seed0' 'text/taylor*'");
+  option(app, "--minutes", o->minutes, "N",
+         "interrupt the runs after N minutes; run the same command to resume");
   app.add_flag("--list", o->list, "list the runs and whether they are done");
   app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
   return [o] { return run(*o); };

@@ -1,12 +1,9 @@
 // horner train: trains a model from a preset, a folder or a config.json.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
-#include <iostream>
-#include <memory>
 
-#include "cli/command.h"
+#include "cli/options.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
@@ -17,8 +14,6 @@
 #include "train/trainer.h"
 
 namespace horner::cli {
-
-using train::Json;
 
 struct TrainOptions {
   std::map<std::string, std::string> given;  // settings by name, as given
@@ -112,20 +107,15 @@ static Outcome run(const TrainOptions& o) {
     return Outcome::interrupted;
   }
   if (!first) return Outcome::fine;
-  if (o.json) {
-    std::cout << outcome.result.dump(2) << "\n";
-    return Outcome::fine;
-  }
-  std::cout << "done: " << o.out << "/result.json\n" << outcome.result.dump(2) << "\n";
-  return Outcome::fine;
+  if (!o.json) std::cout << "done: " << o.out << "/result.json\n";
+  return print_json(outcome.result);
 }
 
 Action train(CLI::App& app) {
   auto o = std::make_shared<TrainOptions>();
-  app.add_option("--out", o->out, "folder of the run")->required()->type_name("DIR");
+  option(app, "--out", o->out, "DIR", "folder of the run")->required();
   app.add_flag("--resume", o->resume, "resume the run in DIR if it exists");
-  app.add_option("--config", o->config, "read settings from a JSON file; options override it")
-      ->type_name("FILE");
+  option(app, "--config", o->config, "FILE", "read settings from a JSON file; options override it");
   app.add_flag("--json", o->json, "print only the result, as JSON");
   const Json defaults = to_json(train::Settings());
   for (const train::Setting& row : train::setting_table()) {

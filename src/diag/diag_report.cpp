@@ -182,16 +182,16 @@ struct OfHead {
   int64_t layer, head;
   double value;
 };
+static size_t place(std::vector<std::string>& list, int64_t number) {
+  const std::string name = std::to_string(number);
+  const size_t i = size_t(std::find(list.begin(), list.end(), name) - list.begin());
+  if (i == list.size()) list.push_back(name);
+  return i;
+}
 static HeatMap head_map(const std::string& label, const std::vector<OfHead>& heads) {
   HeatMap map{.label = label, .x_label = "head", .y_label = "layer"};
-  const auto place = [](std::vector<std::string>& list, const std::string& name) {
-    const size_t i = size_t(std::find(list.begin(), list.end(), name) - list.begin());
-    if (i == list.size()) list.push_back(name);
-    return i;
-  };
   for (const OfHead& h : heads) {
-    const size_t j = place(map.x, std::to_string(h.head)),
-                 i = place(map.y, std::to_string(h.layer));
+    const size_t j = place(map.x, h.head), i = place(map.y, h.layer);
     map.values.resize(map.y.size());
     map.values[i].resize(map.x.size(), NAN);
     map.values[i][j] = h.value;
@@ -203,12 +203,9 @@ static Section heat_map(const Diagnosis& d, const Metric& m, bool with_details) 
   std::vector<OfHead> all;
   for (const Head& h : d.heads) all.push_back({h.layer, h.head, m.of(d, h)});
   HeatMap map = head_map(m.name, all);
-  const auto at = [](const std::vector<std::string>& list, int64_t name) {
-    return size_t(std::find(list.begin(), list.end(), std::to_string(name)) - list.begin());
-  };
   if (with_details)
     for (const Head& h : d.heads)
-      map.details[{at(map.y, h.layer), at(map.x, h.head)}] = details(d, h);
+      map.details[{place(map.y, h.layer), place(map.x, h.head)}] = details(d, h);
   return {std::string(1, char(std::toupper(m.name[0]))) + (m.name + 1),
           std::string(m.about) +
               (with_details ? ". Click a head for its numbers and attention map." : "."),

@@ -52,18 +52,16 @@ namespace {
 
 // The points of a layer: one set for all heads, or one per key head.
 struct Clouds {
-  std::vector<Points> plain, unit;       // `plain` is empty if unit points serve for both
-  std::vector<std::vector<Seen>> at[2];  // visible tokens of a block of queries: unit, plain
+  std::vector<Points> plain, unit;  // `plain` is empty if unit points serve for both
 };
 
 struct Pass {
   Diagnosis& out;
-  const nn::Model& model;
   const std::vector<nn::Query> queries, few;
   at::Generator random;
   const Say& say;
-  Clouds clouds;
-  std::vector<std::map<std::string, Crossed>> crossed;  // [H]
+  Clouds clouds = {};
+  std::vector<std::map<std::string, Crossed>> crossed = {};  // [H]
 };
 
 bool wanted(const std::vector<int64_t>& list, int64_t i) {
@@ -315,14 +313,8 @@ Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings&
   make_heads(out, int64_t(m.layers.size()), m.config.H);
   const c10::InferenceMode none;
   const at::Tensor used = tokens.reshape({1, -1}).narrow(1, 0, T);
-  Pass p{out,
-         m,
-         nn::sample_queries(T),
-         nn::few_queries(T, 32),
-         at::make_generator<at::CPUGeneratorImpl>(s.seed),
-         say,
-         {},
-         {}};
+  Pass p{out, nn::sample_queries(T), nn::few_queries(T, 32),
+         at::make_generator<at::CPUGeneratorImpl>(s.seed), say};
   p.crossed.resize(size_t(m.config.H));
   if (s.embedding == Embedding::tokens) set_clouds(p, {token_points(m, used)});
   nn::Probe probe{[&](int64_t i, const attn::Spec& spec, const attn::Inputs& in,

@@ -1,7 +1,6 @@
 // Statistics of samples: linear regression, quantiles, the two-sample Kolmogorov-Smirnov test.
 #pragma once
 
-#include <cstddef>
 #include <vector>
 
 namespace horner::diag {

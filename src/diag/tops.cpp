@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 
 #include "attn/stages.h"
 #include "diag/what_if.h"
@@ -20,15 +21,9 @@ static attn::Spec top(int64_t N, bool renormalise) {
 // The least good i < n by bisection, assuming that all above a good one are good; else n - 1.
 template <class Good>
 static size_t first_good(size_t n, Good good) {
-  size_t low = 0, high = n - 1;
-  while (low < high) {
-    const size_t mid = (low + high) / 2;
-    if (good(mid))
-      high = mid;
-    else
-      low = mid + 1;
-  }
-  return high;
+  const auto all = std::views::iota(size_t(0), n - 1);
+  const auto bad = [&](size_t i) { return !good(i); };
+  return size_t(std::ranges::partition_point(all, bad) - all.begin());
 }
 
 Truncated truncate(const nn::Model& m, const at::Tensor& tokens, double base, bool renormalise,

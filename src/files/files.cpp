@@ -94,8 +94,10 @@ void NewFile::commit() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to("write", path_, errno);
   ::close(file_);
   file_ = -1;
-  // The new name is durable only after its folder is synced.
-  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+}
+
+void sync_folder(const std::filesystem::path& folder) {
   const Descriptor d{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   if (d.file >= 0) ::fsync(d.file);
 }

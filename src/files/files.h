@@ -51,4 +51,6 @@ class NewFile {
   size_t size_ = 0;
 };
 
+void sync_folder(const std::filesystem::path&);  // makes new names in it durable
+
 }  // namespace horner::files

@@ -7,7 +7,6 @@
 
 #include "attn/catalog.h"
 #include "core/check.h"
-#include "core/names.h"
 #include "files/json.h"
 #include "study/tasks.h"
 
@@ -185,23 +184,19 @@ static TaskData task_of(const std::string& name) {
   return t;
 }
 
+// The item of that name, made and appended if there is none.
+template <class T>
+static T& named(std::vector<T>& all, const std::string& name, T (*make)(const std::string&)) {
+  for (T& x : all)
+    if (x.name == name) return x;
+  return all.emplace_back(make(name));
+}
+
 std::vector<TaskData> by_task(const std::vector<RunData>& runs) {
   std::vector<TaskData> out;
   for (const RunData& r : runs) {
-    auto task = std::find_if(out.begin(), out.end(),
-                             [&](const TaskData& t) { return t.name == r.settings.task; });
-    if (task == out.end()) {
-      out.push_back(task_of(r.settings.task));
-      task = out.end() - 1;
-    }
     const std::string name = r.settings.attention.empty() ? r.settings.model : r.settings.attention;
-    auto group = std::find_if(task->groups.begin(), task->groups.end(),
-                              [&](const Group& g) { return g.name == name; });
-    if (group == task->groups.end()) {
-      task->groups.push_back(group_of(name));
-      group = task->groups.end() - 1;
-    }
-    group->runs.push_back(&r);
+    named(named(out, r.settings.task, task_of).groups, name, group_of).runs.push_back(&r);
   }
   for (TaskData& t : out) {
     for (Group& g : t.groups) finish(g);

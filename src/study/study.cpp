@@ -5,7 +5,6 @@
 #include <cstring>
 #include <set>
 
-#include "attn/catalog.h"
 #include "core/check.h"
 #include "core/names.h"
 #include "files/json.h"
@@ -46,26 +45,25 @@ static std::vector<std::string> without_braces(const std::string& pattern) {
   return out;
 }
 
+std::vector<attn::Variant> matching(const std::string& pattern) {
+  if (pattern.find('*') == pattern.npos) return {attn::find(pattern)};
+  std::vector<attn::Variant> out;
+  std::vector<std::string> names;
+  for (const attn::Variant& v : attn::variants()) {
+    names.push_back(v.name);
+    if (matches(pattern, v.name)) out.push_back(v);
+  }
+  check(!out.empty(), "no attention variant matches '", pattern, "'; did you mean ",
+        quoted(nearest(pattern, names)), "? ('horner list' shows them all)");
+  return out;
+}
+
 std::vector<std::string> expand(const std::vector<std::string>& patterns) {
   std::vector<std::string> out;
-  const auto add = [&](const std::string& name) {
-    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
-  };
   for (const std::string& pattern : patterns)
-    for (const std::string& name : without_braces(pattern)) {
-      if (name.find('*') == name.npos) {
-        add(attn::find(name).name);
-        continue;
-      }
-      std::vector<std::string> names;
-      bool found = false;
-      for (const attn::Variant& v : attn::variants()) {
-        names.push_back(v.name);
-        if (matches(name, v.name)) add(v.name), found = true;
-      }
-      check(found, "no attention variant matches '", name, "'; did you mean ",
-            quoted(nearest(name, names)), "? ('horner list' shows them all)");
-    }
+    for (const std::string& plain : without_braces(pattern))
+      for (const attn::Variant& v : matching(plain))
+        if (std::find(out.begin(), out.end(), v.name) == out.end()) out.push_back(v.name);
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "attn/catalog.h"
 #include "train/settings.h"
 
 namespace horner::study {
@@ -28,9 +29,11 @@ struct Study {
 // Throws, naming the field, for a missing, invalid or unknown one. `where` is for error messages.
 Study read_study(const Json&, const std::string& where, const std::filesystem::path& out);
 
-// The variants that match the patterns, each once. A pattern is a name, has braces
-// ("taylor{1..10}",
-// "{l2,rms}"), or is a glob over the listed variants.
+// The variant of a name, or all listed ones that match a glob. Throws, with the nearest, for none.
+std::vector<attn::Variant> matching(const std::string& pattern);
+
+// The names of the variants that match the patterns, each once; a pattern may also have braces:
+// "taylor{1..10}", "{l2,rms}".
 std::vector<std::string> expand(const std::vector<std::string>& patterns);
 
 struct Preset {

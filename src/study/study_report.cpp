@@ -191,8 +191,10 @@ static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& 
 }
 
 // A row per variant, a column per layer; means over seeds.
-static HeatMap by_layer(const TaskData& t, const std::string& label,
-                        std::vector<double> (*values)(const Group&, const RunData&)) {
+static void add_layers(const TaskData& t, const std::string& heading, const char* text,
+                       const char* label,
+                       std::vector<double> (*values)(const Group&, const RunData&),
+                       std::vector<Section>& out) {
   HeatMap h{.label = label, .x_label = "layer", .y_label = ""};
   for (const Group& g : t.groups) {
     std::vector<std::vector<double>> layers;
@@ -207,7 +209,7 @@ static HeatMap by_layer(const TaskData& t, const std::string& label,
     for (const auto& layer : layers) h.values.back().push_back(spread(layer).mean);
     while (h.x.size() < layers.size()) h.x.push_back(std::to_string(h.x.size()));
   }
-  return h;
+  if (!h.y.empty()) out.push_back({heading + ": " + task_title(t), text, h, true});
 }
 
 // For weights that are exp or its series; a linear kernel has no such terms.
@@ -302,25 +304,22 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
   }
   for (const TaskData& t : tasks) {
     add_terms(t, out);
-    if (const HeatMap h = by_layer(t, "order", dominant_orders); !h.y.empty())
-      out.push_back({"Dominant order: " + task_title(t),
-                     "The order of the largest term of exp's series for the scores of each layer.",
-                     h, true});
+    add_layers(t, "Dominant order",
+               "The order of the largest term of exp's series for the scores of each layer.",
+               "order", dominant_orders, out);
   }
   for (const TaskData& t : tasks)
-    if (const HeatMap h = by_layer(t, "entropy", entropies); !h.y.empty())
-      out.push_back({"Entropy of the weights: " + task_title(t),
-                     "Mean over rows of −Σ p log p, where p is a weight's share of its row; latest "
-                     "measurement.",
-                     h, true});
+    add_layers(
+        t, "Entropy of the weights",
+        "Mean over rows of −Σ p log p, where p is a weight's share of its row; latest measurement.",
+        "entropy", entropies, out);
   for (const TaskData& t : tasks)
-    if (const HeatMap h = by_layer(t, "N_s / N", separabilities); !h.y.empty())
-      out.push_back({"Separability: " + task_title(t),
-                     "How many of a row's N largest weights are separable among the values: the "
-                     "share whose weighted unit value is nearer to their sum than that of every "
-                     "other token. N = 16, or a quarter of a sequence below 64 tokens. Latest "
-                     "measurement, for variants with non-negative weights.",
-                     h, true});
+    add_layers(t, "Separability",
+               "How many of a row's N largest weights are separable among the values: the share "
+               "whose weighted unit value is nearer to their sum than that of every other token. "
+               "N = 16, or a quarter of a sequence below 64 tokens. Latest measurement, for "
+               "variants with non-negative weights.",
+               "N_s / N", separabilities, out);
   for (const TaskData& t : tasks)
     out.push_back(curves(t, "gradient norm", &RunData::gradient, true, true));
   out.push_back(origin(runs, o));

@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "attn/stages.h"
 #include "diag/series.h"

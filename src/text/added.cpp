@@ -1,8 +1,6 @@
 // Added tokens by a trie, searched only where the first two bytes match.
 #include "text/added.h"
 
-#include <algorithm>
-
 #include "text/utf8.h"
 
 namespace horner::text {

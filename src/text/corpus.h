@@ -1,7 +1,6 @@
 // Text to train on: files, folders and a default.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>

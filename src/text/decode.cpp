@@ -115,9 +115,8 @@ std::string decoded(const std::vector<Decoder>& decoders, Parts parts) {
     return out;
   }
   for (const Decoder& d : decoders) std::visit([&](const auto& step) { apply(step, parts); }, d);
-  std::string out;
-  for (const std::string& part : parts) out += part;
-  return out;
+  apply(DecodeFuse{}, parts);
+  return parts[0];
 }
 
 }  // namespace horner::text

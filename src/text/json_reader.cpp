@@ -15,7 +15,7 @@ struct Reader : nlohmann::json_sax<Json> {
   TokenizerJson out;
   In in = In::settings;
   std::vector<Json*> open;        // the objects and lists around the next value, outermost first
-  std::vector<std::string> keys;  // the last key of each open object
+  std::vector<std::string> keys;  // the last key of each; "" in a list
   size_t parts = 0;               // of a merge
 
   // Stores the next value. Pointers stay valid: a list does not grow while its last item is open.
@@ -68,30 +68,31 @@ struct Reader : nlohmann::json_sax<Json> {
     return true;
   }
   bool in_model(const char* key) const {
-    return open.size() == 2 && keys.size() == 2 && keys[0] == "model" && keys[1] == key;
+    return open.size() == 2 && keys[0] == "model" && keys[1] == key;
   }
-  bool start_object(std::size_t) override {
+  // Starts an object or a list. The one in the model under `key` is read to a vector instead.
+  bool start(Json value, const char* key, In vector, bool empty) {
     if (in != In::settings) return wrong();
-    if (in_model("vocab")) {
-      check(out.vocabulary.empty(), "duplicate model.vocab");
-      in = In::vocabulary;
+    if (in_model(key)) {
+      check(empty, "duplicate model.", key);
+      in = vector;
       put(nullptr);
       return true;
     }
     check(open.size() < 16, "JSON is nested too deeply");
-    open.push_back(&put(Json::object()));
+    open.push_back(&put(std::move(value)));
     keys.emplace_back();
     return true;
   }
-  bool end_object() override {
-    if (in == In::vocabulary) {
-      in = In::settings;
-      return true;
-    }
-    open.pop_back();
-    keys.pop_back();
+  bool end() {
+    if (in == In::settings) open.pop_back(), keys.pop_back();
+    in = in == In::merge ? In::merges : In::settings;
     return true;
   }
+  bool start_object(std::size_t) override {
+    return start(Json::object(), "vocab", In::vocabulary, out.vocabulary.empty());
+  }
+  bool end_object() override { return end(); }
   bool start_array(std::size_t) override {
     if (in == In::merges) {
       in = In::merge;
@@ -99,28 +100,9 @@ struct Reader : nlohmann::json_sax<Json> {
       out.merges.emplace_back();
       return true;
     }
-    if (in != In::settings) return wrong();
-    if (in_model("merges")) {
-      check(out.merges.empty(), "duplicate model.merges");
-      in = In::merges;
-      put(nullptr);
-      return true;
-    }
-    check(open.size() < 16, "JSON is nested too deeply");
-    open.push_back(&put(Json::array()));
-    return true;
+    return start(Json::array(), "merges", In::merges, out.merges.empty());
   }
-  bool end_array() override {
-    if (in == In::merge) {
-      if (parts != 2) return wrong();
-      in = In::merges;
-    } else if (in == In::merges) {
-      in = In::settings;
-    } else {
-      open.pop_back();
-    }
-    return true;
-  }
+  bool end_array() override { return in == In::merge && parts != 2 ? wrong() : end(); }
   bool parse_error(std::size_t, const std::string&, const Json::exception& e) override {
     fail("not valid JSON: ", e.what());
   }

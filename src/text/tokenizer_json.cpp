@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "core/names.h"
 #include "files/files.h"
 #include "text/json_reader.h"
 #include "text/model.h"
@@ -105,34 +104,34 @@ void add_normalizer(const Field& f, const std::string& type, std::vector<Normali
   }
 }
 
+// The value of a name.
+template <class T>
+T choice(const Field& f, std::initializer_list<std::pair<const char*, T>> all) {
+  for (const auto& [name, value] : all)
+    if (f.string() == name) return value;
+  f.refuse();
+}
+
 Metaspace metaspace(const Field& f) {
   f.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
-  const std::string scheme =
-      f.has("prepend_scheme") ? f.at("prepend_scheme").string() : std::string("always");
   Metaspace out{f.at("replacement").string(), Scheme::always, f.flag("split", true)};
   size_t at = 0;
   check(!out.replacement.empty() && (next(out.replacement, at), at == out.replacement.size()),
         f.path, ".replacement must be one character");
-  if (scheme == "first")
-    out.prepend = Scheme::first;
-  else if (scheme == "never")
-    out.prepend = Scheme::never;
-  else if (scheme != "always")
-    f.at("prepend_scheme").refuse();
+  if (f.has("prepend_scheme"))
+    out.prepend = choice<Scheme>(
+        f.at("prepend_scheme"),
+        {{"always", Scheme::always}, {"first", Scheme::first}, {"never", Scheme::never}});
   if (!f.flag("add_prefix_space", true)) out.prepend = Scheme::never;
   return out;
 }
 
 Behaviour behaviour(const Field& f) {
-  const std::pair<const char*, Behaviour> all[] = {
-      {"Isolated", Behaviour::isolated},
-      {"Removed", Behaviour::removed},
-      {"MergedWithPrevious", Behaviour::merged_with_previous},
-      {"MergedWithNext", Behaviour::merged_with_next},
-      {"Contiguous", Behaviour::contiguous}};
-  for (const auto& [name, value] : all)
-    if (f.string() == name) return value;
-  f.refuse();
+  return choice<Behaviour>(f, {{"Isolated", Behaviour::isolated},
+                               {"Removed", Behaviour::removed},
+                               {"MergedWithPrevious", Behaviour::merged_with_previous},
+                               {"MergedWithNext", Behaviour::merged_with_next},
+                               {"Contiguous", Behaviour::contiguous}});
 }
 
 constexpr const char* kGpt2Pattern =

@@ -3,13 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <mutex>
 
 #include "core/check.h"
+#include "files/files.h"
 #include "files/json.h"
 #include "files/tensors_file.h"
 #include "nn/checkpoint.h"
@@ -37,13 +36,6 @@ static std::vector<fs::path> checkpoints(const fs::path& run, bool whole) {
 std::optional<fs::path> newest_checkpoint(const fs::path& run) {
   const auto all = checkpoints(run, true);
   return all.empty() ? std::optional<fs::path>() : all.back();
-}
-
-static void sync_folder(const fs::path& folder) {
-  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return;
-  ::fsync(file);
-  ::close(file);
 }
 
 // The generators whose states a checkpoint saves.
@@ -97,9 +89,9 @@ void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o
     fs::remove_all(part, ignored);
     throw;
   }
-  sync_folder(part);
+  files::sync_folder(part);
   fs::rename(part, whole);
-  sync_folder(run);
+  files::sync_folder(run);
   const auto all = checkpoints(run, true);
   for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
     const fs::path old = all[size_t(i)].string() + kPart;  // half removed, it must be incomplete

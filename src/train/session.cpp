@@ -153,8 +153,7 @@ Session open_session(Opening o) {
           numbers,
           tokens,
           at::zeros_like(tokens),
-          at::zeros({tokens.size(0)}, numbers.loss.options()),
-          nullptr};
+          at::zeros({tokens.size(0)}, numbers.loss.options())};
 }
 
 }  // namespace horner::train
