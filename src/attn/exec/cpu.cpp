@@ -1,11 +1,9 @@
 #include "attn/exec/cpu.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 
 #include "attn/kernels/cpu/fused/fused.h"
 #include "attn/stages.h"
-#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -63,11 +61,6 @@ at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
   const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, at::kFloat);
   *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
   return all;
-}
-
-void check_first_order(std::string_view execution) {
-  check(!c10::GradMode::is_enabled(), "double backward is supported only by 'reference', not '",
-        execution, "'");
 }
 
 at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {

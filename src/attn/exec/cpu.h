@@ -38,9 +38,6 @@ struct Prepared {
 // where `to` is null.
 at::Tensor statistics_memory(const Inputs&, Statistics* to);
 
-// Throws if autograd asks for a graph of the gradients: the execution has no double backward.
-void check_first_order(std::string_view execution);
-
 // With channels of zeros up to a multiple of kernels::kPad, contiguous.
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);
 
