@@ -136,15 +136,15 @@ static Decode<R> problem(const State& s) {
   return c;
 }
 
-enum class Task { apply, fold };
+enum class Task { apply_state, fold };
 // In parallel where there is enough work for that.
 template <class R>
 static void run(const State& s, const Decode<R>& c, Task which) {
   if constexpr (std::is_same_v<R, float>)
     if (s.carry.count.is_cuda())
-      return which == Task::apply ? exec::ask_on_gpu(c, s.carry.count)
-                                  : exec::fold_on_gpu(c, s.carry.count);
-  const auto task = which == Task::apply ? kernels_for<R>().forward : kernels_for<R>().fold;
+      return which == Task::apply_state ? exec::apply_state_on_gpu(c, s.carry.count)
+                                        : exec::fold_on_gpu(c, s.carry.count);
+  const auto task = which == Task::apply_state ? kernels_for<R>().forward : kernels_for<R>().fold;
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
   for_each_task<R>(
@@ -175,7 +175,7 @@ static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& f
   c.q = pointer<R>(rows), c.centre = pointer<R>(centre), c.gate = pointer<R>(gate);
   c.from = std::max<int64_t>(0, s.held - seen_by_newest(s));
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
-  run(s, c, Task::apply);
+  run(s, c, Task::apply_state);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
 }
 static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& factor,
