@@ -22,12 +22,6 @@ static int64_t padded_size(int64_t n) {
   return (n + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
 }
 
-// The axis of an input that counts keys; -1 for none.
-static int64_t key_axis(const Input& i) {
-  const size_t at = std::string_view(i.shape).find('S');
-  return at == std::string_view::npos ? -1 : int64_t(at);
-}
-
 static at::ScalarType sums_dtype(const State& s) {
   return s.finite ? exec::sums_dtype(s.spec, s.dtype) : wide(s.dtype);
 }
@@ -113,10 +107,7 @@ static void put_decay(State& s, const at::Tensor& log_gates) {
 
 template <class R>
 static const kernels::DecodeKernels<R>& kernels_for() {
-  if constexpr (std::is_same_v<R, float>)
-    return *exec::isa().states.decode_float;
-  else
-    return *exec::isa().states.decode_double;
+  return *std::get<const kernels::DecodeKernels<R>*>(exec::isa().states);
 }
 
 template <class R>
@@ -171,8 +162,8 @@ static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& f
   c.scale = one_scale ? factor.item<R>() : R(1);
   const at::Tensor N = at::empty({B, H, 1, c.E}, rows.options());
   const at::Tensor W = at::empty({B, H, 1, 1}, rows.options()), shift = at::empty_like(W);
-  const at::Tensor gate = s.recent.input_gate;
-  c.q = pointer<R>(rows), c.centre = pointer<R>(centre), c.gate = pointer<R>(gate);
+  c.q = pointer<R>(rows), c.centre = pointer<R>(centre);
+  c.gate = pointer<R>(s.recent.input_gate);
   c.from = std::max<int64_t>(0, s.held - seen_by_newest(s));
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
   run(s, c, Task::apply_state);
@@ -278,13 +269,12 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
     x = fresh;
   };
   for (const Input& i : input_table()) {
-    const int64_t axis = key_axis(i);
+    const int64_t axis = axis_of(i, "S");
     const at::Tensor& from = in.*i.at;
-    at::Tensor& x = s.recent.*i.at;
     if (axis < 0 || i.role == Role::mask || !from.defined()) continue;
     std::vector<int64_t> shape = from.sizes().vec();
     if (shape.size() == 4) shape[3] = padded_size(shape[3]);
-    grown(x, axis, shape, wide(from.scalar_type()));
+    grown(s.recent.*i.at, axis, shape, wide(from.scalar_type()));
   }
   if (s.recent.keep.defined()) grown(s.recent.keep, 1, {s.shape.B, 0}, at::kBool);
   if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined())
@@ -307,7 +297,7 @@ static bool has_kernel(const State& s) {
 static void append(State& s, const Inputs& in, int64_t n) {
   make_room(s, in, n);
   for (const Input& i : input_table()) {
-    const int64_t axis = key_axis(i);
+    const int64_t axis = axis_of(i, "S");
     if (axis >= 0 && i.role != Role::mask && (in.*i.at).defined())
       put(s.recent.*i.at, in.*i.at, axis, s.held);
   }
@@ -323,7 +313,7 @@ static at::Tensor step_keys(State& s, const Inputs& in) {
   if (n == 1 && has_kernel(s)) return result(s, in, in.q);
   Inputs all = in;
   for (const Input& i : input_table()) {
-    const int64_t axis = key_axis(i);
+    const int64_t axis = axis_of(i, "S");
     if (axis < 0 || !(s.recent.*i.at).defined()) continue;
     at::Tensor x = (s.recent.*i.at).narrow(axis, 0, s.held);
     if (x.dim() == 4) x = x.narrow(3, 0, (in.*i.at).size(3));
@@ -365,7 +355,7 @@ static Inputs held_keys(const State& later) {
   Inputs keys;
   for (const Input& i : input_table()) {
     const at::Tensor& x = later.recent.*i.at;
-    if (x.defined()) keys.*i.at = x.narrow(key_axis(i), 0, later.held);
+    if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, later.held);
   }
   return keys;
 }

@@ -35,10 +35,7 @@ at::ScalarType sums_dtype(const Spec& spec, at::ScalarType of_inputs) {
 
 template <class R>
 static const kernels::ChunkedKernels<R>& kernels_for() {
-  if constexpr (std::is_same_v<R, float>)
-    return *isa().states.chunked_float;
-  else
-    return *isa().states.chunked_double;
+  return *std::get<const kernels::ChunkedKernels<R>*>(isa().states);
 }
 
 // All but q, k and v may be undefined.

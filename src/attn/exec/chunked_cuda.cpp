@@ -154,7 +154,7 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
   const bool one_memory = last && !p.scans();
   const StatesMemory suffix = states(p, x.q, true, one_memory ? r.prefix : StatesMemory{});
   cuda::chunk_backward_keys(p, stream());
-  if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
+  if (x.decay.defined()) add_query_decay(d.decay, d_query);
   return d;
 }
 

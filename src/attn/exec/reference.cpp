@@ -140,7 +140,7 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   at::Tensor shift, w = weights(spec, x, {hidden, count}, shift);
   if (const at::Tensor g = log_gates(spec.decay, in); g.defined())
     w = w * decay_factors(g, hidden).to(w.scalar_type());
-  if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
+  if (statistics) *statistics = statistics_of(w, intervals(spec.mask, given).first);
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
