@@ -145,7 +145,7 @@ static void run(const State& s, const Decode<R>& c, Task which) {
 
 // The keys that the newest query sees.
 static int64_t seen_by_newest(const State& s) {
-  const auto [lo, hi] = interval(reach(s.spec.mask), s.tokens - 1, s.tokens);
+  const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
   return hi - lo;
 }
 
