@@ -110,23 +110,6 @@ static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& fir
           p.masked_fill(w >= 0, 0).sum(-1)};
 }
 
-}  // namespace horner::attn::exec
-
-namespace horner::attn {
-
-at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
-  using namespace exec;
-  x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
-  if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
-  x = x.clamp_max(spec.clamp);
-  shift = at::zeros({1}, x.options());
-  return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);
-}
-
-}  // namespace horner::attn
-
-namespace horner::attn::exec {
-
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
   Inputs in = given;
   in.q = mapped(spec.features, given.q, given.query_projection);
@@ -159,3 +142,16 @@ const Execution reference{
 };
 
 }  // namespace horner::attn::exec
+
+namespace horner::attn {
+
+at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
+  using namespace exec;
+  x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
+  if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
+  x = x.clamp_max(spec.clamp);
+  shift = at::zeros({1}, x.options());
+  return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);
+}
+
+}  // namespace horner::attn
