@@ -169,11 +169,6 @@ static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& f
   run(s, c, Task::apply_state);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
 }
-static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                        const at::Tensor& centre) {
-  return sums_dtype(s) == at::kDouble ? apply_state<double>(s, q, factor, centre)
-                                      : apply_state<float>(s, q, factor, centre);
-}
 
 // The result of the newest token, whose key is already among the recent ones.
 static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) {
@@ -191,7 +186,8 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
     centre =
         (q * factor * mean.repeat_interleave(repeats, 1)).sum(-1).to(sums_dtype(s)).contiguous();
   }
-  Sums sums = apply_state(s, q, factor, centre);
+  Sums sums = (sums_dtype(s) == at::kDouble ? apply_state<double>
+                                            : apply_state<float>)(s, q, factor, centre);
   sums.count = count;
   if (s.carry.gates.defined())
     sums.gates = s.carry.gates.repeat_interleave(repeats, 1)
