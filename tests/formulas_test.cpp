@@ -68,7 +68,7 @@ struct Row {
     for (size_t i = 0; i < w.size(); ++i) o += w[i] * slice(h.v, seen[i], h.E);
     return o;
   }
-  Vec fade() const {  // the product of the gates of (s, t]
+  Vec decay() const {  // the product of the gates of (s, t]
     return each([&](int s) {
       double product = 1;
       for (int j = s + 1; j <= at; ++j) product *= std::exp(h.decay[j]);
@@ -189,12 +189,12 @@ const std::map<std::string, Formula> kFormulas = {
     {"gated_no_in",       [](R r) -> Vec { return layer(r, r.out() * r.V(E(r)) / r.n); }},
     {"gated_no_out",      [](R r) -> Vec { return layer(r, r.V(E(r) * r.in()) / r.n); }},
     {"gated_in_only",     [](R r) -> Vec { return r.V(E(r) * r.in()) / r.n; }},
-    {"gated_decay",       [](R r) -> Vec { return layer(r, r.out() * r.V(E(r) * r.fade() * r.in()) / r.n); }},
+    {"gated_decay",       [](R r) -> Vec { return layer(r, r.out() * r.V(E(r) * r.decay() * r.in()) / r.n); }},
     {"gated_conv",        gated},
     {"cumulative_gate",   [](R r) -> Vec { return r.V(E(r)) / std::max(r.shares(), 1.0); }},
     {"cumulative_gate_count",      [](R r) -> Vec { return r.V(E(r)) / (r.n * r.shares()); }},
     {"cumulative_gate_count@code", [](R r) -> Vec { return r.out() * r.V(E(r)) / r.n; }},
-    {"mamba_exp",         [](R r) -> Vec { return rms(r, r.V(E(r) * r.fade() * r.in())); }},
+    {"mamba_exp",         [](R r) -> Vec { return rms(r, r.V(E(r) * r.decay() * r.in())); }},
     {"relu_l2",           [](R r) -> Vec { return L2(r.V(r.scores(relu) / r.root)); }},
     {"relu_gate",         [](R r) -> Vec { return r.out() * r.V(least(r.scores(relu) / r.root, 5)) / r.n; }},
     {"linear",            [](R r) -> Vec { return r.V(r.A) / r.n; }},
@@ -202,8 +202,8 @@ const std::map<std::string, Formula> kFormulas = {
     {"linear_relu",       [](R r) -> Vec { return normalised(r, r.scores(relu), 1e-8); }},
     {"linear_cosine",     [](R r) -> Vec { return r.V(r.scores(cosine)) / r.count_power(); }},
     {"linear_cosine@code", [](R r) -> Vec { return r.V(cosine_over_heads(r)) / r.count_power(); }},
-    {"linear_mamba",      [](R r) -> Vec { return rms(r, r.V(r.scores(same) * r.fade() * r.in())); }},
-    {"retention",         [](R r) -> Vec { return rms(r, r.V(r.A * r.fade())); }},
+    {"linear_mamba",      [](R r) -> Vec { return rms(r, r.V(r.scores(same) * r.decay() * r.in())); }},
+    {"retention",         [](R r) -> Vec { return rms(r, r.V(r.A * r.decay())); }},
     {"based",             based},
     {"taylor79@code",     [](R r) -> Vec { return r.V(series(r.A, 79)); }},
     {"sigmoid",           [](R r) -> Vec { return r.V(1.0 / (1.0 + exp(-r.A))) / r.n; }},

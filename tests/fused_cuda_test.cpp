@@ -1,6 +1,6 @@
 // What the CUDA kernels promise beyond the cases of `horner check`: every width of heads, strided
-// inputs, the same bits when torch asks for them, statistics, memory that does not grow with T
-// squared. Without a GPU every test is skipped.
+// inputs, deterministic results where torch requires them, statistics, memory that does not grow
+// with T squared. Without a GPU every test is skipped.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
@@ -157,8 +157,8 @@ TEST_F(Cuda, EveryLengthIsRight) {
                               .seed = uint64_t(T)});
 }
 
-// Where it runs softmax it runs what fades, but for a denominator that fades too, and centred
-// scores that do not.
+// Where it runs softmax, it also runs decay, unless the denominator is a sum, and centred scores
+// without decay.
 TEST_F(Cuda, HopperRunsDecayAndCentredScores) {
   const Case c{.D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA};
   const auto why_not = [&](const Spec& spec) {

@@ -188,18 +188,18 @@ at::Tensor laid_out(const at::Tensor& x, const Case& c) {
   return x.transpose(-1, -2).contiguous().transpose(-1, -2);
 }
 
-struct Found {
+struct Outcome {
   Tensors out, gradients;
 };
-Found found(const Part& p, const Case& c, const Tensors& given, at::ScalarType dtype, bool exact,
-            bool reference) {
+Outcome outcome(const Part& p, const Case& c, const Tensors& given, at::ScalarType dtype,
+                bool exact, bool reference) {
   Tensors in;
   for (size_t i = 0; i < given.size(); ++i) {  // the first is in the wide dtype
     const at::ScalarType t = exact ? at::kDouble : i == 0 ? c.wide : dtype;
     at::Tensor x = given[i].to(c.device, i == 0 ? c.wide : dtype).to(t);
     in.push_back((reference ? x : laid_out(x, c)).requires_grad_(true));
   }
-  Found f;
+  Outcome f;
   f.out = (reference ? p.reference : p.run)(c, in, exact ? at::kDouble : dtype);
   Tensors directions;
   for (size_t i = 0; i < f.out.size(); ++i) {
@@ -226,9 +226,9 @@ double ulp(at::ScalarType t) {
 void expect_right(const Part& p, const Case& c) {
   at::manual_seed(uint64_t(rows(c) * 1000 + c.C));
   const Tensors in = p.inputs(c);
-  const Found truth = found(p, c, in, c.dtype, true, true),
-              plain = found(p, c, in, c.dtype, false, true),
-              ours = found(p, c, in, c.dtype, false, false);
+  const Outcome truth = outcome(p, c, in, c.dtype, true, true),
+                plain = outcome(p, c, in, c.dtype, false, true),
+                ours = outcome(p, c, in, c.dtype, false, false);
   const auto compare = [&](const std::string& of, const at::Tensor& x, const at::Tensor& own,
                            const at::Tensor& right) {
     ASSERT_EQ(x.scalar_type(), own.scalar_type()) << p.name << " " << of;
@@ -300,10 +300,10 @@ TEST(Parts, GiveTheSameBitsOnAnyNumberOfThreads) {
     const Case c{3, 211, 66, at::kFloat, at::kBFloat16};
     at::manual_seed(1);
     const Tensors in = p.inputs(c);
-    Found by_threads[2];
+    Outcome by_threads[2];
     for (int i = 0; i < 2; ++i) {
       at::set_num_threads(i ? 3 : 1);
-      by_threads[i] = found(p, c, in, c.dtype, false, false);
+      by_threads[i] = outcome(p, c, in, c.dtype, false, false);
     }
     for (size_t i = 0; i < by_threads[0].out.size(); ++i)
       EXPECT_TRUE(at::equal(by_threads[0].out[i], by_threads[1].out[i])) << p.name;
@@ -317,7 +317,7 @@ TEST(Parts, TakeADefinitionInDoubleAndSayWhatIsWrong) {
   for (const Part& p : kParts) {
     if (std::string_view(p.name) == "losses") continue;
     const Case c{2, 5, 6, at::kDouble, at::kDouble};
-    const Found a = found(p, c, p.inputs(c), at::kDouble, true, false);
+    const Outcome a = outcome(p, c, p.inputs(c), at::kDouble, true, false);
     EXPECT_EQ(a.out[0].scalar_type(), at::kDouble);
   }
   EXPECT_THROW(norm({}, at::ones({2, 3}), at::ones({4}), {}, at::kFloat), Error);
@@ -332,7 +332,7 @@ TEST(Parts, NanStaysVisible) {
       const Case c{1, 3, 34, t, t};
       Tensors in = p.inputs(c);
       in[0][1][33] = NAN;
-      const Found f = found(p, c, in, t, false, false);
+      const Outcome f = outcome(p, c, in, t, false, false);
       bool seen = false;
       for (const at::Tensor& y : f.out) seen |= y.isnan().any().item<bool>();
       EXPECT_TRUE(seen) << p.name;

@@ -19,31 +19,19 @@ std::span<const Execution* const> executions() {
   return kExecutions;
 }
 
-static const Execution* look_up(std::string_view name) {
-  for (const Execution* e : kExecutions)
-    if (name == e->name) return e;
-  return nullptr;
-}
-
-static std::vector<std::string> names() {
-  std::vector<std::string> out;
-  for (const Execution* e : kExecutions) out.emplace_back(e->name);
-  return out;
+[[noreturn]] static void fail_unknown(std::string_view name, std::vector<std::string> possible) {
+  for (const Execution* e : kExecutions) possible.emplace_back(e->name);
+  fail("no execution '", name, "'; possible: ", quoted(possible));
 }
 
 const Execution& execution(std::string_view name) {
-  const Execution* e = look_up(name);
-  check(e, "no execution '", name, "'; possible: ", quoted(names()));
-  return *e;
+  for (const Execution* e : kExecutions)
+    if (name == e->name) return *e;
+  fail_unknown(name, {});
 }
 
 const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted,
                         bool statistics) {
-  if (wanted != "auto" && !look_up(wanted)) {
-    std::vector<std::string> possible = names();
-    possible.insert(possible.begin(), "auto");
-    fail("no execution '", wanted, "'; possible: ", quoted(possible));
-  }
   std::string reasons;
   const Execution* best = nullptr;
   for (const Execution* e : kExecutions) {
@@ -56,6 +44,7 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
       best = e;
   }
   if (best) return *best;
+  if (reasons.empty()) fail_unknown(wanted, {"auto"});
   fail("cannot run on q ", in.q.sizes(), " ", dtype_name(in.q.scalar_type()), ":", reasons);
 }
 

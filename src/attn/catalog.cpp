@@ -140,23 +140,23 @@ static Variant look_up(std::string_view name) {
 Variant find(std::string_view wanted) {
   const size_t colon = wanted.find(':');
   const std::string_view name = wanted.substr(0, colon);
-  Variant found = look_up(name);
-  if (found.name.empty()) {
+  Variant variant = look_up(name);
+  if (variant.name.empty()) {
     std::vector<std::string> names;
     for (const Variant& v : variants()) names.push_back(v.name);
     fail("no attention variant '", name, "'; did you mean ", quoted(nearest(name, names)),
          "? ('horner list' shows them all)");
   }
   if (colon != std::string_view::npos) {
-    found.spec = with(found.spec, wanted.substr(colon + 1));
-    found.name = wanted;
+    variant.spec = with(variant.spec, wanted.substr(colon + 1));
+    variant.name = wanted;
   }
   try {
-    check_spec(found.spec);
+    check_spec(variant.spec);
   } catch (const Error& e) {
     fail("variant '", wanted, "': ", e.what());
   }
-  return found;
+  return variant;
 }
 
 std::vector<std::string> notes(const Spec& spec) {

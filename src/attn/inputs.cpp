@@ -44,6 +44,11 @@ std::span<const Input, kInputCount> input_table() {
   return kInputs;
 }
 
+int64_t axis_of(const Input& i, std::string_view letters) {
+  const size_t at = std::string_view(i.shape).find_first_of(letters);
+  return at == std::string_view::npos ? -1 : int64_t(at);
+}
+
 std::string shape_text(const char* shape) {
   std::string out;
   for (const char* c = shape; *c; ++c) out += (out.empty() ? "" : ", ") + std::string(1, *c);
@@ -53,8 +58,8 @@ std::string shape_text(const char* shape) {
 Inputs tokens(Inputs in, int64_t from, int64_t to) {
   for (const Input& i : kInputs) {
     at::Tensor& x = in.*i.at;
-    const size_t axis = std::string_view(i.shape).find_first_of("TS");
-    if (x.defined() && axis != std::string_view::npos) x = x.narrow(int64_t(axis), from, to - from);
+    const int64_t axis = axis_of(i, "TS");
+    if (x.defined() && axis >= 0) x = x.narrow(axis, from, to - from);
   }
   return in;
 }

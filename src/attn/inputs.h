@@ -23,6 +23,9 @@ struct Input {
 inline constexpr size_t kInputCount = sizeof(Inputs) / sizeof(at::Tensor);
 std::span<const Input, kInputCount> input_table();  // q, k and v come first
 
+// The first axis of an input whose letter is one of `letters`; -1 for none.
+int64_t axis_of(const Input&, std::string_view letters);
+
 std::string shape_text(const char* shape);  // "BH3" as "[B, H, 3]"
 
 // Tokens from <= t < to of one stream: of every input that has tokens, keys' and queries' alike.

@@ -87,12 +87,6 @@ std::string why_too_large(const Spec& spec, const StateShape& s) {
   return out.str();
 }
 
-// The same without its highest order. For a variant with a finite state.
-static Spec lowered(Spec spec) {
-  spec.weight = Taylor{std::max(0, facts(spec.weight).orders.value().last - 1)};
-  return spec;
-}
-
 // Work per token: (C + 16) / 2 keys of D + E channels inside a chunk, and two passes over the F * E
 // numbers of the state, each of which costs as much as kPass more tokens.
 int chunk_length(const Spec& spec, int64_t D, int64_t E) {
@@ -101,8 +95,10 @@ int chunk_length(const Spec& spec, int64_t D, int64_t E) {
   const double best = std::sqrt(state * kPass / inside);
   // All but the highest order of a chunk's features are held at once and have to fit in the cache.
   constexpr double kCached = 1 << 17;
-  const double lower = feature_count(lowered(spec), D);
-  return int(std::clamp(std::round(std::min(best, kCached / lower) / 16) * 16, 16.0, 256.0));
+  Spec lower = spec;
+  lower.weight = Taylor{std::max(0, facts(spec.weight).orders.value().last - 1)};
+  const double held = feature_count(lower, D);
+  return int(std::clamp(std::round(std::min(best, kCached / held) / 16) * 16, 16.0, 256.0));
 }
 
 double seen_pairs(const Mask& mask, int64_t T, int64_t S) {

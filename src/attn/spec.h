@@ -125,11 +125,10 @@ inline bool sees_all_past(const Mask& m) {
 struct Interval {
   int64_t lo, hi;  // lo <= s < hi
 };
-inline Interval interval(Reach r, int64_t p, int64_t S) {
-  return {std::max<int64_t>(0, p + 1 - r.back), std::clamp<int64_t>(p + 1 + r.ahead, 0, S)};
-}
 inline Interval interval(const Mask& m, int64_t t, int64_t S, int64_t T) {
-  return interval(reach(m), t + S - T, S);
+  const auto [back, ahead] = reach(m);
+  const int64_t past = t + S - T + 1;
+  return {std::max<int64_t>(0, past - back), std::clamp<int64_t>(past + ahead, 0, S)};
 }
 
 // decay: a factor of each weight that shrinks with the distance t - s.

@@ -12,15 +12,17 @@ namespace horner::attn {
 at::ScalarType wide(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
+at::Tensor plain(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kFloat).contiguous() : x;
+}
 
 Inputs one_key_head_each(Inputs in) {
   const int64_t H = in.q.size(1), G = in.k.size(1);
   if (G == H) return in;
   for (const Input& i : input_table()) {
-    const size_t axis = std::string_view(i.shape).find('G');
+    const int64_t axis = axis_of(i, "G");
     at::Tensor& x = in.*i.at;
-    if (axis != std::string_view::npos && x.defined())
-      x = x.repeat_interleave(H / G, int64_t(axis));
+    if (axis >= 0 && x.defined()) x = x.repeat_interleave(H / G, axis);
   }
   return in;
 }
@@ -44,11 +46,21 @@ at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& proj
   return std::visit(Mapped{x, projection, repeats}, f);
 }
 
+std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
+  const at::Tensor cuts = in.cu_seqlens.to(at::kInt).contiguous();
+  const at::Tensor t = at::arange(in.q.size(2), cuts.options());
+  const at::Tensor next = at::searchsorted(cuts, t, /*out_int32=*/false, /*right=*/true);
+  return {cuts.index_select(0, next - 1), cuts.index_select(0, next)};
+}
+
 std::pair<at::Tensor, at::Tensor> intervals(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const auto [back, ahead] = reach(mask);
   const at::Tensor past = at::arange(S - T + 1, S + 1, in.q.options().dtype(at::kLong));  // p + 1
-  return {(past - back).clamp_min(0), (past + ahead).clamp(0, S)};
+  const at::Tensor lo = (past - back).clamp_min(0), hi = (past + ahead).clamp(0, S);
+  if (!in.cu_seqlens.defined()) return {lo, hi};
+  const auto [begin, end] = sequences(in);
+  return {at::maximum(lo, begin), at::minimum(hi, end)};
 }
 
 Seen seen(const Mask& mask, const Inputs& in) {
@@ -57,19 +69,7 @@ Seen seen(const Mask& mask, const Inputs& in) {
   const auto [lo, hi] = intervals(mask, in);
   at::Tensor hidden = (s < lo.unsqueeze(1)).logical_or(s >= hi.unsqueeze(1)).expand({1, 1, T, S});
   if (in.keep.defined()) hidden = hidden.logical_or(in.keep.logical_not().view({-1, 1, 1, S}));
-  if (in.cu_seqlens.defined()) {
-    const at::Tensor sequence = at::searchsorted(in.cu_seqlens.to(at::kLong), s.view({S}),
-                                                 /*out_int32=*/false, /*right=*/true);
-    hidden = hidden.logical_or(sequence.unsqueeze(0) != sequence.unsqueeze(1));
-  }
   return {hidden, hidden.logical_not().sum(-1, true).to(wide(in.q.scalar_type()))};
-}
-
-at::Tensor first_keys(const Mask& mask, const Inputs& in) {
-  Inputs whole = in;
-  whole.keep = at::Tensor();
-  const at::Tensor sees = seen(mask, whole).hidden.logical_not().to(at::kInt);
-  return sees.view({in.q.size(2), in.k.size(2)}).argmax(-1);  // the first of the largest
 }
 
 struct LogGates {
@@ -111,6 +111,20 @@ double scale_factor(const Spec& spec, const Inputs& in) {
 at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
   return scale_factor(spec, in) *
          std::visit(Sharpened{in, count.clamp_min(1).log()}, spec.sharpness);
+}
+
+at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
+  if (!to) return {};
+  const at::Tensor all =
+      at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, in.q.options().dtype(at::kFloat));
+  *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
+  return all;
+}
+
+void add_query_decay(const at::Tensor& d_decay, const at::Tensor& d_query) {
+  const int64_t G = d_decay.size(1), S = d_decay.size(2), T = d_query.size(2), n = std::min(T, S);
+  const at::Tensor per_key_head = d_query.view({d_query.size(0), G, d_query.size(1) / G, T}).sum(2);
+  d_decay.narrow(2, S - n, n) += per_key_head.narrow(2, T - n, n);
 }
 
 // A result that stands for e^shift times o.

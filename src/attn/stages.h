@@ -12,7 +12,11 @@ Inputs one_key_head_each(Inputs);
 at::Tensor mapped(const Features&, const at::Tensor& x, const at::Tensor& projection,
                   int64_t repeats = 1);
 
-// The keys lo <= s < hi that the mask shows each query: [T] each, int64, on the device of q.
+// The begin and end of each token's packed sequence: [T] each, int32.
+std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
+
+// The keys lo <= s < hi of each query, by its mask and its sequence: [T] each, int64, on the device
+// of q.
 std::pair<at::Tensor, at::Tensor> intervals(const Mask&, const Inputs&);
 
 // The keys that each query sees: those of its mask, of its sequence and kept.
@@ -21,7 +25,6 @@ struct Seen {
   at::Tensor count;   // [1 or B, 1, T, 1]
 };
 Seen seen(const Mask&, const Inputs&);
-at::Tensor first_keys(const Mask&, const Inputs&);  // [T]: the first key of each query's interval
 
 // The log gates g [B, G, S] of the decay, which is e^(sum of g over (s, t]); undefined for none.
 at::Tensor log_gates(const Decay&, const Inputs&);
@@ -49,5 +52,25 @@ struct Sums {
 at::Tensor finish(const Spec&, const Inputs&, const Sums&);
 
 at::ScalarType wide(at::ScalarType);  // float32 for the 16-bit types, else the type itself
+at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
+
+// The memory [4, B, H, T] to which a kernel writes statistics, with views of it in `to`; undefined
+// where `to` is null.
+at::Tensor statistics_memory(const Inputs&, Statistics* to);
+
+// Adds the gradients of the queries' decay sums [B, H, T] to those of the keys' [B, G, S]: a
+// query's own sum is that of the key at its position.
+void add_query_decay(const at::Tensor& d_decay, const at::Tensor& d_query);
+
+// Sets the norm in the epilogue of the kernels on the CPU or on CUDA.
+template <class Epilogue>
+struct SetNorm {
+  Epilogue& p;
+
+  void operator()(NoNorm) const { p.norm = Epilogue::none; }
+  void operator()(L2 n) const { p.norm = Epilogue::l2, p.times_dim = n.times_dim; }
+  void operator()(Rms n) const { p.norm = Epilogue::rms, p.eps = n.eps; }
+  void operator()(Layer n) const { p.norm = Epilogue::layer, p.eps = n.eps; }
+};
 
 }  // namespace horner::attn

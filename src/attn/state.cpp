@@ -22,12 +22,6 @@ static int64_t padded_size(int64_t n) {
   return (n + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
 }
 
-// The axis of an input that counts keys; -1 for none.
-static int64_t key_axis(const Input& i) {
-  const size_t at = std::string_view(i.shape).find('S');
-  return at == std::string_view::npos ? -1 : int64_t(at);
-}
-
 static at::ScalarType sums_dtype(const State& s) {
   return s.finite ? exec::sums_dtype(s.spec, s.dtype) : wide(s.dtype);
 }
@@ -113,10 +107,7 @@ static void put_decay(State& s, const at::Tensor& log_gates) {
 
 template <class R>
 static const kernels::DecodeKernels<R>& kernels_for() {
-  if constexpr (std::is_same_v<R, float>)
-    return *exec::isa().states.decode_float;
-  else
-    return *exec::isa().states.decode_double;
+  return *std::get<const kernels::DecodeKernels<R>*>(exec::isa().states);
 }
 
 template <class R>
@@ -136,15 +127,15 @@ static Decode<R> problem(const State& s) {
   return c;
 }
 
-enum class Task { apply, fold };
+enum class Task { apply_state, fold };
 // In parallel where there is enough work for that.
 template <class R>
 static void run(const State& s, const Decode<R>& c, Task which) {
   if constexpr (std::is_same_v<R, float>)
     if (s.carry.count.is_cuda())
-      return which == Task::apply ? exec::ask_on_gpu(c, s.carry.count)
-                                  : exec::fold_on_gpu(c, s.carry.count);
-  const auto task = which == Task::apply ? kernels_for<R>().forward : kernels_for<R>().fold;
+      return which == Task::apply_state ? exec::apply_state_on_gpu(c, s.carry.count)
+                                        : exec::fold_on_gpu(c, s.carry.count);
+  const auto task = which == Task::apply_state ? kernels_for<R>().forward : kernels_for<R>().fold;
   constexpr int64_t kWorth = 1 << 18;  // numbers to read
   const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
   for_each_task<R>(
@@ -154,7 +145,7 @@ static void run(const State& s, const Decode<R>& c, Task which) {
 
 // The keys that the newest query sees.
 static int64_t seen_by_newest(const State& s) {
-  const auto [lo, hi] = interval(reach(s.spec.mask), s.tokens - 1, s.tokens);
+  const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
   return hi - lo;
 }
 
@@ -171,17 +162,12 @@ static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& f
   c.scale = one_scale ? factor.item<R>() : R(1);
   const at::Tensor N = at::empty({B, H, 1, c.E}, rows.options());
   const at::Tensor W = at::empty({B, H, 1, 1}, rows.options()), shift = at::empty_like(W);
-  const at::Tensor gate = s.recent.input_gate;
-  c.q = pointer<R>(rows), c.centre = pointer<R>(centre), c.gate = pointer<R>(gate);
+  c.q = pointer<R>(rows), c.centre = pointer<R>(centre);
+  c.gate = pointer<R>(s.recent.input_gate);
   c.from = std::max<int64_t>(0, s.held - seen_by_newest(s));
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
-  run(s, c, Task::apply);
+  run(s, c, Task::apply_state);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
-}
-static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                        const at::Tensor& centre) {
-  return sums_dtype(s) == at::kDouble ? apply_state<double>(s, q, factor, centre)
-                                      : apply_state<float>(s, q, factor, centre);
 }
 
 // The result of the newest token, whose key is already among the recent ones.
@@ -200,7 +186,8 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
     centre =
         (q * factor * mean.repeat_interleave(repeats, 1)).sum(-1).to(sums_dtype(s)).contiguous();
   }
-  Sums sums = apply_state(s, q, factor, centre);
+  Sums sums = (sums_dtype(s) == at::kDouble ? apply_state<double>
+                                            : apply_state<float>)(s, q, factor, centre);
   sums.count = count;
   if (s.carry.gates.defined())
     sums.gates = s.carry.gates.repeat_interleave(repeats, 1)
@@ -278,13 +265,12 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
     x = fresh;
   };
   for (const Input& i : input_table()) {
-    const int64_t axis = key_axis(i);
+    const int64_t axis = axis_of(i, "S");
     const at::Tensor& from = in.*i.at;
-    at::Tensor& x = s.recent.*i.at;
     if (axis < 0 || i.role == Role::mask || !from.defined()) continue;
     std::vector<int64_t> shape = from.sizes().vec();
     if (shape.size() == 4) shape[3] = padded_size(shape[3]);
-    grown(x, axis, shape, wide(from.scalar_type()));
+    grown(s.recent.*i.at, axis, shape, wide(from.scalar_type()));
   }
   if (s.recent.keep.defined()) grown(s.recent.keep, 1, {s.shape.B, 0}, at::kBool);
   if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined())
@@ -307,7 +293,7 @@ static bool has_kernel(const State& s) {
 static void append(State& s, const Inputs& in, int64_t n) {
   make_room(s, in, n);
   for (const Input& i : input_table()) {
-    const int64_t axis = key_axis(i);
+    const int64_t axis = axis_of(i, "S");
     if (axis >= 0 && i.role != Role::mask && (in.*i.at).defined())
       put(s.recent.*i.at, in.*i.at, axis, s.held);
   }
@@ -323,7 +309,7 @@ static at::Tensor step_keys(State& s, const Inputs& in) {
   if (n == 1 && has_kernel(s)) return result(s, in, in.q);
   Inputs all = in;
   for (const Input& i : input_table()) {
-    const int64_t axis = key_axis(i);
+    const int64_t axis = axis_of(i, "S");
     if (axis < 0 || !(s.recent.*i.at).defined()) continue;
     at::Tensor x = (s.recent.*i.at).narrow(axis, 0, s.held);
     if (x.dim() == 4) x = x.narrow(3, 0, (in.*i.at).size(3));
@@ -365,7 +351,7 @@ static Inputs held_keys(const State& later) {
   Inputs keys;
   for (const Input& i : input_table()) {
     const at::Tensor& x = later.recent.*i.at;
-    if (x.defined()) keys.*i.at = x.narrow(key_axis(i), 0, later.held);
+    if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, later.held);
   }
   return keys;
 }

@@ -49,7 +49,7 @@ Heads all_heads(const nn::Model& m) {
 static double mean_log(const attn::Mask& mask, int64_t T) {
   double sum = 0;
   for (int64_t t = 0; t < T; ++t) {
-    const auto [lo, hi] = attn::interval(attn::reach(mask), t, T);
+    const auto [lo, hi] = attn::interval(mask, t, T, T);
     sum += std::log(double(hi - lo));
   }
   return std::max(1e-6, sum / double(T));

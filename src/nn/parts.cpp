@@ -58,7 +58,7 @@ struct Options : torch::CustomClassHolder {  // what backward needs besides tens
   Norm norm;
   Heads heads;
   bool gelu, gated;
-  at::ScalarType weight_dtype;
+  at::ScalarType narrow, weight_dtype;  // of the norm's output; of weights
 };
 static c10::intrusive_ptr<Options> options(AutogradContext* ctx) {
   return c10::static_intrusive_pointer_cast<Options>(ctx->saved_data["options"].toCapsule());
@@ -78,12 +78,13 @@ static kernels::Norm norm_problem(const Norm& n, const at::Tensor& x, at::Scalar
 struct AddNorm : Function<AddNorm> {
   // Returns the norm and, if something is added, the sum.
   static variable_list forward(AutogradContext* ctx, c10::intrusive_ptr<Options> k,
-                               at::ScalarType narrow, const at::Tensor& given,
+                               const at::Tensor& given,
                                const std::optional<at::Tensor>& given_added,
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
     const c10::OptionalDeviceGuard on(given.device());
     const at::Tensor x = contiguous_rows(given), w = plain(weight);
     const at::Tensor b = plain(bias.value_or(at::Tensor()));
+    const at::ScalarType narrow = k->narrow;
     kernels::Norm p = norm_problem(k->norm, x, narrow, w, b);
     const auto fresh = [&](at::ScalarType t) { return at::empty(x.sizes(), x.options().dtype(t)); };
     const auto number = [&] { return at::empty({x.size(0)}, x.options().dtype(at::kFloat)); };
@@ -98,8 +99,6 @@ struct AddNorm : Function<AddNorm> {
     k->weight_dtype = weight.scalar_type();
     ctx->save_for_backward({added.defined() ? sum : x, w, b, rstd, mean});
     ctx->saved_data["options"] = c10::IValue::make_capsule(k);
-    ctx->saved_data["narrow"] = int64_t(narrow);
-    ctx->saved_data["adds"] = added.defined();
     ctx->set_materialize_grads(false);
     return added.defined() ? variable_list{y, sum} : variable_list{y};
   }
@@ -108,9 +107,9 @@ struct AddNorm : Function<AddNorm> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &b = saved[2];
     const c10::OptionalDeviceGuard on(x.device());
-    const auto narrow = at::ScalarType(ctx->saved_data["narrow"].toInt());
-    const bool adds = ctx->saved_data["adds"].toBool();
     const auto k = options(ctx);
+    const at::ScalarType narrow = k->narrow, as = k->weight_dtype;
+    const bool adds = grads.size() > 1;
     kernels::Norm p = norm_problem(k->norm, x, narrow, w, b);
     const at::Tensor d_y = grads[0].defined() ? contiguous_rows(grads[0])
                                               : at::zeros(x.sizes(), x.options().dtype(narrow));
@@ -130,8 +129,7 @@ struct AddNorm : Function<AddNorm> {
     p.rstd = saved[3].data_ptr<float>();
     if (saved[4].defined()) p.mean = saved[4].data_ptr<float>();
     launch_for({x.scalar_type(), narrow}, x)->norm_backward(p);
-    const at::ScalarType as = k->weight_dtype;
-    return {{}, {}, d_x, adds ? d_added : at::Tensor(), sum_of(d_weight, as), sum_of(d_bias, as)};
+    return {{}, d_x, adds ? d_added : at::Tensor(), sum_of(d_weight, as), sum_of(d_bias, as)};
   }
 };
 
@@ -146,8 +144,8 @@ at::Tensor norm(const Norm& n, const at::Tensor& x, const at::Tensor& weight,
   if (!launch_for({x.scalar_type(), out}, x) || !fits_norm(x))
     return reference::norm(n, x, weight, bias, out);
   auto k = c10::make_intrusive<Options>();
-  k->norm = n;
-  return AddNorm::apply(k, out, x, std::optional<at::Tensor>(), weight, maybe(bias))[0];
+  k->norm = n, k->narrow = out;
+  return AddNorm::apply(k, x, std::optional<at::Tensor>(), weight, maybe(bias))[0];
 }
 
 std::pair<at::Tensor, at::Tensor> add_norm(const Norm& n, const at::Tensor& x,
@@ -162,8 +160,8 @@ std::pair<at::Tensor, at::Tensor> add_norm(const Norm& n, const at::Tensor& x,
     return {sum, reference::norm(n, sum, weight, bias, out)};
   }
   auto k = c10::make_intrusive<Options>();
-  k->norm = n;
-  const variable_list both = AddNorm::apply(k, out, x, maybe(added), weight, maybe(bias));
+  k->norm = n, k->narrow = out;
+  const variable_list both = AddNorm::apply(k, x, maybe(added), weight, maybe(bias));
   return {both[1], both[0]};
 }
 

@@ -85,20 +85,18 @@ struct Linear : Function<Linear> {
   }
 };
 
-// Concatenates up to three tensors along dimension 0, in one dtype.
+// Concatenates tensors along dimension 0, in one dtype.
 struct Join : Function<Join> {
-  static at::Tensor forward(AutogradContext* ctx, at::ScalarType dtype, const at::Tensor& a,
-                            const Maybe& b, const Maybe& c) {
-    std::vector<int64_t> shape = a.sizes().vec(), rows, dtypes;
-    for (const Maybe& x : {Maybe(a), b, c}) {
-      rows.push_back(x ? x->size(0) : 0);
-      dtypes.push_back(int64_t(x ? x->scalar_type() : dtype));
+  static at::Tensor forward(AutogradContext* ctx, at::ScalarType dtype, at::TensorList parts) {
+    std::vector<int64_t> shape = parts[0].sizes().vec(), rows, dtypes;
+    shape[0] = 0;
+    for (const at::Tensor& x : parts) {
+      rows.push_back(x.size(0)), dtypes.push_back(int64_t(x.scalar_type()));
+      shape[0] += x.size(0);
     }
-    shape[0] = rows[0] + rows[1] + rows[2];
-    const at::Tensor out = at::empty(shape, a.options().dtype(dtype));
+    const at::Tensor out = at::empty(shape, parts[0].options().dtype(dtype));
     int64_t from = 0;
-    for (const Maybe& x : {Maybe(a), b, c})
-      if (x) out.narrow(0, from, x->size(0)).copy_(*x), from += x->size(0);
+    for (const at::Tensor& x : parts) out.narrow(0, from, x.size(0)).copy_(x), from += x.size(0);
     ctx->saved_data["rows"] = rows, ctx->saved_data["dtypes"] = dtypes;
     return out;
   }
@@ -107,21 +105,15 @@ struct Join : Function<Join> {
                dtypes = ctx->saved_data["dtypes"].toIntVector();
     variable_list out{at::Tensor()};
     int64_t from = 0;
-    for (size_t i = 0; i < 3; ++i) {
-      const bool used = rows[i] > 0;
-      out.push_back(used ? grads[0].narrow(0, from, rows[i]).to(at::ScalarType(dtypes[i]))
-                         : at::Tensor());
-      from += rows[i];
-    }
+    for (size_t i = 0; i < rows.size(); from += rows[i++])
+      out.push_back(grads[0].narrow(0, from, rows[i]).to(at::ScalarType(dtypes[i])));
     return out;
   }
 };
 
 static at::Tensor joined(const std::vector<at::Tensor>& x, at::ScalarType dtype) {
   if (x.size() == 1 && x[0].scalar_type() == dtype) return x[0];
-  check(x.size() <= 3, "product: expected at most 3 weights, got ", x.size());
-  const auto at = [&](size_t i) { return i < x.size() ? Maybe(x[i]) : std::nullopt; };
-  return Join::apply(dtype, x[0], at(1), at(2));
+  return Join::apply(dtype, at::TensorList(x));
 }
 
 // Writes each product to its own columns, without copying a weight.

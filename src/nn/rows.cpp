@@ -45,7 +45,7 @@ static Rows block_rows(const Spec& spec, const Inputs& in, std::span<const Query
   std::vector<int64_t> at;
   for (const Query& q : queries) {
     at.push_back(q.t);
-    const auto [lo, hi] = interval(reach(spec.mask), q.t, q.t + 1);
+    const auto [lo, hi] = interval(spec.mask, q.t, q.t + 1, q.t + 1);
     rows.begin.push_back(lo), rows.count.push_back(hi - lo);
   }
   const int64_t S = at.back() + 1, R = int64_t(at.size());

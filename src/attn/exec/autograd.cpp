@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "attn/exec/cpu.h"
+#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -42,7 +42,8 @@ struct Record : torch::autograd::Function<Record> {
   static TensorVector backward(AutogradContext* ctx, const TensorVector& grads) {
     const auto held = ctx->saved_data["backward"].toCapsule();
     const auto& backward = static_cast<const Backward&>(*held);
-    check_first_order(backward.execution);
+    check(!c10::GradMode::is_enabled(), "double backward is supported only by 'reference', not '",
+          backward.execution, "'");
     const TensorVector saved = ctx->get_saved_variables();
     const at::TensorList all = saved, inputs = all.slice(0, backward.inputs);
     const c10::DeviceGuard guard(inputs[0].device());

@@ -44,6 +44,14 @@ struct FusedTensors {
   }
 };
 
+// A result of one tensor, whose backward needs only the inputs.
+struct Output {
+  at::Tensor y;
+
+  static auto outputs(auto& r) { return std::array{&r.y}; }
+  static auto saved(auto& r) { return std::array<decltype(&r.y), 0>{}; }
+};
+
 template <class Fields>
 TensorVector pack(const Fields& fields) {
   TensorVector out;

@@ -35,10 +35,7 @@ at::ScalarType sums_dtype(const Spec& spec, at::ScalarType of_inputs) {
 
 template <class R>
 static const kernels::ChunkedKernels<R>& kernels_for() {
-  if constexpr (std::is_same_v<R, float>)
-    return *isa().states.chunked_float;
-  else
-    return *isa().states.chunked_double;
+  return *std::get<const kernels::ChunkedKernels<R>*>(isa().states);
 }
 
 // All but q, k and v may be undefined.
@@ -83,7 +80,7 @@ struct ChunkResult {
 };
 
 template <class R>
-static ChunkResult forward_in(const ChunkJob& job, const ChunkTensors& x, bool for_backward) {
+static ChunkResult forward(const ChunkJob& job, const ChunkTensors& x, bool for_backward) {
   Chunked<R> c = problem<R>(job, x);
   const auto options = x.q.options();
   const bool stateless = c.T <= c.C && !c.filled && !c.wanted && !job.begins.defined();
@@ -114,8 +111,8 @@ static ChunkResult forward_in(const ChunkJob& job, const ChunkTensors& x, bool f
 }
 
 template <class R>
-static ChunkTensors backward_in(const ChunkJob& job, const ChunkTensors& x, const ChunkResult& r,
-                                const ChunkResult& grads) {
+static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const ChunkResult& r,
+                             const ChunkResult& grads) {
   Chunked<R> c = problem<R>(job, x);
   const at::Tensor &S = r.all_S, &z = r.all_z;
   c.F = S.size(3), c.slots = S.size(2);
@@ -142,16 +139,6 @@ static ChunkTensors backward_in(const ChunkJob& job, const ChunkTensors& x, cons
   for_each_segment(c, kernel.backward);
   if (c.filled) d.S = dS.select(2, 1).clone(), d.z = dz.select(2, 1).clone();
   return d;
-}
-
-static ChunkResult forward(const ChunkJob& job, const ChunkTensors& x, bool for_backward) {
-  const bool exact = x.q.scalar_type() == at::kDouble;
-  return (exact ? forward_in<double> : forward_in<float>)(job, x, for_backward);
-}
-static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const ChunkResult& r,
-                             const ChunkResult& grads) {
-  const bool exact = x.q.scalar_type() == at::kDouble;
-  return (exact ? backward_in<double> : backward_in<float>)(job, x, r, grads);
 }
 
 // Where packed sequences begin: [T], bool.
@@ -205,7 +192,9 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   if (before && before->S.defined()) {
     x.S = padded(before->S, dtype), x.z = before->z.to(dtype).contiguous();
   }
-  const ChunkResult r = differentiable("chunked", job, x, forward, backward);
+  const bool exact = dtype == at::kDouble;
+  const ChunkResult r = differentiable("chunked", job, x, exact ? forward<double> : forward<float>,
+                                       exact ? backward<double> : backward<float>);
 
   const auto part = [](const at::Tensor& x, int64_t axis, int64_t n) {  // the last n
     return n == x.size(axis) ? x : x.narrow(axis, x.size(axis) - n, n);

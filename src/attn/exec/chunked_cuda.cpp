@@ -131,7 +131,7 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
   // Unless this graph runs again, u and g share memory, and so do both kinds of states, which are
-  // needed one after the other except by a walk.
+  // needed one after the other except by a scan.
   const bool last = !keeps_graph();
   at::Tensor g;
   if (job.epilogue.norm != cuda::Epilogue::none)
@@ -154,7 +154,7 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
   const bool one_memory = last && !p.scans();
   const StatesMemory suffix = states(p, x.q, true, one_memory ? r.prefix : StatesMemory{});
   cuda::chunk_backward_keys(p, stream());
-  if (x.decay.defined()) d.decay += d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
+  if (x.decay.defined()) add_query_decay(d.decay, d_query);
   return d;
 }
 

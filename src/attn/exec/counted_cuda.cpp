@@ -1,10 +1,8 @@
 #include "attn/exec/counted_cuda.h"
 
 #include <ATen/ATen.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <torch/csrc/autograd/custom_function.h>
 
-#include "attn/exec/cpu.h"
+#include "attn/exec/autograd.h"
 #include "attn/exec/cuda_stream.h"
 #include "attn/kernels/cuda/prepare/counts.h"
 #include "attn/stages.h"
@@ -13,9 +11,15 @@ namespace horner::attn::exec {
 
 namespace cuda = kernels::cuda;
 
+struct RowInput {  // gates [B, G, S], or a learned parameter per head
+  at::Tensor x;
+
+  static auto fields(auto& t) { return std::array{&t.x}; }
+};
+
 // A problem of kernels/cuda/prepare/counts.h, without its pointers.
 template <class Problem>
-struct CountedJob : torch::CustomClassHolder {
+struct CountedJob {
   Problem p{};
   SeenKeys keys;
 
@@ -23,65 +27,48 @@ struct CountedJob : torch::CustomClassHolder {
     p.B = int(in.q.size(0)), p.H = int(in.q.size(1));
     p.seen = keys.seen;
   }
-  at::Tensor run(const at::Tensor& x) const {
-    const auto floats = x.options().dtype(at::kFloat);
-    const at::Tensor y = at::empty({p.B, p.H, p.seen.T}, floats);
-    if (y.numel() > 0) kernel(p, x, memory<float>(y), nullptr, {});
-    return y;
-  }
-  at::Tensor gradient(const at::Tensor& x, const at::Tensor& dy) const {
-    if (dy.numel() == 0) return at::zeros_like(x);
-    const at::Tensor dx = at::empty_like(x), given = plain(dy);
-    kernel(p, x, nullptr, memory<float>(given), dx);
-    return dx;
-  }
-
-  static void kernel(cuda::GateSums p, const at::Tensor& gates, float* y, const float* dy,
-                     const at::Tensor& dx) {
-    p.gates = typed(gates), p.d_gates = typed(dx), p.divisor = y, p.d_divisor = dy;
-    const at::Tensor scratch =
-        at::empty({p.B * p.G * cuda::gate_scratch(p)}, gates.options().dtype(at::kDouble));
-    p.scratch = memory<double>(scratch);
-    (y ? cuda::gate_divisor : cuda::gate_divisor_backward)(p, stream());
-  }
-  static void kernel(cuda::CountedRows p, const at::Tensor& learned, float* y, const float* dy,
-                     const at::Tensor& dx) {
-    p.learned = typed(learned), p.d_learned = typed(dx);
-    p.value = y, p.d_value = dy;
-    (y ? cuda::counted_rows : cuda::counted_rows_backward)(p, stream());
-  }
 };
 
-template <class Problem>
-struct Counted : torch::autograd::Function<Counted<Problem>> {
-  using Job = CountedJob<Problem>;
+static void launch(cuda::GateSums p, const at::Tensor& gates, float* y, const float* dy,
+                   const at::Tensor& dx) {
+  p.gates = typed(gates), p.d_gates = typed(dx), p.divisor = y, p.d_divisor = dy;
+  const at::Tensor scratch =
+      at::empty({p.B * p.G * cuda::gate_scratch(p)}, gates.options().dtype(at::kDouble));
+  p.scratch = memory<double>(scratch);
+  (y ? cuda::gate_divisor : cuda::gate_divisor_backward)(p, stream());
+}
+static void launch(cuda::CountedRows p, const at::Tensor& learned, float* y, const float* dy,
+                   const at::Tensor& dx) {
+  p.learned = typed(learned), p.d_learned = typed(dx);
+  p.value = y, p.d_value = dy;
+  (y ? cuda::counted_rows : cuda::counted_rows_backward)(p, stream());
+}
 
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, c10::intrusive_ptr<Job> job,
-                            const at::Tensor& x) {
-    ctx->save_for_backward({x});
-    ctx->saved_data["job"] = c10::IValue::make_capsule(job);
-    return job->run(x);
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
-                                          const std::vector<at::Tensor>& grads) {
-    check_first_order("the CUDA kernels");
-    const at::Tensor x = ctx->get_saved_variables()[0];
-    const c10::cuda::CUDAGuard guard(x.device());
-    const auto job = c10::static_intrusive_pointer_cast<Job>(ctx->saved_data["job"].toCapsule());
-    return {at::Tensor(), job->gradient(x, grads[0])};
-  }
-};
 template <class Problem>
-static at::Tensor apply(const c10::intrusive_ptr<CountedJob<Problem>>& job, const at::Tensor& x) {
-  const at::Tensor given = gates(x);
-  if (!given.requires_grad() || !at::GradMode::is_enabled()) return job->run(given);
-  return Counted<Problem>::apply(job, given);
+static Output forward(const CountedJob<Problem>& job, const RowInput& in, bool) {
+  const Problem& p = job.p;
+  const at::Tensor y = at::empty({p.B, p.H, p.seen.T}, in.x.options().dtype(at::kFloat));
+  if (y.numel() > 0) launch(p, in.x, memory<float>(y), nullptr, {});
+  return {y};
+}
+template <class Problem>
+static RowInput backward(const CountedJob<Problem>& job, const RowInput& in, const Output&,
+                         const Output& grads) {
+  if (grads.y.numel() == 0) return {at::zeros_like(in.x)};
+  const at::Tensor dx = at::empty_like(in.x), dy = plain(grads.y);
+  launch(job.p, in.x, nullptr, memory<float>(dy), dx);
+  return {dx};
+}
+template <class Problem>
+static at::Tensor counted_rows(const CountedJob<Problem>& job, const at::Tensor& x) {
+  return differentiable("the CUDA kernels", job, RowInput{gates(x)}, forward<Problem>,
+                        backward<Problem>)
+      .y;
 }
 
 // The running sums of the gates, or with `backward` the gradient of the gates from that of the sums
 // (double).
 static at::Tensor decay_sums(const at::Tensor& x, at::ScalarType to, bool backward) {
-  const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor y = at::empty(x.sizes(), x.options().dtype(to));
   cuda::DecaySums p{int(x.size(0)), int(x.size(1)), int(x.size(2))};
   const at::Tensor scratch = at::empty({p.B, p.G, p.parts()}, x.options().dtype(at::kDouble));
@@ -95,31 +82,26 @@ static at::Tensor decay_sums(const at::Tensor& x, at::ScalarType to, bool backwa
   }
   return y;
 }
-struct DecayOnGpu : torch::autograd::Function<DecayOnGpu> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gates) {
-    ctx->saved_data["dtype"] = int64_t(gates.scalar_type());
-    return decay_sums(gates, at::kDouble, false);
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* ctx,
-                                          const std::vector<at::Tensor>& grads) {
-    check_first_order("the CUDA kernels");
-    return {
-        decay_sums(grads[0].contiguous(), at::ScalarType(ctx->saved_data["dtype"].toInt()), true)};
-  }
-};
+struct DecayJob {};
+static Output decay_forward(const DecayJob&, const RowInput& in, bool) {
+  return {decay_sums(in.x, at::kDouble, false)};
+}
+static RowInput decay_backward(const DecayJob&, const RowInput& in, const Output&,
+                               const Output& grads) {
+  return {decay_sums(grads.y.contiguous(), in.x.scalar_type(), true)};
+}
 at::Tensor decay_on_gpu(const at::Tensor& gates) {
   if (!gates.defined()) return gates;
-  const at::Tensor given = exec::gates(gates);
-  if (!given.requires_grad() || !at::GradMode::is_enabled())
-    return decay_sums(given, at::kDouble, false);
-  return DecayOnGpu::apply(given);
+  return differentiable("the CUDA kernels", DecayJob{}, RowInput{exec::gates(gates)}, decay_forward,
+                        decay_backward)
+      .y;
 }
 
 static at::Tensor by_count(const Spec& spec, const Inputs& in, cuda::CountedRows::Kind kind,
                            const at::Tensor& learned) {
-  const auto job = c10::make_intrusive<CountedJob<cuda::CountedRows>>(spec, in);
-  job->p.kind = kind, job->p.scale = float(scale_factor(spec, in));
-  return apply(job, learned);
+  CountedJob<cuda::CountedRows> job(spec, in);
+  job.p.kind = kind, job.p.scale = float(scale_factor(spec, in));
+  return counted_rows(job, learned);
 }
 
 struct DivisorOnGpu {
@@ -138,9 +120,9 @@ struct DivisorOnGpu {
     return by_row(counted.count().pow(in.count_exponent.sigmoid().view({-1, 1, 1})));
   }
   at::Tensor operator()(CumulativeGate z) const {
-    const auto job = c10::make_intrusive<CountedJob<cuda::GateSums>>(spec, in);
-    job->p.G = int(in.k.size(1)), job->p.least = z.least, job->p.times_count = z.times_count;
-    return apply(job, in.denominator_gate);
+    CountedJob<cuda::GateSums> job(spec, in);
+    job.p.G = int(in.k.size(1)), job.p.least = z.least, job.p.times_count = z.times_count;
+    return counted_rows(job, in.denominator_gate);
   }
   at::Tensor by_row(const at::Tensor& x) const {  // [B, H, T]
     return plain(x.squeeze(-1).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));

@@ -1,31 +1,16 @@
 #include "attn/exec/cpu.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 
-#include "attn/kernels/cpu/fused/fused.h"
+#include "attn/exec/isa.h"
+#include "attn/parallel.h"
 #include "attn/stages.h"
-#include "core/check.h"
 
 namespace horner::attn::exec {
 
 Intervals::Intervals(const Mask& mask, const Inputs& in) {
-  const int64_t T = in.q.size(2), S = in.k.size(2);
-  lo = at::empty({T}, at::kInt), hi = at::empty({T}, at::kInt);
-  int32_t *l = lo.data_ptr<int32_t>(), *h = hi.data_ptr<int32_t>();
-  const Reach r = reach(mask);
-  for (int64_t t = 0; t < T; ++t) {
-    const auto [from, to] = interval(r, t + S - T, S);
-    l[t] = int32_t(from), h[t] = int32_t(to);
-  }
-  if (!in.cu_seqlens.defined()) return;
-  const at::Tensor cuts = in.cu_seqlens.to(at::kLong).contiguous();
-  const int64_t* c = cuts.data_ptr<int64_t>();
-  for (int64_t i = 0; i + 1 < cuts.numel(); ++i)
-    for (int64_t t = c[i]; t < c[i + 1]; ++t) {
-      l[t] = std::max<int32_t>(l[t], int32_t(c[i]));
-      h[t] = std::min<int32_t>(h[t], int32_t(c[i + 1]));
-    }
+  const auto [from, to] = intervals(mask, in);
+  lo = from.to(at::kInt), hi = to.to(at::kInt);
 }
 
 // Differences of running sums, in double.
@@ -58,16 +43,16 @@ at::Tensor Prepared::gates(const Inputs& in) const {
   return seen.sums(share).to(wide(in.q.scalar_type())).repeat_interleave(repeats, 1);
 }
 
-at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
-  if (!to) return {};
-  const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, at::kFloat);
-  *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
-  return all;
-}
-
-void check_first_order(std::string_view execution) {
-  check(!c10::GradMode::is_enabled(), "double backward is supported only by 'reference', not '",
-        execution, "'");
+at::Tensor transposed(const at::Tensor& x) {
+  const int64_t S = x.size(2), C = x.size(3) / (is_paired(x) ? 2 : 1), n = kernels::blocks(S);
+  const at::Tensor tiles = at::empty({x.size(0), x.size(1), n, C, kernels::kTile}, at::kFloat);
+  const auto* from = static_cast<const float*>(x.const_data_ptr());
+  float* to = tiles.data_ptr<float>();
+  const kernels::FusedKernels& k = *isa().fused;
+  for_each_task(x.size(0) * x.size(1) * n, [&](int64_t i) {
+    k.transpose({from + i / n * S * C, to + i / n * n * C * kernels::kTile, S, C}, i % n);
+  });
+  return tiles;
 }
 
 at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {

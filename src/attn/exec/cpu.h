@@ -34,12 +34,11 @@ struct Prepared {
   at::Tensor gates(const Inputs&) const;
 };
 
-// The memory [4, B, H, T] to which a kernel writes statistics, with views of it in `to`; undefined
-// where `to` is null.
-at::Tensor statistics_memory(const Inputs&, Statistics* to);
-
-// Throws if autograd asks for a graph of the gradients: the execution has no double backward.
-void check_first_order(std::string_view execution);
+// [B, G, S, C] -> [B, G, blocks, C, kTile], of 32-bit words: floats, or pairs of bfloat16.
+at::Tensor transposed(const at::Tensor& x);
+inline bool is_paired(const at::Tensor& x) {  // bfloat16, for the kernels of pairs
+  return x.scalar_type() == at::kBFloat16;
+}
 
 // With channels of zeros up to a multiple of kernels::kPad, contiguous.
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);

@@ -43,14 +43,6 @@ std::string why_not_on_cuda(const Spec& spec) {
   return "";
 }
 
-struct SetCudaNorm {
-  cuda::Epilogue& p;
-
-  void operator()(NoNorm) const { p.norm = cuda::Epilogue::none; }
-  void operator()(L2 n) const { p.norm = cuda::Epilogue::l2, p.times_dim = n.times_dim; }
-  void operator()(Rms n) const { p.norm = cuda::Epilogue::rms, p.eps = n.eps; }
-  void operator()(Layer n) const { p.norm = cuda::Epilogue::layer, p.eps = n.eps; }
-};
 // The others are tensors (divisor_on_gpu).
 struct SetCudaDenominator {
   cuda::Epilogue& p;
@@ -67,15 +59,8 @@ struct SetCudaDenominator {
 cuda::Epilogue cuda_epilogue(const Spec& spec, const Inputs& in) {
   cuda::Epilogue p{};
   std::visit(SetCudaDenominator{p, in.keep.defined()}, spec.denominator);
-  std::visit(SetCudaNorm{p}, spec.norm);
+  std::visit(SetNorm<cuda::Epilogue>{p}, spec.norm);
   return p;
-}
-
-std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
-  const at::Tensor cuts = in.cu_seqlens.to(at::kInt).contiguous();
-  const at::Tensor t = at::arange(in.q.size(2), cuts.options());
-  const at::Tensor next = at::searchsorted(cuts, t, /*out_int32=*/false, /*right=*/true);
-  return {cuts.index_select(0, next - 1), cuts.index_select(0, next)};
 }
 
 SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
@@ -110,10 +95,6 @@ cuda::Dtype dtype_of(const at::Tensor& x) {
          : x.scalar_type() == at::kHalf   ? cuda::Dtype::float16
                                           : cuda::Dtype::float32;
 }
-at::Tensor plain(const at::Tensor& x) {
-  return x.defined() ? x.to(at::kFloat).contiguous() : x;
-}
-
 at::Tensor gates(const at::Tensor& x) {
   return x.defined() && x.scalar_type() != at::kDouble ? x.contiguous() : plain(x);
 }
@@ -121,27 +102,17 @@ cuda::TypedPointer typed(const at::Tensor& x) {
   return x.defined() ? cuda::TypedPointer{x.data_ptr(), dtype_of(x)} : cuda::TypedPointer{};
 }
 
-void CountedKeys::find_intervals() const {
-  if (lo.defined()) return;
-  std::tie(lo, hi) = intervals(mask, in);
-  if (in.cu_seqlens.defined()) {
-    const auto [begin, end] = sequences(in);
-    lo = at::maximum(lo, begin), hi = at::minimum(hi, end);
-  }
-  lo = at::minimum(lo, hi);
-}
-
-at::Tensor CountedKeys::running_sums(const at::Tensor& x) const {
-  find_intervals();
-  const at::Tensor sums = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
-  return sums.index_select(-2, hi) - sums.index_select(-2, lo);
-}
-
 at::Tensor CountedKeys::count() const {
   if (counted.defined()) return counted;
-  find_intervals();
-  counted = in.keep.defined() ? running_sums(in.keep.view({in.q.size(0), 1, -1, 1}))
-                              : (hi - lo).view({1, 1, -1, 1});
+  const auto [from, hi] = intervals(mask, in);
+  const at::Tensor lo = at::minimum(from, hi);
+  if (in.keep.defined()) {
+    const at::Tensor keep = in.keep.view({in.q.size(0), 1, -1, 1}).to(at::kDouble);
+    const at::Tensor sums = at::constant_pad_nd(keep.cumsum(-2), {0, 0, 1, 0});
+    counted = sums.index_select(-2, hi) - sums.index_select(-2, lo);
+  } else {
+    counted = (hi - lo).view({1, 1, -1, 1});
+  }
   return counted = counted.to(at::kFloat).clamp_min(1);
 }
 

@@ -3,8 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <utility>
-
 #include "attn/attend.h"
 #include "attn/kernels/cuda/common/problem.h"
 
@@ -13,9 +11,6 @@ namespace horner::attn::exec {
 kernels::cuda::Weights cuda_weights(const Weight&);
 kernels::cuda::Epilogue cuda_epilogue(const Spec&, const Inputs&);  // without its pointers
 std::string why_not_on_cuda(const Spec&);  // "" when the kernels have its weight and mask
-
-// The begin and end of each token's packed sequence: [T] each, int32.
-std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 
 // The keys that each query sees, with the memory that `seen` points to.
 struct SeenKeys {
@@ -29,8 +24,7 @@ SeenKeys seen_keys(const Mask&, const Inputs&);
 at::Tensor laid_out(const at::Tensor&);
 kernels::cuda::View view(const at::Tensor&);  // of a tensor from laid_out
 kernels::cuda::Dtype dtype_of(const at::Tensor&);
-at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
-at::Tensor gates(const at::Tensor&);  // the same, but 16-bit tensors keep their dtype
+at::Tensor gates(const at::Tensor&);  // `plain` of stages.h, but 16-bit tensors keep their dtype
 kernels::cuda::TypedPointer typed(const at::Tensor&);
 
 // The memory of a tensor as any type; null where it is undefined.
@@ -88,10 +82,7 @@ struct CountedKeys {
  private:
   const Mask& mask;
   const Inputs& in;
-  mutable at::Tensor lo, hi, ones, counted;
-
-  void find_intervals() const;
-  at::Tensor running_sums(const at::Tensor& x) const;
+  mutable at::Tensor counted;
 };
 
 }  // namespace horner::attn::exec

@@ -20,7 +20,7 @@ const Execution chunked_cuda = complete(kChunkedCuda, why_not, run);
 std::string why_not_on_gpu(const StateShape&) {
   return kReason;
 }
-void ask_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {
+void apply_state_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {
   fail(kReason);
 }
 void fold_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {

@@ -13,7 +13,7 @@ std::string why_not_on_gpu(const StateShape& s) {
   return "supports head dimensions up to " + std::to_string(kernels::cuda::kMaxDecodeChannels);
 }
 
-void ask_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {
+void apply_state_on_gpu(const kernels::Decode<float>& c, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const at::Tensor scratch =
       at::empty({kernels::cuda::decode_scratch(c)}, like.options().dtype(at::kFloat));

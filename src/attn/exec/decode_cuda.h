@@ -14,7 +14,7 @@ namespace horner::attn::exec {
 std::string why_not_on_gpu(const StateShape&);
 
 // `like` is a tensor on the GPU that runs them.
-void ask_on_gpu(const kernels::Decode<float>&, const at::Tensor& like);
+void apply_state_on_gpu(const kernels::Decode<float>&, const at::Tensor& like);
 void fold_on_gpu(const kernels::Decode<float>&, const at::Tensor& like);
 
 }  // namespace horner::attn::exec

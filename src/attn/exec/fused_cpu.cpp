@@ -24,34 +24,8 @@ struct Job {
   kernels::Epilogue epilogue{};  // without its pointers
 };
 
-struct SetNorm {
-  kernels::Epilogue& p;
-
-  void operator()(NoNorm) const { p.norm = kernels::Epilogue::none; }
-  void operator()(L2 n) const { p.norm = kernels::Epilogue::l2, p.times_dim = n.times_dim; }
-  void operator()(Rms n) const { p.norm = kernels::Epilogue::rms, p.eps = n.eps; }
-  void operator()(Layer n) const { p.norm = kernels::Epilogue::layer, p.eps = n.eps; }
-};
-
 static uint32_t* words(const at::Tensor& x) {  // its memory as 32-bit words
   return x.defined() ? static_cast<uint32_t*>(x.data_ptr()) : nullptr;
-}
-
-static bool is_paired(const at::Tensor& x) {  // bfloat16, for the kernels of pairs
-  return x.scalar_type() == at::kBFloat16;
-}
-
-// [B, G, S, C] -> [B, G, blocks, C, kTile], of 32-bit words: floats, or pairs of bfloat16.
-static at::Tensor transposed(const at::Tensor& x) {
-  const int64_t S = x.size(2), C = x.size(3) / (is_paired(x) ? 2 : 1), n = kernels::blocks(S);
-  const at::Tensor tiles = at::empty({x.size(0), x.size(1), n, C, kernels::kTile}, at::kFloat);
-  const auto* from = static_cast<const float*>(x.const_data_ptr());
-  float* to = tiles.data_ptr<float>();
-  const kernels::FusedKernels& k = *isa().fused;
-  for_each_task(x.size(0) * x.size(1) * n, [&](int64_t i) {
-    k.transpose({from + i / n * S * C, to + i / n * n * C * kernels::kTile, S, C}, i % n);
-  });
-  return tiles;
 }
 
 // [B, G, S, C] -> [B, G, blocks, kTile / 2, C], of pairs of neighbours in a column.
@@ -171,16 +145,8 @@ static FusedTensors backward(const Job& job, const FusedTensors& x, const Result
 
   for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
     if (sum->defined()) *sum = sum->sum(0);
-  if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
-    const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
-    const int64_t n = std::min(f.T, f.S);
-    d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
-  }
+  if (x.decay.defined()) add_query_decay(d.decay, d_query);
   return d;
-}
-
-static at::Tensor plain(const at::Tensor& x) {  // float32, contiguous
-  return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
 
 // Whether the denominator needs the number of keys, or a sum over them.
@@ -232,7 +198,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   kernels::Epilogue& epilogue = job.epilogue;
   epilogue.channels = in.v.size(-1);
   const at::Tensor divisor = std::visit(Divisor{in, p, epilogue}, spec.denominator);
-  std::visit(SetNorm{epilogue}, spec.norm);
+  std::visit(SetNorm<kernels::Epilogue>{epilogue}, spec.norm);
 
   const at::Tensor q = p.factor.dim() == 0 ? p.q : p.q * p.factor;
   const bool paired = isa().fused_bf16 && is_paired(in.q);

@@ -161,12 +161,7 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   cuda::row_gradients(f, job.weights, stream());
   if (f.gradient_sums) cuda::row_gradient_sums(f, job.weights, stream());
   sum_products(job, x, g, dq_sum, f, d);
-  // A query's own gate sum is that of the key at its position.
-  if (x.decay.defined() && !job.kernels->adds_query_decay) {
-    const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
-    const int64_t n = std::min(f.T, f.S);
-    d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
-  }
+  if (x.decay.defined() && !job.kernels->adds_query_decay) add_query_decay(d.decay, d_query);
   return d;
 }
 
@@ -189,14 +184,10 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   job.clamp = spec.clamp, job.channels = int(in.v.size(-1));
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
-  const auto rows = in.q.options().dtype(at::kFloat);
   if (!facts(spec.weight).of_one_score)
-    job.thresholds = at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, rows);
-  if (statistics) {
-    const at::Tensor all = at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, rows);
-    *statistics = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
-    job.statistics = all;
-  }
+    job.thresholds =
+        at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, in.q.options().dtype(at::kFloat));
+  job.statistics = statistics_memory(in, statistics);
   return job;
 }
 

@@ -1,6 +1,8 @@
 // The CPU kernels of the instruction set that is in use.
 #pragma once
 
+#include <tuple>
+
 #include "attn/kernels/cpu/chunked/chunked.h"
 #include "attn/kernels/cpu/decode/decode.h"
 #include "attn/kernels/cpu/fused/fused.h"
@@ -12,12 +14,10 @@ struct CpuKernels {
   const kernels::FusedKernels* fused;
   const kernels::FusedKernels* fused_bf16;  // null: bfloat16 inputs are converted to float32
   const kernels::RowKernels* rows;
-  struct States {
-    const kernels::ChunkedKernels<float>* chunked_float;
-    const kernels::ChunkedKernels<double>* chunked_double;
-    const kernels::DecodeKernels<float>* decode_float;
-    const kernels::DecodeKernels<double>* decode_double;
-  } states;
+  using States =
+      std::tuple<const kernels::ChunkedKernels<float>*, const kernels::ChunkedKernels<double>*,
+                 const kernels::DecodeKernels<float>*, const kernels::DecodeKernels<double>*>;
+  States states;
 };
 
 const CpuKernels& isa();  // of simd::isa()

@@ -15,11 +15,11 @@ static at::Tensor one_by_one(const Spec& spec, const Inputs& in) {
   Inputs whole = in;  // with unused queries for the first keys
   for (const Input& i : input_table()) {
     at::Tensor& x = whole.*i.at;
-    const size_t axis = std::string_view(i.shape).find('T');
-    if (S == T || !x.defined() || axis == std::string_view::npos) continue;
+    const int64_t axis = axis_of(i, "T");
+    if (S == T || !x.defined() || axis < 0) continue;
     std::vector<int64_t> shape = x.sizes().vec();
-    shape[axis] = S - T;
-    x = at::cat({at::zeros(shape, x.options()), x}, int64_t(axis));
+    shape[size_t(axis)] = S - T;
+    x = at::cat({at::zeros(shape, x.options()), x}, axis);
   }
   whole.cu_seqlens = at::Tensor();
   std::vector<int64_t> cuts{0, S};

@@ -110,23 +110,6 @@ static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& fir
           p.masked_fill(w >= 0, 0).sum(-1)};
 }
 
-}  // namespace horner::attn::exec
-
-namespace horner::attn {
-
-at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
-  using namespace exec;
-  x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
-  if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
-  x = x.clamp_max(spec.clamp);
-  shift = at::zeros({1}, x.options());
-  return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);
-}
-
-}  // namespace horner::attn
-
-namespace horner::attn::exec {
-
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
   Inputs in = given;
   in.q = mapped(spec.features, given.q, given.query_projection);
@@ -140,7 +123,7 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   at::Tensor shift, w = weights(spec, x, {hidden, count}, shift);
   if (const at::Tensor g = log_gates(spec.decay, in); g.defined())
     w = w * decay_factors(g, hidden).to(w.scalar_type());
-  if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
+  if (statistics) *statistics = statistics_of(w, intervals(spec.mask, given).first);
   const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
@@ -159,3 +142,16 @@ const Execution reference{
 };
 
 }  // namespace horner::attn::exec
+
+namespace horner::attn {
+
+at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
+  using namespace exec;
+  x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
+  if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
+  x = x.clamp_max(spec.clamp);
+  shift = at::zeros({1}, x.options());
+  return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);
+}
+
+}  // namespace horner::attn

@@ -33,13 +33,6 @@ static kernels::RowWeight row_weight(const Weight& weight) {
                     kernel_weight<float>(weight));
 }
 
-static at::Tensor transposed(const at::Tensor& x) {  // [B, G, S, C] -> [B, G, blocks, C, kTile]
-  const int64_t S = x.size(2), n = kernels::blocks(S);
-  const at::Tensor whole = at::constant_pad_nd(x, {0, 0, 0, n * kernels::kTile - S});
-  const at::Tensor tiles = whole.view({x.size(0), x.size(1), n, kernels::kTile, x.size(3)});
-  return tiles.transpose(-1, -2).contiguous();
-}
-
 // The widest strip, in whole tiles, plus one tile: rows a power of two apart would share cache
 // sets.
 static int64_t stride(const Rows& f) {
@@ -116,11 +109,7 @@ static RowTensors backward(const RowJob& job, const RowTensors& x, const RowResu
                 [&](int64_t i, float* scratch) { kernel.backward(f, i, scratch); });
   for (at::Tensor* y : {&d.k, &d.v, &d.decay})
     if (y->defined()) *y = f.parts == 1 ? y->select(0, 0) : y->sum(0);
-  if (x.decay.defined()) {  // a query's own gate sum is that of the key at its position
-    const at::Tensor per_key_head = d_query.view({f.B, f.G, f.H / f.G, f.T}).sum(2);
-    const int64_t n = std::min(f.T, f.S);
-    d.decay.narrow(2, f.S - n, n) += per_key_head.narrow(2, f.T - n, n);
-  }
+  if (x.decay.defined()) add_query_decay(d.decay, d_query);
   return d;
 }
 

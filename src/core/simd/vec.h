@@ -23,7 +23,6 @@ inline constexpr int kWidth = 4;
 typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef int32_t VecInt __attribute__((vector_size(kWidth * 4)));
 typedef Vec VecLoose __attribute__((aligned(4), may_alias));
-typedef VecInt VecIntLoose __attribute__((aligned(4), may_alias));
 typedef float FloatLoose __attribute__((may_alias));
 
 inline Vec load(const float* p) {

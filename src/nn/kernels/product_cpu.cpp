@@ -11,9 +11,8 @@ namespace horner::nn::kernels::HORNER_ISA {
 namespace vec = simd::HORNER_ISA;
 using vec::kWidth, vec::Vec;
 
-inline constexpr int kColumns = kWidth == 16 ? 4 : 2;    // vectors per row of a strip of C
-inline constexpr int64_t kStrip = kColumns * kWidth;     // floats per row
-inline constexpr int64_t kPanel = vec::kRows<kColumns>;  // rows that fill the registers
+inline constexpr int kColumns = kWidth == 16 ? 4 : 2;  // vectors per row of a strip of C
+inline constexpr int64_t kStrip = kColumns * kWidth;   // floats per row
 static_assert(kProductColumns % kStrip == 0);
 
 static int64_t padded(int64_t n, int64_t to) {
@@ -53,14 +52,11 @@ struct Part {  // of C and of K, multiplied at a time
   int64_t c_row;
 };
 
-template <int Columns, bool Add>
-static void multiply_strip(const Part& p) {
-  vec::rows<int(kPanel), Columns, Add>(vec::Product{p.a, p.a_row, 1, p.strip, kStrip, p.c, p.c_row,
-                                                    int(p.M), Columns * kWidth, int(p.K)});
-}
 template <bool Add, int Columns = kColumns>
 static void multiply_width(const Part& p, int64_t vectors) {
-  if (vectors == Columns) return multiply_strip<Columns, Add>(p);
+  if (vectors == Columns)
+    return vec::rows<vec::kRows<kColumns>, Columns, Add>(vec::Product{
+        p.a, p.a_row, 1, p.strip, kStrip, p.c, p.c_row, int(p.M), Columns * kWidth, int(p.K)});
   if constexpr (Columns > 1) multiply_width<Add, Columns - 1>(p, vectors);
 }
 

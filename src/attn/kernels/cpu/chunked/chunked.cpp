@@ -13,14 +13,16 @@ template <class R>
 struct Task {
   const Chunked<R>& c;
   int64_t head, segment;  // b * G + key head
+  Scratch<R> scratch;
   Chunk<R> chunk;
   std::vector<int64_t> starts;
 
-  Task(const Chunked<R>& c, int64_t task, Scratch<R>& s)
+  Task(const Chunked<R>& c, int64_t task, R* memory)
       : c(c),
         head(task / c.segments),
         segment(task % c.segments),
-        chunk(c, s),
+        scratch{memory},
+        chunk(c, scratch),
         starts(chunk_starts(c, segment)) {}
 
   int chunks() const { return int(starts.size()) - 1; }
@@ -168,43 +170,38 @@ struct Task {
 
 template <class R>
 static int64_t scratch_size(const Chunked<R>& c) {
-  Scratch<R> s{nullptr};
-  const Task<R> task(c, 0, s);
-  s.take(c.F * c.E), s.take(c.F);
-  return s.used;
+  Task<R> t(c, 0, nullptr);
+  t.scratch.take(c.F * c.E), t.scratch.take(c.F);
+  return t.scratch.used;
 }
 
 template <class R>
 static void sums_task(const Chunked<R>& c, int64_t i, R* scratch) {
-  Scratch<R> s{scratch};
-  Task<R> t(c, i, s);
+  Task<R> t(c, i, scratch);
   if (t.segment + 1 < c.segments) t.sums(t.at(c.S, t.segment + 1), t.at_z(c.z, t.segment + 1));
 }
 
 template <class R>
 static void forward_task(const Chunked<R>& c, int64_t i, R* scratch) {
-  Scratch<R> s{scratch};
-  Task<R> t(c, i, s);
+  Task<R> t(c, i, scratch);
   const bool last = t.segment + 1 == c.segments;
-  R* S = last ? t.at(c.S, c.segments) : s.take(c.F * c.E);
-  R* z = last ? t.at_z(c.z, c.segments) : s.take(c.F);
+  R* S = last ? t.at(c.S, c.segments) : t.scratch.take(c.F * c.E);
+  R* z = last ? t.at_z(c.z, c.segments) : t.scratch.take(c.F);
   t.copy(t.at(c.S, t.segment), t.at_z(c.z, t.segment), S, z);
   t.forward(S, z, last && c.wanted);
 }
 
 template <class R>
 static void backward_sums_task(const Chunked<R>& c, int64_t i, R* scratch) {
-  Scratch<R> s{scratch};
-  Task<R> t(c, i, s);
+  Task<R> t(c, i, scratch);
   if (t.segment > 0) t.backward_sums(t.at(c.dS, t.segment), t.at_z(c.dz, t.segment));
 }
 
 // Replaces the gradient of the state after a segment by that of the state before it.
 template <class R>
 static void backward_task(const Chunked<R>& c, int64_t i, R* scratch) {
-  Scratch<R> s{scratch};
-  Task<R> t(c, i, s);
-  R *S = s.take(c.F * c.E), *z = s.take(c.F);
+  Task<R> t(c, i, scratch);
+  R *S = t.scratch.take(c.F * c.E), *z = t.scratch.take(c.F);
   t.copy(t.at(c.S, t.segment), t.at_z(c.z, t.segment), S, z);
   t.backward(S, z, t.at(c.dS, t.segment + 1), t.at_z(c.dz, t.segment + 1));
 }

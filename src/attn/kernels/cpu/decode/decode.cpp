@@ -20,20 +20,26 @@ struct Step {
 
   const Decode<R>& c;
   int heads, padded;  // query heads per key head, and padded
+  int64_t gh, b;      // b * G + key head, batch
+  Scratch<R> scratch;
   R *x, *qT, *N, *W, *multiplier, *levels, *block, *share, *y, *kT;
-  int64_t gh = 0, b = 0;  // b * G + key head, batch
 
-  Step(const Decode<R>& c, Scratch<R>& s)
-      : c(c), heads(int(c.H / c.G)), padded((heads + kHeads - 1) / kHeads * kHeads) {
+  Step(const Decode<R>& c, int64_t task, R* memory)
+      : c(c),
+        heads(int(c.H / c.G)),
+        padded((heads + kHeads - 1) / kHeads * kHeads),
+        gh(task),
+        b(task / c.G),
+        scratch{memory} {
     const int C = padded > kKeys ? padded : kKeys;
-    x = s.take(heads * kKeys), qT = s.take(c.D * padded);
-    N = s.take(heads * c.E), W = s.take(padded), multiplier = s.take((c.last + 1) * padded);
+    x = scratch.take(heads * kKeys), qT = scratch.take(c.D * padded);
+    N = scratch.take(heads * c.E), W = scratch.take(padded),
+    multiplier = scratch.take((c.last + 1) * padded);
     int64_t lower = c.S != nullptr;
     for (int p = 1; c.S && p < c.last; ++p) lower += monomials(c.D, p);
-    levels = s.take(lower * C), block = s.take(kBlock * C);
-    share = s.take(kKeys), y = s.take(kKeys * c.E), kT = s.take(c.D * kKeys);
+    levels = scratch.take(lower * C), block = scratch.take(kBlock * C);
+    share = scratch.take(kKeys), y = scratch.take(kKeys * c.E), kT = scratch.take(c.D * kKeys);
   }
-  void move(int64_t head) { gh = head, b = head / c.G; }
 
   const R* key(int64_t s) const { return c.k + (gh * c.room + s) * c.width; }
   const R* value(int64_t s) const { return c.v + (gh * c.room + s) * c.E; }
@@ -179,23 +185,15 @@ struct Step {
 
 template <class R>
 static int64_t scratch_size(const Decode<R>& c) {
-  Scratch<R> s{nullptr};
-  const Step<R> step(c, s);
-  return s.used;
+  return Step<R>(c, 0, nullptr).scratch.used;
 }
 template <class R>
 static void forward_task(const Decode<R>& c, int64_t task, R* scratch) {
-  Scratch<R> s{scratch};
-  Step<R> step(c, s);
-  step.move(task);
-  step.forward();
+  Step<R>(c, task, scratch).forward();
 }
 template <class R>
 static void fold_task(const Decode<R>& c, int64_t task, R* scratch) {
-  Scratch<R> s{scratch};
-  Step<R> step(c, s);
-  step.move(task);
-  step.fold();
+  Step<R>(c, task, scratch).fold();
 }
 
 const DecodeKernels<float> decode_float{scratch_size<float>, forward_task<float>, fold_task<float>};

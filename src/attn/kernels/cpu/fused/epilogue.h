@@ -26,23 +26,14 @@ struct Row {
   const float* N;
   float W, shift;
 
-  float Z, to_y;               // the divisor; y = N * to_y
-  float mean, r;               // of y: o = (y - mean) * r, before weight, bias and post
-  float eps;                   // of the norm, at the scale of y
-  bool z_follows_w, at_bound;  // at_bound: the L2 norm of y is below its lower bound
+  float Z, to_y;          // the divisor; y = N * to_y
+  float mean = 0, r = 1;  // of y: o = (y - mean) * r, before weight, bias and post
+  float eps = 0;          // of the norm, at the scale of y
+  bool z_follows_w = false;
+  bool at_bound = false;  // the L2 norm of y is below its lower bound
 
   Row(const Epilogue& p, int64_t row, int64_t E, const float* N, float W, float shift)
-      : p(p),
-        row(row),
-        E(E),
-        N(N),
-        W(W),
-        shift(shift),
-        mean(0),
-        r(1),
-        eps(0),
-        z_follows_w(false),
-        at_bound(false) {
+      : p(p), row(row), E(E), N(N), W(W), shift(shift) {
     divide();
     to_y = (p.out_gate ? p.out_gate[row] : 1) / Z;
     const float n = float(p.channels);

@@ -134,8 +134,7 @@ static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
       raise(largest(top), tile.f, i, sums);
     }
     const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
-    Vec total{};
-    Vec moment{}, most{};
+    Vec total{}, moment{}, most{};
     for (int j = 0; j < kTile; j += kWidth) {
       Vec y, log_y{};
       if constexpr (is_exp) {

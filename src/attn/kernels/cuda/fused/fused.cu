@@ -9,18 +9,6 @@ static RuntimeWeight runtime(const Weights& weights) {
   return w ? *w : RuntimeWeight{};
 }
 
-int compute_capability(int device) {
-  int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return 10 * major + minor;
-}
-
-int shared_memory(int device) {
-  int bytes = 0;
-  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return bytes;
-}
 int fused_shared_memory(Dtype dtype, int channels) {
   int bytes = 0;
   with_dtype(dtype, [&]<class T>(T) { bytes = FusedLaunch<T>::shared_memory(channels); });
