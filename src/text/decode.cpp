@@ -33,18 +33,18 @@ void replace_all(std::string& text, std::string_view pattern, std::string_view c
     text.replace(at, pattern.size(), content);
 }
 
-void apply(const DecodeBytes&, Parts& parts) {
+void decode_step(const DecodeBytes&, Parts& parts) {
   std::string all;
   for (const std::string& part : parts)
     if (!to_bytes(part, all)) all += part;
   parts = {lossy(all)};
 }
 
-void apply(const DecodeReplace& r, Parts& parts) {
+void decode_step(const DecodeReplace& r, Parts& parts) {
   for (std::string& part : parts) replace_all(part, r.pattern, r.content);
 }
 
-void apply(const DecodeFallback&, Parts& parts) {
+void decode_step(const DecodeFallback&, Parts& parts) {
   Parts out;
   std::string bytes;
   const auto flush = [&] {
@@ -66,13 +66,13 @@ void apply(const DecodeFallback&, Parts& parts) {
   parts = std::move(out);
 }
 
-void apply(const DecodeFuse&, Parts& parts) {
+void decode_step(const DecodeFuse&, Parts& parts) {
   std::string all;
   for (const std::string& part : parts) all += part;
   parts = {all};
 }
 
-void apply(const DecodeStrip& s, Parts& parts) {
+void decode_step(const DecodeStrip& s, Parts& parts) {
   for (std::string& part : parts) {
     std::string_view rest = part;
     for (size_t i = 0; i < s.start && rest.starts_with(s.content); ++i)
@@ -83,7 +83,7 @@ void apply(const DecodeStrip& s, Parts& parts) {
   }
 }
 
-void apply(const DecodeMetaspace& m, Parts& parts) {
+void decode_step(const DecodeMetaspace& m, Parts& parts) {
   for (size_t i = 0; i < parts.size(); ++i)
     replace_all(parts[i], m.replacement, i == 0 && m.prepended ? "" : " ");
 }
@@ -114,8 +114,9 @@ std::string decoded(const std::vector<Decoder>& decoders, Parts parts) {
     for (size_t i = 0; i < parts.size(); ++i) out += (i == 0 ? "" : " ") + parts[i];
     return out;
   }
-  for (const Decoder& d : decoders) std::visit([&](const auto& step) { apply(step, parts); }, d);
-  apply(DecodeFuse{}, parts);
+  for (const Decoder& d : decoders)
+    std::visit([&](const auto& step) { decode_step(step, parts); }, d);
+  decode_step(DecodeFuse{}, parts);
   return parts[0];
 }
 
