@@ -2,6 +2,9 @@
 
 import inspect
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,6 +203,38 @@ def test_state(variant, mask, device):
     torch.testing.assert_close(torch.cat(got, 2), wanted, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(torch.cat(last, 2), wanted[rows][:, :, 79:], atol=1e-4, rtol=1e-3)
     assert state.tokens == other.tokens == 150 and (state.bytes > bytes) == (variant == "softmax")
+
+
+def test_the_library_has_no_standard_library_of_its_own():
+    """A second copy of libstdc++ beside torch's crashes when an error message prints a number."""
+    nm, library = shutil.which("nm"), Path(horner.__file__).parent / "libhorner_python.so"
+    if nm is None:
+        pytest.skip("no nm")
+    symbols = subprocess.run([nm, "-DC", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r" [TDBR] std::.*", symbols)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda q: horner.attend(q, q, q, execution="chunked"), "cannot run on q"),
+        (lambda q: horner.attend(q, q, q, execution="chunked_cuda"), "cannot run on q"),
+        (lambda q: horner.attend(q.cpu(), q.cpu(), q.cpu(), execution="hopper_cuda"), "cannot run on q"),
+        (lambda q: horner.attend(q, q, q[:, :, :5]), r"v must have shape \[B, G, S, E\] with S = 16, got \[1, 2, 5, 64\]"),
+        (lambda q: horner.attend(q, q[0], q), r"k must have shape \[B, G, S, D\], got \[2, 16, 64\]"),
+        (lambda q: horner.attend(q, q.double(), q), "dtype"),
+        (lambda q: horner.attend(q, q, q, variant="rms", norm_weight=q.new_ones(3)), r"norm_weight must have shape \[E\]"),
+        (lambda q: horner.attend(q, q, q, variant="gated_decay"), "missing input 'decay'"),
+        (lambda q: horner.attend(q, q, q, temperature=0), "temperature must be"),
+        (lambda q: horner.attend(q, q, q, cu_seqlens=torch.tensor([0, 3], dtype=torch.int32)), "cu_seqlens"),
+        (lambda q: horner.attend(q, q[:, :, :0], q[:, :, :0]), "key"),
+    ],
+)
+def test_errors_are_errors_on_every_device(call, words, device):
+    q = torch.randn(1, 2, 16, 64, device=device)
+    with pytest.raises(RuntimeError, match=words):
+        call(q)
 
 
 def test_errors_of_a_state():

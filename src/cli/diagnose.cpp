@@ -133,11 +133,11 @@ Action diagnose(CLI::App& app) {
   option(app, "--model", o->model, "DIR", "Hugging Face folder, or run of 'horner train'")
       ->required();
   option(app, "--text", o->text, "FILE", "text that the model reads")->required();
-  positive(app, "--length", o->settings.lengths, "L…", "text lengths [32 64 128 256 512 1024]");
-  positive(app, "--top", o->settings.tops, "N…",
+  positive(app, "--length", o->settings.lengths, "L", "text lengths [32 64 128 256 512 1024]");
+  positive(app, "--top", o->settings.tops, "N",
            "numbers of largest weights to select [1 5 10 20 100]");
-  option(app, "--layers", o->settings.layers, "I…", "layers to measure [all]");
-  option(app, "--heads", o->settings.heads, "H…", "heads to measure [all]");
+  option(app, "--layers", o->settings.layers, "I", "layers to measure [all]");
+  option(app, "--heads", o->settings.heads, "H", "heads to measure [all]");
   option(app, "--embedding", o->embedding, "NAME",
          std::string("points that represent tokens: tokens, inputs or values [") +
              diag::name_of(o->settings.embedding) + "]");
@@ -145,7 +145,7 @@ Action diagnose(CLI::App& app) {
   option(app, "--level", o->settings.level, "P", "level of the Kolmogorov-Smirnov test [0.01]");
   app.add_flag("--what-if", o->what_if,
                "also measure the loss with other normalisers, Taylor orders, top N weights only");
-  option(app, "--normaliser", o->asked.normalisers, "NAME…",
+  option(app, "--normaliser", o->asked.normalisers, "NAME",
          "variants for --what-if [those of docs/diagnosis.md]");
   non_negative(app, "--orders", o->asked.orders, "N", "highest Taylor order of --what-if [20]");
   positive(app, "--what-if-tokens", o->what_if_tokens, "T",

@@ -18,14 +18,22 @@ CLI::Option* option(CLI::App& app, const char* names, T& value, const std::strin
   return app.add_option(names, value, help)->type_name(word);
 }
 
-// Numbers above 0, and those that may be 0.
+// Numbers from `least` on; whatever is not a number is left to the parser.
+inline CLI::Validator at_least(double least) {
+  return {[least](const std::string& given) {
+            double x = least;
+            const bool fits = !CLI::detail::lexical_cast(given, x) || x >= least;
+            return fits ? "" : "must be at least " + Json(int64_t(least)).dump() + ", got " + given;
+          },
+          ""};
+}
 template <class T>
 void positive(CLI::App& app, const char* names, T& value, const char* word, const char* help) {
-  option(app, names, value, word, help)->check(CLI::PositiveNumber.description(""));
+  option(app, names, value, word, help)->check(at_least(1));
 }
 template <class T>
 void non_negative(CLI::App& app, const char* names, T& value, const char* word, const char* help) {
-  option(app, names, value, word, help)->check(CLI::NonNegativeNumber.description(""));
+  option(app, names, value, word, help)->check(at_least(0));
 }
 
 inline Outcome print_json(const Json& j) {

@@ -41,8 +41,7 @@ study::Origin origin_of(const fs::path& folder) {
 
 Action report(CLI::App& app) {
   auto o = std::make_shared<ReportOptions>();
-  option(app, "folders", o->folders, "DIR", "run folders, or folders that contain them")
-      ->required();
+  option(app, "DIR", o->folders, "", "run folders, or folders that contain them")->required();
   option(app, "--out", o->out, "DIR", "folder for report.html and report.json [the first folder]");
   option(app, "--title", o->title, "TEXT", "title of the report");
   return [o] {

@@ -177,7 +177,7 @@ Action study(CLI::App& app) {
   std::string names = "a preset or a JSON file:";
   for (const study::Preset& p : study::presets())
     names += "\n" + std::string(p.name) + ": " + p.about;
-  option(app, "study", o->study, "STUDY", names)->required();
+  option(app, "STUDY", o->study, "", names)->required();
   option(app, "--out", o->out, "DIR", "folder for the runs and the report")->required();
   option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, at most the number of cores]");
   option(app, "--device", o->device, "DEVICE", "cpu or cuda [the study's setting]");

@@ -9,8 +9,19 @@
 namespace horner::attn::exec {
 
 Intervals::Intervals(const Mask& mask, const Inputs& in) {
-  const auto [from, to] = intervals(mask, in);
-  lo = from.to(at::kInt), hi = to.to(at::kInt);
+  if (in.cu_seqlens.defined()) {
+    const auto [from, to] = intervals(mask, in);
+    lo = from.to(at::kInt), hi = to.to(at::kInt);
+    return;
+  }
+  // A loop: for a few tokens tensor operations would take longer than attention itself.
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  lo = at::empty({T}, at::kInt), hi = at::empty({T}, at::kInt);
+  int32_t *l = lo.data_ptr<int32_t>(), *h = hi.data_ptr<int32_t>();
+  for (int64_t t = 0; t < T; ++t) {
+    const Interval seen = interval(mask, t, S, T);
+    l[t] = int32_t(seen.lo), h[t] = int32_t(seen.hi);
+  }
 }
 
 // Differences of running sums, in double.
