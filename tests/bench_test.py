@@ -120,7 +120,7 @@ def test_peers_are_rows_of_the_table(tmp_path):
     assert results[2]["result"] == "cannot run" and "mine cannot run, no such GPU: third" in output(*args)
 
 
-@pytest.mark.parametrize("peer, words", [("false", "'false --shape 1,2,96,16 --dtype float32 --device cpu' failed"), ("echo '{}' #", "no row of a table: '{}'")])
+@pytest.mark.parametrize("peer, words", [("false", "'false --shape 1,2,96,16 --dtype float32 --device cpu' failed"), ("echo '{}' #", "invalid row '{}'")])
 def test_peers_that_fail_are_errors(peer, words):
     done = bench("attention", *TINY, "--json", "--peers", peer)
     assert done.returncode == 2 and done.stdout == ""

@@ -59,7 +59,7 @@ def test_tokenizer_and_shards(tmp_path):
     info = json.loads(horner("info", files[0], "--tokenizer", tmp_path, "--json"))[0]
     assert info["layout"] == "llm.c" and info["tokens"] == 300_000 and info["fits"] and info["text"].startswith("The quick brown")
     assert info["different"] == len(set(wanted[:300_000])) and info["largest"] == max(wanted[:300_000])
-    assert "not of this tokenizer" in horner("info", files[0])
+    assert "does not fit this tokenizer" in horner("info", files[0])
 
 
 def test_nanogpt_layout(tmp_path):

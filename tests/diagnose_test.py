@@ -250,5 +250,5 @@ def test_what_is_wrong_is_said(models, text, tmp_path):
     config = json.loads((signed / "config.json").read_text())
     (signed / "config.json").write_text(json.dumps({**config, "horner": {"attention": "taylor3"}}))
     said = diagnose("--model", signed, "--text", text, "--length", LENGTH, fails=True)
-    assert "no attention weights to analyse: its weights may be negative" in said
+    assert "no attention weights to analyse: the analysis does not support negative weights" in said
     assert not (tmp_path / "out").exists()

@@ -286,7 +286,7 @@ def test_settings_are_the_stages_of_the_text():
     assert torch.equal(horner.attend(q, k, v, variant="taylor2", **settings), horner.attend(q, k, v, variant=text))
     typed, written = horner.statistics(q, k, v, variant="taylor2", **settings), horner.statistics(q, k, v, variant=text)
     assert all(torch.equal(typed[1][name], x) for name, x in written[1].items())
-    assert horner.why_not(q, k, v, execution="chunked", variant="taylor2", clamp=1.1) == "a clamped score has no finite state"
+    assert horner.why_not(q, k, v, execution="chunked", variant="taylor2", clamp=1.1) == "clamped scores have no finite state"
     shape = {"batch": 2, "heads": 2, "dim": 3, "value_dim": 2}
     typed, written = horner.State("taylor2", **settings, **shape), horner.State(text, **shape)
     assert torch.equal(typed.step(q, k, v), written.step(q, k, v))

@@ -80,12 +80,12 @@ def test_plan_text():
     text = output("plan", "taylor2", "--dim", "64", "--heads", "8", "--tokens", "65536")
     assert "2,145 features" in text and "558 KB" in text
     assert "cache of 65,536 tokens" in text
-    assert "auto takes chunked" in text and "fused_cpu: takes more work" in text
+    assert "auto chooses chunked" in text and "fused_cpu: takes more work" in text
 
 
 def test_plan_of_what_has_no_state():
     text = output("plan", "softmax")
-    assert "no state: its weight has no finite state" in text and "auto takes fused_cpu" in text
+    assert "no state: its weight has no finite state" in text and "auto chooses fused_cpu" in text
     plan = json.loads(output("plan", "softmax", "--json"))
     assert plan["why_no_state"] and "state_bytes" not in plan
 

@@ -100,20 +100,19 @@ static std::vector<std::pair<size_t, char>> lettered(const std::vector<Listed>& 
 // With -v: each reason once, with the variants that it is true of.
 static void print_reasons(const std::vector<Listed>& rows, size_t columns) {
   for (size_t i = 0; i < attn::executions().size(); ++i) {
-    std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
+    std::vector<std::pair<std::string, std::string>> reasons;  // and the names of the variants
     for (const Listed& row : rows) {
       if (row.why_not[i].empty()) continue;
       const auto same = [&](const auto& r) { return r.first == row.why_not[i]; };
       auto at = std::find_if(reasons.begin(), reasons.end(), same);
-      if (at == reasons.end()) at = reasons.insert(at, {row.why_not[i], {}});
-      at->second.push_back(row.variant.name);
+      if (at == reasons.end()) at = reasons.insert(at, {row.why_not[i], ""});
+      at->second += (at->second.empty() ? "" : ", ") + row.variant.name;
     }
-    for (const auto& [reason, names] : reasons) {
+    for (const auto& [reason, names] : reasons)
       std::cout << "\n"
-                << bold(std::string(attn::executions()[i]->name)) << " cannot run " << names.size()
-                << " of " << rows.size() << ": " << reason << "\n";
-      if (names.size() < rows.size()) std::cout << wrapped(names, columns, 2);
-    }
+                << wrapped(std::string(attn::executions()[i]->name) + " cannot run: " + reason,
+                           columns, 0)
+                << wrapped(names, columns, 2);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <sstream>
 
 namespace horner::cli {
 
@@ -71,10 +72,10 @@ std::string text(const Table& t, size_t most) {
   return out;
 }
 
-std::string wrapped(const std::vector<std::string>& words, size_t most, size_t indent) {
+std::string wrapped(const std::string& text, size_t most, size_t indent) {
+  std::istringstream words(text);
   std::string out, line;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string word = words[i] + (i + 1 < words.size() ? "," : "");
+  for (std::string word; words >> word;) {
     if (!line.empty() && width(line) + 1 + width(word) > most) out += line + "\n", line.clear();
     line += line.empty() ? std::string(indent, ' ') + word : " " + word;
   }

@@ -20,8 +20,8 @@ struct Table {
 // it must hold no colour.
 std::string text(const Table&, size_t most = 0);
 
-// Words separated by commas, on indented lines of at most `most` columns.
-std::string wrapped(const std::vector<std::string>& words, size_t most, size_t indent);
+// The text on indented lines of at most `most` columns.
+std::string wrapped(const std::string& text, size_t most, size_t indent);
 
 // Columns that UTF-8 text takes on a terminal; colours take none.
 size_t width(std::string_view);
