@@ -182,10 +182,19 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert losses(run) == losses(tmp_path / "straight")
 
 
+def test_a_result_without_settings_is_not_a_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").write_text('{"steps": 5000}')
+    train(tmp_path / "run", *SMALL, "--steps", 1)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 1
+
+
 def test_nan_stops_the_run_and_is_located(tmp_path):
     wild = [*SMALL, "--attention", "taylor4", "--steps", 30, "--learning-rate", 1e30, "--warmup", 0, "--clip", 0]
     done = train(tmp_path / "stops", *wild, code=2)
     assert "step 2: " in done.stderr and "NaN or infinite, first in" in done.stderr and "--on-nan" in done.stderr
+    train(tmp_path / "stops", *wild, "--resume", "--on-nan", "skip")  # as its message says
+    assert json.loads((tmp_path / "stops" / "result.json").read_text())["skipped"] == 29
     done = train(tmp_path / "skips", *wild, "--on-nan", "skip")
     events = [line for line in metrics(tmp_path / "skips") if "event" in line]
     assert len(events) == 29 and all(e["event"] == "nan" and e["skipped"] and e["where"] for e in events)

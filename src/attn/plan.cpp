@@ -103,6 +103,7 @@ int chunk_length(const Spec& spec, int64_t D, int64_t E) {
 
 double seen_pairs(const Mask& mask, int64_t T, int64_t S) {
   const auto [back, ahead] = reach(mask);
+  if (ahead == 0) T = std::min(T, S);  // queries before the first key see nothing
   // Pairs beyond the end of a band: the integral of max(0, x) up to z.
   const auto triangle = [](double z) { return z > 0 ? z * z / 2 : 0; };
   const double past = triangle(double(S - back)) - triangle(double(S - T - back));

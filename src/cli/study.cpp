@@ -179,7 +179,7 @@ Action study(CLI::App& app) {
     names += "\n" + std::string(p.name) + ": " + p.about;
   option(app, "STUDY", o->study, "", names)->required();
   option(app, "--out", o->out, "DIR", "folder for the runs and the report")->required();
-  option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, at most the number of cores]");
+  option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, or 1 on a single core]");
   option(app, "--device", o->device, "DEVICE", "cpu or cuda [the study's setting]");
   option(app, "--set", o->set, "JSON",
          "override settings of every run, as JSON: '{\"steps\": 100}'");

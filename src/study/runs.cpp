@@ -119,7 +119,7 @@ static constexpr KindWords kKinds[] = {
     {"norms", nullptr},
     {"other weights", "Other weights: "},
     {"others", nullptr},
-    {"softmax with another sum", "Softmax with another sum: "},
+    {"other softmax", "Other kinds of softmax: "},
 };
 static_assert(std::size(kKinds) == size_t(Kind::sums) + 1);
 

@@ -46,8 +46,8 @@ static const Setting kSettings[] = {
     {"checkpoint-every",   &S::checkpoint_every,   false, {.least = 0},        "steps between checkpoints; 0: only at the end"},
     {"keep",               &S::keep,               false, {.least = 1},        "number of checkpoints to keep"},
     {"entropy-every",      &S::entropy_every,      false, {.least = 0},        "steps between measurements of each layer's entropy and separability; 0: never"},
-    {"on-spike",           &S::on_spike,           true,  one_of("note", "skip", "stop"),     "when the loss or gradient norm spikes: note it, skip the step, or stop"},
-    {"on-nan",             &S::on_nan,             true,  one_of("skip", "stop"),             "when the loss or gradient is NaN or infinite: skip the step, or stop"},
+    {"on-spike",           &S::on_spike,           false, one_of("note", "skip", "stop"),     "when the loss or gradient norm spikes: note it, skip the step, or stop"},
+    {"on-nan",             &S::on_nan,             false, one_of("skip", "stop"),             "when the loss or gradient is NaN or infinite: skip the step, or stop"},
     {"spike",              &S::spike,              true,  {.least = 0, .open = true},         "standard deviations above the mean that count as a spike"},
     {"tensorboard",        &S::tensorboard,        false, {},                  "also write TensorBoard event files"},
 };

@@ -44,10 +44,11 @@ void check_same_run(const fs::path& folder, const Settings& now, bool fixed_step
 
 bool claim_folder(const fs::path& folder, const Settings& s, bool resume) {
   const fs::path file = folder / "settings.json", result = folder / "result.json";
-  check(resume || !fs::exists(file), folder.string(),
+  const bool there = fs::exists(file);
+  check(resume || !there, folder.string(),
         " already holds a run; add --resume, or choose another --out");
   check_same_run(folder, s, /*fixed_steps=*/s.decay_steps == 0);  // they end the schedule then
-  if (fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps)
+  if (there && fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps)
     return false;
   fs::create_directories(folder);
   files::write_json(file, to_json(s));

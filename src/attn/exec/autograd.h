@@ -3,7 +3,8 @@
 //   Result, whose outputs(r) points to what the caller uses and saved(r) to what backward needs,
 //   Result forward(const Job&, const Tensors&, bool for_backward),
 //   Tensors backward(const Job&, const Tensors&, const Result& saved, const Result& grads),
-// where `grads` has the gradients of the outputs, all defined. Other tensors may be undefined.
+// where `grads` has the gradients of the outputs, all defined. Other tensors may be undefined. All
+// inputs are saved, so changing one in place before backward is an error, as in torch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
