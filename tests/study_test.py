@@ -146,7 +146,8 @@ def started(whole, out, steps):
     """Starts a study and waits until one of its runs has made `steps` steps."""
     process = subprocess.Popen([HORNER, "study", whole / "study.json", "--out", out, "--jobs", "2"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    wait_until(lambda: any(p.read_text().count("\n") >= steps for p in out.rglob("metrics.jsonl")))
+    # Not rglob: it would walk into checkpoints, which are renamed meanwhile.
+    wait_until(lambda: any(p.read_text().count("\n") >= steps for p in out.glob("*/*/*/metrics.jsonl")))
     return process
 
 

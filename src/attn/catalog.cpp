@@ -159,6 +159,19 @@ Variant find(std::string_view wanted) {
   return variant;
 }
 
+std::vector<Variant> matching(const std::string& pattern) {
+  if (pattern.find('*') == pattern.npos) return {find(pattern)};
+  std::vector<Variant> out;
+  std::vector<std::string> names;
+  for (const Variant& v : variants()) {
+    names.push_back(v.name);
+    if (matches(pattern, v.name)) out.push_back(v);
+  }
+  check(!out.empty(), "no attention variant matches '", pattern, "'; did you mean ",
+        quoted(nearest(pattern, names)), "? ('horner list' shows them all)");
+  return out;
+}
+
 std::vector<std::string> notes(const Spec& spec) {
   std::vector<std::string> out;
   // The centred weights of order 1 sum to the count of keys exactly.

@@ -34,6 +34,9 @@ std::vector<Variant> variants();  // the catalog and the listed members of the f
 // change: "taylor4:norm=l2,denominator=nothing". Throws with the nearest names if it is unknown.
 Variant find(std::string_view name);
 
+// The variant of a name, or all listed ones that match a glob. Throws, with the nearest, for none.
+std::vector<Variant> matching(const std::string& pattern);
+
 // Warnings about a variant, such as "may be ill-conditioned: ...".
 std::vector<std::string> notes(const Spec&);
 

@@ -180,8 +180,8 @@ static std::string error_text(const BenchRow& r) {
 }
 
 static void print_machine(const BenchOptions& o, const Peaks& peaks) {
-  std::cout << proc_value("/proc/cpuinfo", "model name") << ", " << at::get_num_threads()
-            << " threads, " << instruments::cpu_kernels();
+  std::cout << processor_name() << ", " << at::get_num_threads() << " threads, "
+            << instruments::cpu_kernels();
   if (o.device != "cpu") std::cout << "; on " << o.device;
   const char* before = " · matrix-multiply peak ";
   for (const auto& [dtype, gflops] : peaks)
@@ -278,7 +278,7 @@ static Json json(const std::vector<BenchGroup>& groups, const BenchOptions& o, c
     for (const BenchRow& row : group.rows)
       results.push_back(json(row, group.on, peaks.at(attn::dtype_name(group.on.dtype))));
   return {{"machine",
-           {{"cpu", proc_value("/proc/cpuinfo", "model name")},
+           {{"cpu", processor_name()},
             {"threads", at::get_num_threads()},
             {"instruction_set", instruments::cpu_kernels()},
             {"torch_kernels", at::get_cpu_capability()},

@@ -56,7 +56,7 @@ static Json facts() {
           {"compiler", compiler()},
           {"build", build()},
           {"threads", at::get_num_threads()},
-          {"cpu", proc_value("/proc/cpuinfo", "model name")},
+          {"cpu", processor_name()},
           {"instruction_sets", instruction_sets()},
           {"kernels", instruments::cpu_kernels()},
           {"torch_kernels", at::get_cpu_capability()},

@@ -8,7 +8,6 @@
 #include "cli/table.h"
 #include "core/names.h"
 #include "instruments/verify.h"
-#include "study/study.h"
 
 namespace horner::cli {
 
@@ -16,7 +15,7 @@ std::vector<attn::Variant> select(const std::vector<std::string>& patterns) {
   if (patterns.empty()) return attn::variants();
   std::vector<attn::Variant> out;
   for (const std::string& pattern : patterns)
-    for (const attn::Variant& v : study::matching(pattern)) {
+    for (const attn::Variant& v : attn::matching(pattern)) {
       const auto same = [&](const attn::Variant& had) { return had.name == v.name; };
       if (std::none_of(out.begin(), out.end(), same)) out.push_back(v);
     }

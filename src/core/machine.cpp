@@ -15,4 +15,8 @@ std::string proc_value(const char* file, const std::string& key) {
   return "";
 }
 
+std::string processor_name() {
+  return proc_value("/proc/cpuinfo", "model name");
+}
+
 }  // namespace horner

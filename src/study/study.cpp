@@ -45,24 +45,11 @@ static std::vector<std::string> without_braces(const std::string& pattern) {
   return out;
 }
 
-std::vector<attn::Variant> matching(const std::string& pattern) {
-  if (pattern.find('*') == pattern.npos) return {attn::find(pattern)};
-  std::vector<attn::Variant> out;
-  std::vector<std::string> names;
-  for (const attn::Variant& v : attn::variants()) {
-    names.push_back(v.name);
-    if (matches(pattern, v.name)) out.push_back(v);
-  }
-  check(!out.empty(), "no attention variant matches '", pattern, "'; did you mean ",
-        quoted(nearest(pattern, names)), "? ('horner list' shows them all)");
-  return out;
-}
-
 std::vector<std::string> expand(const std::vector<std::string>& patterns) {
   std::vector<std::string> out;
   for (const std::string& pattern : patterns)
     for (const std::string& plain : without_braces(pattern))
-      for (const attn::Variant& v : matching(plain))
+      for (const attn::Variant& v : attn::matching(plain))
         if (std::find(out.begin(), out.end(), v.name) == out.end()) out.push_back(v.name);
   return out;
 }

@@ -29,9 +29,6 @@ struct Study {
 // Throws, naming the field, for a missing, invalid or unknown one. `where` is for error messages.
 Study read_study(const Json&, const std::string& where, const std::filesystem::path& out);
 
-// The variant of a name, or all listed ones that match a glob. Throws, with the nearest, for none.
-std::vector<attn::Variant> matching(const std::string& pattern);
-
 // The names of the variants that match the patterns, each once; a pattern may also have braces:
 // "taylor{1..10}", "{l2,rms}".
 std::vector<std::string> expand(const std::vector<std::string>& patterns);

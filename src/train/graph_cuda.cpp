@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "core/machine.h"
 #include "train/graph.h"
 #include "train/machine.h"
 

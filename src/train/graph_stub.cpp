@@ -1,4 +1,5 @@
 // Used if torch has no CUDA.
+#include "core/machine.h"
 #include "train/graph.h"
 #include "train/machine.h"
 

@@ -10,10 +10,6 @@
 
 namespace horner::train {
 
-std::string processor_name() {
-  return proc_value("/proc/cpuinfo", "model name");
-}
-
 int64_t process_peak_bytes() {
   const std::string kilobytes = proc_value("/proc/self/status", "VmHWM");
   return kilobytes.empty() ? 0 : std::stoll(kilobytes) * 1024;
