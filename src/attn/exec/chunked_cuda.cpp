@@ -50,15 +50,17 @@ struct StatesMemory {
   }
 };
 
-// u is undefined where it equals o, and the states where there is one chunk.
+// u is undefined where it equals o, and the states where there is one chunk. decay: the running
+// sums.
 struct ChunksResult {
-  at::Tensor o, u, W, shift, r;
+  at::Tensor o, u, W, shift, r, decay;
   StatesMemory prefix;
 
   static auto outputs(auto& y) { return std::array{&y.o}; }
   static auto saved(auto& y) {
     auto& s = y.prefix;
-    return std::array{&y.o, &y.u, &y.W, &y.shift, &y.r, &s.S, &s.z, &s.constant, &s.segments};
+    return std::array{&y.o,     &y.u, &y.W, &y.shift,    &y.r,
+                      &y.decay, &s.S, &s.z, &s.constant, &s.segments};
   }
 };
 
@@ -74,8 +76,8 @@ static int segment_chunks(const Chunks& p) {
   return int(std::clamp<int64_t>(p.records() / 256, 1, 32));
 }
 
-// q, k, v in one dtype, laid out for the kernels; decay in double, output and post gates in any
-// dtype, the rest in float32.
+// q, k, v in one dtype, laid out for the kernels; decay, output and post gates in any dtype, the
+// rest in float32.
 static Chunks problem(const ChunksJob& job, const FusedTensors& x) {
   Chunks p{};
   Fused& f = p.f;
@@ -115,6 +117,7 @@ static ChunksResult forward(const ChunksJob& job, const FusedTensors& x, bool fo
   }
   f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
+  r.decay = decay_sums(x.decay), f.decay = memory<double>(r.decay);
   r.prefix = states(p, x.q, false);
   cuda::chunk_forward(p, stream());
   return r;
@@ -131,18 +134,16 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
   d.k = at::empty({f.B, f.G, f.S, f.D}, x.q.options());
   d.v = at::empty({f.B, f.G, f.S, f.E}, x.q.options());
   // Unless this graph runs again, u and g share memory, and so do both kinds of states, which are
-  // needed one after the other except by a scan.
+  // needed one after the other except by a scan and by the gradient of a decay.
   const bool last = !keeps_graph();
   at::Tensor g;
   if (job.epilogue.norm != cuda::Epilogue::none)
     g = last && r.u.defined() ? r.u : at::empty_like(r.o);
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, r.W.options());
-  at::Tensor d_query;
-  if (x.decay.defined()) {
-    d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
-    d.decay = at::empty_like(x.decay);
-  }
-  f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
+  const DecayGradient d_decay(f, x.decay);
+  at::Tensor after;
+  if (x.decay.defined()) after = at::zeros({f.B, f.G, p.chunks()}, r.decay.options());
+  p.d_after = memory<double>(after), f.decay = memory<double>(r.decay);
   f.o = r.o.data_ptr(), f.u = memory<void>(r.u), f.d_o = view(grad), f.g = memory<void>(g);
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
   f.queries = memory<cuda::Query>(queries);
@@ -151,10 +152,10 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
 
   if (r.prefix.S.defined()) p.prefix = r.prefix.pointers();
   cuda::chunk_backward_queries(p, stream());
-  const bool one_memory = last && !p.scans();
+  const bool one_memory = last && !p.scans() && !f.decay;
   const StatesMemory suffix = states(p, x.q, true, one_memory ? r.prefix : StatesMemory{});
   cuda::chunk_backward_keys(p, stream());
-  if (x.decay.defined()) add_query_decay(d.decay, d_query);
+  d.decay = d_decay.of_gates(x.decay, after, p.length);
   return d;
 }
 
@@ -190,7 +191,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const at::Tensor gate = spec.input_gate ? in.input_gate.unsqueeze(-1) : at::Tensor();
   const at::Tensor v = mapped_on_gpu(Identity{}, in.v, {}, 1, gate);
   FusedTensors x{laid_out(q), laid_out(k), laid_out(v)};
-  x.decay = decay_on_gpu(log_gates(spec.decay, in));
+  x.decay = gates(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);

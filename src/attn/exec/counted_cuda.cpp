@@ -66,35 +66,43 @@ static at::Tensor counted_rows(const CountedJob<Problem>& job, const at::Tensor&
       .y;
 }
 
-// The running sums of the gates, or with `backward` the gradient of the gates from that of the sums
-// (double).
-static at::Tensor decay_sums(const at::Tensor& x, at::ScalarType to, bool backward) {
-  const at::Tensor y = at::empty(x.sizes(), x.options().dtype(to));
-  cuda::DecaySums p{int(x.size(0)), int(x.size(1)), int(x.size(2))};
-  const at::Tensor scratch = at::empty({p.B, p.G, p.parts()}, x.options().dtype(at::kDouble));
+static at::Tensor decay_scratch(cuda::DecaySums& p, const at::Tensor& gates) {
+  const at::Tensor scratch = at::empty({p.B, p.G, p.parts()}, gates.options().dtype(at::kDouble));
   p.scratch = memory<double>(scratch);
-  if (backward) {
-    p.d_sums = memory<double>(x), p.d_gates = typed(y);
-    cuda::decay_sums_backward(p, stream());
-  } else {
-    p.gates = typed(x), p.sums = memory<double>(y);
-    cuda::decay_sums(p, stream());
-  }
-  return y;
+  return scratch;
 }
-struct DecayJob {};
-static Output decay_forward(const DecayJob&, const RowInput& in, bool) {
-  return {decay_sums(in.x, at::kDouble, false)};
+static cuda::DecaySums decay_problem(const at::Tensor& gates) {
+  return {.B = int(gates.size(0)), .G = int(gates.size(1)), .S = int(gates.size(2))};
 }
-static RowInput decay_backward(const DecayJob&, const RowInput& in, const Output&,
-                               const Output& grads) {
-  return {decay_sums(grads.y.contiguous(), in.x.scalar_type(), true)};
+at::Tensor decay_sums(const at::Tensor& gates) {
+  if (!gates.defined()) return {};
+  const at::Tensor sums = at::empty(gates.sizes(), gates.options().dtype(at::kDouble));
+  cuda::DecaySums p = decay_problem(gates);
+  const at::Tensor scratch = decay_scratch(p, gates);
+  p.gates = typed(gates), p.sums = memory<double>(sums);
+  cuda::decay_sums(p, stream());
+  return sums;
 }
-at::Tensor decay_on_gpu(const at::Tensor& gates) {
-  if (!gates.defined()) return gates;
-  return differentiable("the CUDA kernels", DecayJob{}, RowInput{exec::gates(gates)}, decay_forward,
-                        decay_backward)
-      .y;
+DecayGradient::DecayGradient(cuda::Fused& f, const at::Tensor& gates) {
+  if (!gates.defined()) return;
+  const auto dtype = f.dtype == cuda::Dtype::float32 ? at::kDouble : at::kFloat;
+  query = at::zeros({f.B, f.H, f.T}, gates.options().dtype(dtype));
+  key = at::empty({f.B, f.G, f.S}, gates.options().dtype(at::kDouble));
+  f.d_decay_query = memory<void>(query), f.d_decay_key = memory<double>(key);
+}
+at::Tensor DecayGradient::of_gates(const at::Tensor& gates, const at::Tensor& after,
+                                   int part) const {
+  if (!gates.defined()) return {};
+  const at::Tensor d_gates = at::empty_like(gates);
+  cuda::DecaySums p = decay_problem(gates);
+  if (after.defined()) p.part = part, p.d_after = memory<double>(after);
+  const at::Tensor scratch = decay_scratch(p, gates);
+  p.H = int(query.size(1)), p.T = int(query.size(2));
+  p.d_key = memory<double>(key), p.d_query = query.data_ptr();
+  p.is_double = query.scalar_type() == at::kDouble;
+  p.d_gates = typed(d_gates);
+  cuda::decay_sums_backward(p, stream());
+  return d_gates;
 }
 
 static at::Tensor by_count(const Spec& spec, const Inputs& in, cuda::CountedRows::Kind kind,

@@ -8,7 +8,16 @@
 namespace horner::attn::exec {
 
 // Running sums of log gates [B, G, S], in double; undefined for none.
-at::Tensor decay_on_gpu(const at::Tensor& gates);
+at::Tensor decay_sums(const at::Tensor& gates);
+// The memory of `f.d_decay_query` and `f.d_decay_key`, and the gradient of the log gates from them,
+// in the dtype of the gates. `after`: that of the gate after each `part` of the tokens, in double;
+// undefined if there is one part.
+struct DecayGradient {
+  at::Tensor query, key;
+
+  DecayGradient(kernels::cuda::Fused&, const at::Tensor& gates);  // undefined without gates
+  at::Tensor of_gates(const at::Tensor& gates, const at::Tensor& after = {}, int part = 0) const;
+};
 
 // The divisor of each row where the kernels do not compute it: float32 [B, H, T], else undefined.
 at::Tensor divisor_on_gpu(const Spec&, const Inputs&, const CountedKeys&);

@@ -33,7 +33,7 @@ T* memory(const at::Tensor& x) {
   return x.defined() ? static_cast<T*>(x.data_ptr()) : nullptr;
 }
 
-// Sizes, and the memory of q, k, v, decay and the inputs of the epilogue.
+// Sizes, and the memory of q, k, v and the inputs of the epilogue.
 template <class Tensors>
 kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue& e, int channels) {
   kernels::cuda::Fused f{};
@@ -41,7 +41,6 @@ kernels::cuda::Fused problem_of(const Tensors& x, const kernels::cuda::Epilogue&
   f.T = int(x.q.size(2)), f.S = int(x.k.size(2)), f.D = int(x.q.size(3)), f.E = int(x.v.size(3));
   f.channels = channels, f.dtype = dtype_of(x.q);
   f.q = view(x.q), f.k = view(x.k), f.v = view(x.v);
-  f.decay = memory<double>(x.decay);
   f.epilogue = e;
   f.epilogue.divisor = memory<float>(x.divisor);
   f.epilogue.out_gate = typed(x.out_gate), f.epilogue.post_gate = typed(x.post_gate);

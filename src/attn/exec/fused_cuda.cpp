@@ -40,23 +40,23 @@ struct CudaJob {
   bool has_g() const { return epilogue.norm != cuda::Epilogue::none; }
 };
 
-// u is undefined where it equals o. rows: W, shift and r, [3, B, H, T].
+// u is undefined where it equals o. rows: W, shift and r, [3, B, H, T]. decay: the running sums.
 struct CudaResult {
-  at::Tensor o, u, rows;
+  at::Tensor o, u, rows, decay;
 
   static auto outputs(auto& r) { return std::array{&r.o}; }
-  static auto saved(auto& r) { return std::array{&r.o, &r.u, &r.rows}; }
+  static auto saved(auto& r) { return std::array{&r.o, &r.u, &r.rows, &r.decay}; }
 
   void give(Fused& f) const {
-    f.o = o.data_ptr(), f.u = memory<void>(u);
+    f.o = o.data_ptr(), f.u = memory<void>(u), f.decay = memory<double>(decay);
     if (!rows.defined()) return;
     const int64_t n = rows.numel() / 3;
     f.W = memory<float>(rows), f.shift = f.W + n, f.r = f.shift + n;
   }
 };
 
-// q, k, v in one dtype, laid out for the kernels; decay in double, output and post gates in any
-// dtype, the rest in float32.
+// q, k, v in one dtype, laid out for the kernels; decay, output and post gates in any dtype, the
+// rest in float32.
 static Fused problem(const CudaJob& job, const FusedTensors& x) {
   Fused f = problem_of(x, job.epilogue, job.channels);
   f.scale = job.scale, f.clamp = job.clamp;
@@ -74,6 +74,7 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
   if (for_backward && (x.norm_weight.defined() || x.post_gate.defined())) r.u = at::empty_like(r.o);
   if (for_backward || job.statistics.defined())
     r.rows = at::empty({3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
+  r.decay = decay_sums(x.decay);
   r.give(f);
   f.statistics = memory<float>(job.statistics);
   if (std::holds_alternative<cuda::RuntimeWeight>(job.weights) && f.thresholds)
@@ -137,7 +138,7 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   const at::Tensor grad = job.kernels->laid_out(grads.o);
   const auto rows = r.rows.options();
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows), dq_sum = dq_sums(job, x, f);
-  at::Tensor g, gradient_sums, d_query, norm_parts;
+  at::Tensor g, gradient_sums, norm_parts;
   FusedTensors d = epilogue_gradients(x, f, norm_parts);
   // Each row of u is read before that of g is written: g reuses its memory unless this graph runs
   // again.
@@ -146,22 +147,16 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   if (job.thresholds.defined()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
   if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
-  if (x.decay.defined()) {
-    d_query = at::empty({f.B, f.H, f.T}, x.decay.options());
-    if (f.dtype == cuda::Dtype::float32) d_query.zero_();  // d_decay_rows
-    d.decay = at::empty_like(x.decay);
-  }
+  const DecayGradient d_decay(f, x.decay);
   r.give(f);
   f.d_o = view(grad), f.g = job.has_g() ? g.data_ptr() : nullptr, f.dq_sum = memory<float>(dq_sum);
   f.queries = memory<cuda::Query>(queries),
   f.gradient_sums = memory<cuda::RowGradientSums>(gradient_sums);
   f.d_centre = memory<float>(d.centre), f.d_gate = memory<float>(d.gate);
-  f.d_decay_query = memory<double>(d_query), f.d_decay_key = memory<double>(d.decay);
-  if (f.dtype == cuda::Dtype::float32) f.d_decay_rows = f.d_decay_query;
   cuda::row_gradients(f, job.weights, stream());
   if (f.gradient_sums) cuda::row_gradient_sums(f, job.weights, stream());
   sum_products(job, x, g, dq_sum, f, d);
-  if (x.decay.defined() && !job.kernels->adds_query_decay) add_query_decay(d.decay, d_query);
+  d.decay = d_decay.of_gates(x.decay);
   return d;
 }
 
@@ -230,7 +225,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   // The centre reads both after the kernels.
   job.own_q = !spec.centred && !x.q.is_alias_of(in.q);
   job.own_k = !spec.centred && !x.k.is_alias_of(in.k);
-  x.decay = decay_on_gpu(log_gates(spec.decay, in));
+  x.decay = gates(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
@@ -267,7 +262,6 @@ static constexpr TileKernels kKernels{
     .laid_out = laid_out,
     .dq_channels = [](const Fused& f) { return f.D; },
     .owns_keys = [](const Fused& f) { return std::max(f.D, f.E) <= 128; },
-    .adds_query_decay = false,
 };
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {

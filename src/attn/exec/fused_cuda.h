@@ -22,7 +22,6 @@ struct TileKernels {
   at::Tensor (*laid_out)(const at::Tensor&);  // q, k, v and the gradient of the result
   int (*dq_channels)(const Fused&);           // of a row of dq_sum
   bool (*owns_keys)(const Fused&);            // no two thread blocks of `keys` read the same keys
-  bool adds_query_decay;                      // `keys` adds d_decay_query to d_decay_key
 };
 
 at::Tensor attend_in_tiles(const TileKernels&, const Spec&, const Inputs&, Statistics*);

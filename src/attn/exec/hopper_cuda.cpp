@@ -34,14 +34,19 @@ static void forward(const Fused& f, const cuda::Weights& w, cuda::Stream stream)
   cuda::hopper_forward(f, w, memory<float>(factors), stream);
 }
 
+// Without atomic additions `fused_dq` sums the queries' part of the decay's gradient, from weights
+// that are not rounded: the keys' part must then come from such weights too.
+static void backward(const Fused& f, const cuda::Weights& w, cuda::Stream stream) {
+  (f.decay && !f.dq_sum ? cuda::fused_backward : cuda::hopper_backward)(f, w, stream);
+}
+
 static constexpr TileKernels kKernels{
     .execution = kHopperCuda.name,
     .forward = forward,
-    .keys = cuda::hopper_backward,
+    .keys = backward,
     .laid_out = laid_out_for_tma,
     .dq_channels = cuda::hopper_channels,
     .owns_keys = [](const Fused&) { return true; },
-    .adds_query_decay = true,
 };
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {

@@ -169,8 +169,9 @@ struct Gradients {
 
 // The gradient of x, where N = phi(x) S and W = phi(x) z have the gradients a y and a b:
 //   g_f = a (S_f.y + b z_f);  for x_j: dx_j += g;  for x_i x_j: dx_j += x_i g, dx_i += x_j g.
-// a is multiplied in at the end. Common to all dtypes: the sums of one block of x_j.
-template <class T>
+// a is multiplied in at the end; with `totals`, so are the sums of all phi_f(x) g_f, in a thread's
+// columns. Common to all dtypes: the sums of one block of x_j.
+template <class T, bool totals>
 struct BlockSums {
   Tile<T, 64> x;
   int row;
@@ -178,20 +179,29 @@ struct BlockSums {
   Gradients to;
   int block;
   float xj[2][4], sums[2][4];
+  DecaySum<T> total[2] = {};
 
   __device__ BlockSums(Tile<T, 64> x, int row, const Gradients& to)
       : x(x), row(row), to(to), block(-1) {}
-  __device__ void begin(int next) {
+  __device__ void load(int next) {
     block = next;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int r = row + j % 2 * 8 + lane() / 4;
       const float2 two = load_pair(T(), x.element(r, 16 * block + j / 2 * 8 + lane() % 4 * 2));
       xj[j / 2][j % 2 * 2] = two.x, xj[j / 2][j % 2 * 2 + 1] = two.y;
-      sums[j / 2][j % 2 * 2] = 0, sums[j / 2][j % 2 * 2 + 1] = 0;
     }
   }
-  __device__ void end(float times) const {
+  __device__ void begin(int next) {
+    load(next);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sums[j / 4][j % 4] = 0;
+  }
+  __device__ void end(float times) {
+    if constexpr (totals)
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        total[j / 2 % 2] += DecaySum<T>(xj[j / 4][j % 4]) * DecaySum<T>(sums[j / 4][j % 4]);
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -203,16 +213,19 @@ struct BlockSums {
   }
 };
 
-template <class T>
+template <class T, bool totals>
 struct ApplyStateBackward;
-template <>
-struct ApplyStateBackward<bf16> : BlockSums<bf16> {
+template <bool totals>
+struct ApplyStateBackward<bf16, totals> : BlockSums<bf16, totals> {
   using M = Mma<bf16>;
+  using Base = BlockSums<bf16, totals>;
+  using Base::a, Base::b, Base::begin, Base::block, Base::end, Base::load, Base::row, Base::sums,
+      Base::to, Base::x, Base::xj;
   M::A a_frag[4];
   uint32_t of_z[2];  // b as bf16 high and low parts, twice: for the high and low parts of z
 
   __device__ ApplyStateBackward(Tile<bf16, 64> x, Tile<bf16, 64> y, int row, const Gradients& to)
-      : BlockSums(x, row, to) {
+      : Base(x, row, to) {
     const M::ARows<64> a_tile(y, row);
 #pragma unroll
     for (int k = 0; k < 4; ++k) a_frag[k] = a_tile.at(0, 16 * k);
@@ -245,7 +258,7 @@ struct ApplyStateBackward<bf16> : BlockSums<bf16> {
       for (int u = 0; u < 4; ++u)
         if (u < stage.tiles) {
           products(sums, stage, u);
-          block = u;
+          totals ? load(u) : void(block = u);
           end(1);
         }
       return;
@@ -295,12 +308,15 @@ struct ApplyStateBackward<bf16> : BlockSums<bf16> {
     }
   }
 };
-template <>
-struct ApplyStateBackward<float> : BlockSums<float> {
+template <bool totals>
+struct ApplyStateBackward<float, totals> : BlockSums<float, totals> {
+  using Base = BlockSums<float, totals>;
+  using Base::a, Base::b, Base::begin, Base::end, Base::row, Base::sums, Base::to, Base::x,
+      Base::xj;
   Tile<float, 64> y;
 
   __device__ ApplyStateBackward(Tile<float, 64> x, Tile<float, 64> y, int row, const Gradients& to)
-      : BlockSums(x, row, to), y(y) {}
+      : Base(x, row, to), y(y) {}
   __device__ void prepare() const {}
   __device__ void add(const Stage<float>& stage) {
 #pragma unroll 1

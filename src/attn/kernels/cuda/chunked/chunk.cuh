@@ -21,7 +21,8 @@ struct LinearChunkShape {
   static constexpr int kAtoms = 1, kKeys = 16;
 };
 
-// Per query, x = q.k: a w = by x + constant, dx = by g.v + dW; w times its dW = dW x + constant_dW.
+// Per query: a w = by q.k + constant, dx = by g.v + dW; order 0 of w has gradient constant g.v +
+// constant_dW.
 struct QueryFactors {
   float by, constant, dW, constant_dW;
 };
@@ -123,27 +124,53 @@ struct LinearChunkTiles {
   static __device__ float decay_between(float here, float there) {
     return exp2_fast(fminf(here - there, 0.f));
   }
-  // Stores the sum of both parts, times the coefficients of the weight.
+  // Sums of both parts: eight elements of S, two of z, one of order 0.
+  static __device__ Vec<8> sums_of(const Loads& x, int j) {
+    const float decay = Shape::kDecay ? x.decay : 1;
+    const uint4& local = x.local[j];
+    const float2 y[4] = {unpack2(local.x), unpack2(local.y), unpack2(local.z), unpack2(local.w)};
+    const float4 &a = x.segment_sum[j][0], &b = x.segment_sum[j][1];
+    return {y[0].x + a.x * decay, y[0].y + a.y * decay, y[1].x + a.z * decay, y[1].y + a.w * decay,
+            y[2].x + b.x * decay, y[2].y + b.y * decay, y[3].x + b.z * decay, y[3].y + b.w * decay};
+  }
+  static __device__ float2 column_of(const Loads& x) {
+    const float decay = Shape::kDecay ? x.decay : 1;
+    return {x.z[0].x + x.z[1].x * decay, x.z[0].y + x.z[1].y * decay};
+  }
+  static __device__ float constant_of(const Loads& x) {
+    return x.constant[0] + x.constant[1] * (Shape::kDecay ? x.decay : 1);
+  }
+  // Stores these, times the coefficients of the weight.
   __device__ void store_state(int i, const Loads& x) const {
     const int n = int(threadIdx.x);
-    const float decay = Shape::kDecay ? x.decay : 1;
 #pragma unroll
     for (int j = 0; j < kParts; ++j) {
       const int at = n + j * kThreads;
-      const auto sum = [&](uint32_t local, float a, float b) {
-        const float2 y = unpack2(local);
-        return pack2(bf16(), (y.x + a * decay) * unit(), (y.y + b * decay) * unit());
-      };
-      const float4 &a = x.segment_sum[j][0], &b = x.segment_sum[j][1];
+      const Vec<8> y = sums_of(x, j) * unit();
       *static_cast<uint4*>(__cvta_shared_to_generic(state(i).chunk(at / 8, at % 8))) = {
-          sum(x.local[j].x, a.x, a.y), sum(x.local[j].y, a.z, a.w), sum(x.local[j].z, b.x, b.y),
-          sum(x.local[j].w, b.z, b.w)};
+          pack2(bf16(), y[0], y[1]), pack2(bf16(), y[2], y[3]), pack2(bf16(), y[4], y[5]),
+          pack2(bf16(), y[6], y[7])};
     }
+    const float2 z = column_of(x);
     if (n < 32)
       Features<bf16>::store_column(
           static_cast<uint32_t*>(__cvta_shared_to_generic(column(i, n / 8))), 2 * n % 16,
-          (x.z[0].x + x.z[1].x * decay) * unit(), (x.z[0].y + x.z[1].y * decay) * unit());
-    if (n <= 64) constant(i)[n] = (x.constant[0] + x.constant[1] * decay) * p.w.c[0];
+          z.x * unit(), z.y * unit());
+    if (n <= 64) constant(i)[n] = constant_of(x) * p.w.c[0];
+  }
+  // This thread's part of the weights times their gradients, summed over the keys before the chunk
+  // and the queries after it.
+  __device__ float crossing(const Loads& prefix, const Loads& suffix) const {
+    const float2 z = column_of(prefix), y = column_of(suffix);
+    float sum = z.x * y.x + z.y * y.y;
+#pragma unroll
+    for (int j = 0; j < kParts; ++j) {
+      const Vec<8> products = sums_of(prefix, j) * sums_of(suffix, j);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += products[i];
+    }
+    return (sum * unit() + constant_of(prefix) * constant_of(suffix) * p.w.c[0]) *
+           decay_factor(gates_to(f, key_head, last()), gates_to(f, key_head, first - 1));
   }
   __device__ void copy_keys() const {
     copy_rows<kTokens, kThreads>(k(), row_of<bf16>(f.k, b, g, first), f.k.row, f.S - first, f.D);

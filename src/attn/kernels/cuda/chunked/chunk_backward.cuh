@@ -1,5 +1,5 @@
 // Order 1, bf16: one thread block per chunk, which reads its keys once. Forward, and backward
-//   dq_t = a_t (S g_t + b_t z + sum_s (g_t.v_s + b_t) k_s),   b = dW / a
+//   dq_t = a_t (S g_t + b_t z) + sum_s (a_t g_t.v_s + dW_t) k_s,   b = dW / a
 //   dk_s = R v_s + y + sum_t (a_t g_t.v_s + dW_t) q_t,   dv_s = R^T k_s + sum_t a_t w(x_ts) g_t
 // S and z come from the keys before the chunk, R and y from the queries after it. Each warp owns
 // sixteen queries, then sixteen keys: the least work in one phase is the most in the other.
@@ -117,53 +117,103 @@ struct LinearChunk : LinearChunkTiles<Shape> {
     return decay_between(gates()[last() - first], gates()[own + r]);
   }
 
+  // x.y of the warp's row r (of each thread: lane / 4 + 8 r), in the thread's columns.
+  __device__ float row_dot(Rows x, const Sums& y, int r) const {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 z =
+          load_pair(bf16(), x.element(own + lane() / 4 + 8 * r, 8 * j + lane() % 4 * 2));
+      sum += y[j][2 * r] * z.x + y[j][2 * r + 1] * z.y;
+    }
+    return sum;
+  }
+  // The same with the order-0 sums of state i, and these sums of z, in one of four lanes.
+  __device__ float constant_dot(Rows x, int i, int r) const {
+    float sum = 0;
+    for (int j = 0; j < 16; ++j) {
+      const int c = j / 2 * 8 + lane() % 4 * 2 + j % 2;
+      sum += constant(i)[c] * load_element(bf16(), x.element(own + lane() / 4 + 8 * r, c));
+    }
+    return sum;
+  }
+  __device__ float constant_sum(int i) const { return lane() % 4 == 0 ? constant(i)[64] : 0; }
+
+  // Sets dq to what the state before the chunk contributes, and `d_decay` to its weights of order 0
+  // times their gradients.
+  __device__ void apply_prefix_state(Sums& dq, const M::A (&a_frag)[4], const Query (&query)[2],
+                                     float (&d_decay)[2]) const {
+    float by[2], ratio[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // dW is 0 where a is 0
+      by[r] = query[r].a * (Shape::kDecay ? query_decay(lane() / 4 + 8 * r) : 1);
+      ratio[r] = query[r].a == 0 ? 0 : query[r].dW / query[r].a;
+      if (Shape::kDecay && p.w.c[0] != 0)
+        d_decay[r] = (constant_dot(d_o(), 0, r) + constant_sum(0) * ratio[r]) * by[r];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 z = column_pair(0, j);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) dq[j][n] = (n % 2 ? z.y : z.x) * ratio[n / 2];
+    }
+    mma_abt_add(dq, a_frag, state(0), 0);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) dq[i / 4][i % 4] *= by[i / 2 % 2];
+  }
+  // dq, and with decay the weights times their gradients: those of order 1 are q.dq.
   __device__ void queries(int head) const {
     const int real = f.T - first - own;
     const int64_t row = int64_t(b * f.H + head) * f.T + first + own;
+    const bool has_constant = Shape::kDecay && p.w.c[0] != 0;
     if (real <= 0) return;
-    float a[2], ratio[2];
+    Query query[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = lane() / 4 + 8 * r;
-      const Query query = f.queries[row + (t < real ? t : 0)];  // dW is 0 where a is 0
-      a[r] = query.a, ratio[r] = query.a == 0 ? 0 : query.dW / query.a;
+      query[r] = f.queries[row + (t < real ? t : 0)];
     }
     M::A a_frag[4];
     load_a_operand(a_frag, d_o(), own);
     Sums dq = {};
-    if (!is_first()) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 z = column_pair(0, j);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) dq[j][n] = (n % 2 ? z.y : z.x) * ratio[n / 2];
-      }
-      mma_abt_add(dq, a_frag, state(0), 0);
-      decay_rows(dq, [&](int r) { return query_decay(r); });
-    }
+    float d_decay[2] = {};
+    if (!is_first()) apply_prefix_state(dq, a_frag, query, d_decay);
 #pragma unroll 1
     for (int s = 0; s <= own; s += 16) {
-      float x[2][4];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i / 4][i % 4] = ratio[i / 2 % 2];
+      float x[2][4] = {};
       mma_abt_add(x, a_frag, v(), s);
       const Gates at = gates_of(own, s);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        x[i / 4][i % 4] *= unit();
-        if (Shape::kDecay)
-          x[i / 4][i % 4] *= decay_between(at.row[i / 2 % 2], at.column[i / 4][i % 2]);
-        if (s == own && is_above_diagonal(i / 4, i % 4)) x[i / 4][i % 4] = 0;
+        float& y = x[i / 4][i % 4];
+        const int r = i / 2 % 2;
+        const bool hidden = s == own && is_above_diagonal(i / 4, i % 4);
+        const float decay = Shape::kDecay ? decay_between(at.row[r], at.column[i / 4][i % 2]) : 1;
+        if (has_constant && !hidden && is_kept(first + s + i / 4 * 8 + lane() % 4 * 2 + i % 2))
+          d_decay[r] += (y * (query[r].a * p.w.c[0]) + query[r].dW * p.w.c[0]) * decay;
+        y = y * (query[r].a * unit()) + query[r].dW * unit();  // as in add_queries, to the last bit
+        if (Shape::kDecay) y *= decay;
+        if (hidden) y = 0;
       }
       mma_ab_add(dq, M::to_a_operand(x, 0), k(), s);
     }
     const Rows of = q();
-    store(f.dq, row, f.D, real, dq, [&](int r) { return r < 8 ? a[0] : a[1]; }, &of);
+    if constexpr (Shape::kDecay) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float sum = quad_sum(d_decay[r] + row_dot(of, dq, r));
+        const int t = lane() / 4 + 8 * r;
+        if (lane() % 4 == 0 && t < real) *d_decay_at<bf16>(f, row + t) = sum;
+      }
+    }
+    store(f.dq, row, f.D, real, dq, [](int) { return 1.f; }, &of);
   }
 
-  // Adds the queries of the chunk to dv (`of_values`) or dk of the warp's sixteen keys.
+  // Adds the queries of the chunk to dv (`of_values`) or dk of the warp's sixteen keys; `d_decay`:
+  // the weights of order 0 times their gradients.
   template <bool of_values>
   __device__ void add_queries(Sums& sums, float (&d_decay)[2]) const {
+    const bool has_constant = Shape::kDecay && !of_values && p.w.c[0] != 0;
     M::A a_frag[4];
     load_a_operand(a_frag, of_values ? k() : v(), own);
     const Rows b = of_values ? q() : d_o(), c = of_values ? d_o() : q();
@@ -181,8 +231,8 @@ struct LinearChunk : LinearChunkTiles<Shape> {
           for (int i = n; i < 4; i += 2) {
             const bool hidden = t == own && is_below_diagonal(j, i);
             const float decay = Shape::kDecay ? decay_between(at.column[j][n], at.row[i / 2]) : 1;
-            if (Shape::kDecay && of_values && !hidden)
-              d_decay[i / 2] += (x[j][i] * query.dW + query.constant_dW) * decay;
+            if (has_constant && !hidden)
+              d_decay[i / 2] += (x[j][i] * query.constant + query.constant_dW) * decay;
             x[j][i] = x[j][i] * query.by + (of_values ? query.constant : query.dW);
             if (Shape::kDecay) x[j][i] *= decay;
             if (hidden) x[j][i] = 0;
@@ -210,45 +260,65 @@ struct LinearChunk : LinearChunkTiles<Shape> {
     }
     decay_rows(sums, [&](int r) { return key_decay(r); });
   }
-  // d_decay_key = -(v.dv + sum_t w dW_t); `d_decay` holds the second term of the chunk's queries.
-  __device__ void store_gates(const Sums& dv, const float (&d_decay)[2]) const {
+  __device__ float kept(int r) const { return is_kept(first + own + r) ? 1 : 0; }  // of a key
+  // Given dk of the state after the chunk: sets `d_decay` to its weights of order 0 times their
+  // gradients, and returns the sum of all orders, in the thread's columns.
+  __device__ float crossing_end(const Sums& dk, float (&d_decay)[2]) const {
+    float sum = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int s = lane() / 4 + 8 * r;
+      if (p.w.c[0] != 0) d_decay[r] = (constant_dot(v(), 1, r) + constant_sum(1)) * key_decay(s);
+      sum += (d_decay[r] + row_dot(k(), dk, r)) * kept(s);
+    }
+    return sum;
+  }
+  // The weights times their gradients: those of order 1 are k.dk.
+  __device__ void store_decay(const Sums& dk, const float (&d_decay)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int s = own + lane() / 4 + 8 * r;
-      float state = lane() % 4 == 0 && !is_last() ? constant(1)[64] : 0, sum = d_decay[r];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int c = 8 * j + lane() % 4 * 2;
-        const float2 of_v = load_pair(bf16(), v().element(s, c));
-        sum += dv[j][2 * r] * of_v.x + dv[j][2 * r + 1] * of_v.y;
-        if (is_last()) continue;
-        const float2 of_k = load_pair(bf16(), k().element(s, c)), y = column_pair(1, j);
-        state += of_k.x * y.x + of_k.y * y.y;
-      }
-      sum = quad_sum(sum + state * key_decay(lane() / 4 + 8 * r));
+      const float sum = quad_sum(d_decay[r] + row_dot(k(), dk, r));
       if (lane() % 4 == 0 && first + s < f.S)
-        f.d_decay_key[int64_t(key_head) * f.S + first + s] = is_kept(first + s) ? -sum : 0;
+        f.d_decay_key[int64_t(key_head) * f.S + first + s] = -sum * kept(s - own);
     }
   }
+  // dv and dk. Returns what `crossing_end` does.
   template <class Next>
-  __device__ void keys(int each, const Next& next) const {
+  __device__ float keys(int each, const Next& next) const {
     const int s0 = first + own;
-    const auto kept = [&](int r) { return is_kept(s0 + r) ? 1.f : 0.f; };
+    float crossing = 0;
     const auto part = [&]<bool of_values>(std::bool_constant<of_values>, void* to, int channels) {
+      constexpr bool kDecays = Shape::kDecay && !of_values;
       Sums sums = {};
       float d_decay[2] = {};
       if (!is_last()) apply_suffix_state<of_values>(sums);
+      if (kDecays && !is_last()) crossing = crossing_end(sums, d_decay);
       for (int h = 0; h < each; ++h) {
         next(h, of_values);
         add_queries<of_values>(sums, d_decay);
       }
-      if constexpr (Shape::kDecay && of_values) store_gates(sums, d_decay);
+      if (kDecays) store_decay(sums, d_decay);
       const Rows of = k();
-      store(to, int64_t(key_head) * f.S + s0, channels, f.S - s0, sums, kept,
-            of_values ? nullptr : &of);
+      store(
+          to, int64_t(key_head) * f.S + s0, channels, f.S - s0, sums,
+          [&](int r) { return kept(r); }, of_values ? nullptr : &of);
     };
     part(std::true_type(), f.dv, f.E);
     part(std::false_type(), f.dk, f.D);
+    return crossing;
+  }
+  // The gradient of the gate after the chunk, from this thread's part of it.
+  __device__ void store_after(float crossing) const {
+    __shared__ float of_warps[kTokens / 16];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) crossing += __shfl_xor_sync(~0u, crossing, step);
+    if (lane() == 0) of_warps[warp()] = crossing;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    double sum = 0;
+    for (int w = 0; w < kTokens / 16; ++w) sum += of_warps[w];
+    p.d_after[int64_t(key_head) * p.chunks() + this->chunk] = sum;
   }
 
   __device__ void forward(int h) const {
@@ -354,12 +424,14 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_
   block.copy_keys();
   copy(0);
   block.load_gates();
+  float crossing = 0;
   {
     typename LinearChunk<Shape>::Loads prefix{}, suffix{};  // both loads in flight at once
     if (!block.is_first()) prefix = block.load_state(p.prefix, false);
     if (!block.is_last()) suffix = block.load_state(p.suffix, true);
     block.store_state(0, prefix);
     block.store_state(1, suffix);
+    if constexpr (Shape::kDecay) crossing = block.crossing(prefix, suffix);
   }
   cp_async_wait_all();
   block.rectify(block.q());
@@ -374,7 +446,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_
     block.queries(heads + h);
   }
   // Back and forth over the heads: the last one is still in shared memory.
-  block.keys(each, [&](int h, bool back) { next(back ? each - 1 - h : h); });
+  crossing += block.keys(each, [&](int h, bool back) { next(back ? each - 1 - h : h); });
+  if constexpr (Shape::kDecay) block.store_after(crossing);
 }
 
 }  // namespace horner::attn::kernels::cuda

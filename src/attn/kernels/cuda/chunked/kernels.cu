@@ -114,7 +114,10 @@ void ChunkedLaunch<T>::backward_queries(const Chunks& p, Stream stream) {
 template <>
 void ChunkedLaunch<T>::backward_keys(const Chunks& p, Stream stream) {
   if (launch_linear<T>(p, true, stream)) return;
-  p.f.decay ? keys_of<true>(p, stream) : keys_of<false>(p, stream);
+  if (!p.f.decay) return keys_of<false>(p, stream);
+  keys_of<true>(p, stream);
+  launch(chunk_crossings_kernel<T>, {int64_t(p.f.B) * p.f.G, p.chunks() - 1, kCrossingThreads, 0},
+         stream, p);
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -129,11 +129,13 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_forward
   sums.finish();
 }
 
-// Score gradients of a thread's two rows, in place of x.
+// Score gradients of a thread's two rows, in place of x. Adds the weights times their gradients to
+// `d_decay`.
 template <Path path, class T, class Shape, int n>
 __device__ inline void score_gradients(const ChunkQueries<T, Shape>& block, int t, int s0,
                                        const Query (&query)[2], const double* gates,
-                                       float (&x)[n][4], const float (&dp)[n][4]) {
+                                       float (&x)[n][4], const float (&dp)[n][4],
+                                       DecaySum<T> (&d_decay)[2]) {
   const Fused& f = block.f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -153,7 +155,10 @@ __device__ inline void score_gradients(const ChunkQueries<T, Shape>& block, int 
     }
     const auto y = score_gradients<path, 2 * n>(block.p.w, f, s, [](int) { return 0; });
 #pragma unroll
-    for (int j = 0; j < 2 * n; ++j) x[j / 2][2 * r + j % 2] = y.dx[j];
+    for (int j = 0; j < 2 * n; ++j) {
+      x[j / 2][2 * r + j % 2] = y.dx[j];
+      if (Shape::kDecay) d_decay[r] += y.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
+    }
   }
 }
 
@@ -177,6 +182,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
     if (t >= f.T) query[i / 2][i % 2].a = query[i / 2][i % 2].dW = 0;
   }
   float dq[kAtoms][8][4] = {};
+  DecaySum<T> d_decay[2] = {};
   block.over_keys([&](int s0, Tile<T, 64> k, Tile<T, 64> v, const double* gates) {
 #pragma unroll 1
     for (int at = 0; at < Shape::kKeys; at += kHalf) {
@@ -186,9 +192,10 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
       mma_abt<T>(dp, g, own, v, at);
       const int t = t0 + lane() / 4;
       if (Shape::kDecay || is_partial(f.seen, t0, t0 + 16, s0 + at, s0 + at + kHalf))
-        score_gradients<Path::general>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
+        score_gradients<Path::general>(block, t, s0 + at, query[0], gates + at, x[0], dp[0],
+                                       d_decay);
       else
-        score_gradients<Path::plain>(block, t, s0 + at, query[0], gates + at, x[0], dp[0]);
+        score_gradients<Path::plain>(block, t, s0 + at, query[0], gates + at, x[0], dp[0], d_decay);
       mma_ab_rs<T>(dq, x, k, at);
     }
   });
@@ -196,7 +203,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
   const Gradients to{gradients + own * kGradientStride};
   to.set(dq[0], f.scale);
   if (block.chunk > 0) {
-    ApplyStateBackward<T> back(q, g, own, to);
+    ApplyStateBackward<T, Shape::kDecay> back(q, g, own, to);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Query& row = query[0][i];  // dW is 0 where a is 0
@@ -205,7 +212,27 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
     }
     back.prepare();
     block.over_state([&](const Stage<T>& stage) { back.add(stage); });
+    if constexpr (Shape::kDecay) {
+      const float* const constant = p.prefix.constant + block.record() * kConstantSums;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        DecaySum<T> sum = back.total[i] + (lane() % 4 == 0 ? constant[64] * back.b[i] : 0);
+        for (int j = 0; j < 16; ++j) {
+          const int e = j / 2 * 8 + lane() % 4 * 2 + j % 2;
+          sum += constant[e] * load_element(T(), g.element(own + 8 * i + lane() / 4, e));
+        }
+        d_decay[i] += sum * back.a[i];
+      }
+    }
   }
+  if constexpr (Shape::kDecay)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = t0 + 8 * i + lane() / 4;
+      DecaySum<T> sum = d_decay[i];
+      for (int step = 1; step < 4; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (lane() % 4 == 0 && t < f.T) *d_decay_at<T>(f, block.head.row(f, t)) = sum;
+    }
   to.template store<T>(f.dq, block.head.row(f, t0), f.D, f.T - t0, [](int) { return true; });
 }
 
@@ -233,7 +260,7 @@ __device__ inline void apply_suffix_state(const Chunks& p, int key_head, int chu
   const Fused& f = p.f;
   const int64_t record = int64_t(key_head) * p.chunks() + chunk;
   const int last = min(f.S, (chunk + 1) * p.length) - 1;
-  ApplyStateBackward<T> back(k, v, sums.own, to);
+  ApplyStateBackward<T, false> back(k, v, sums.own, to);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     back.a[i] = back.b[i] = 1;

@@ -348,4 +348,47 @@ __global__ __launch_bounds__(kScanThreads) void chunk_scan_kernel(
         });
 }
 
+// Two elements of a stored column z (Features::store_column), in global memory.
+__device__ inline float2 column_pair(bf16, const uint32_t* z, int feature) {
+  const float2 high = unpack2(z[feature / 2]), low = unpack2(z[8 + feature / 2]);
+  return {high.x + low.x, high.y + low.y};
+}
+__device__ inline float2 column_pair(float, const uint32_t* z, int feature) {
+  return {__uint_as_float(z[feature]), __uint_as_float(z[feature + 1])};
+}
+
+// d_after of each chunk but the last: the keys' state before the next chunk times the queries'
+// state after this one. Both contain the coefficients of the weight, which counts once.
+inline constexpr int kCrossingThreads = 256;
+template <class T>
+__global__ __launch_bounds__(kCrossingThreads) void chunk_crossings_kernel(
+    const __grid_constant__ Chunks p) {
+  const int tiles = p.tiles(), n = int(threadIdx.x);
+  const int64_t here = int64_t(blockIdx.x) * p.chunks() + blockIdx.y, next = here + 1;
+  double sum = 0;
+  for (int u = 0; u < tiles; ++u) {
+    const float unit = coefficient(p.w, p.f.scale, monomials(u, tiles, p.blocks()));
+    if (unit == 0) continue;
+    const Vec<4> product = Vector4<T>::load(p.prefix.S, (next * tiles + u) * 1024 + 4 * n) *
+                           Vector4<T>::load(p.suffix.S, (here * tiles + u) * 1024 + 4 * n);
+    float of_tile = (product[0] + product[1]) + (product[2] + product[3]);
+    if (n < 8) {
+      const float2 z = column_pair(T(), p.prefix.z + (next * tiles + u) * kTileColumn, 2 * n);
+      const float2 y = column_pair(T(), p.suffix.z + (here * tiles + u) * kTileColumn, 2 * n);
+      of_tile += z.x * y.x + z.y * y.y;
+    }
+    sum += double(of_tile) / unit;
+  }
+  if (n <= 64 && p.w.c[0] != 0)
+    sum += double(p.prefix.constant[next * kConstantSums + n]) *
+           p.suffix.constant[here * kConstantSums + n] / p.w.c[0];
+  __shared__ double of_warps[kCrossingThreads / 32];
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (lane() == 0) of_warps[warp()] = sum;
+  __syncthreads();
+  if (n != 0) return;
+  for (int w = 1; w < kCrossingThreads / 32; ++w) sum += of_warps[w];
+  p.d_after[here] = sum;
+}
+
 }  // namespace horner::attn::kernels::cuda

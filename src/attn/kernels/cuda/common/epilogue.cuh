@@ -92,21 +92,14 @@ __device__ inline void apply_norm_weight(const Epilogue& p, int channels, Vec<n>
   x = vec<n>([&](int i) { return channel(i) < channels ? x[i] + y[i] : 0; });
 }
 
-// dN = a g, and dW. `d_decay` = N dN + W dW, the sum of the row's weights times their gradients.
+// dN = a g, and dW.
 struct RowGradient {
   float a, dW;
-  double d_decay;
 };
 
-// The factor by_u in the gradient of y, r (du - mean - u by_u), given du.u.
+// Whether the row is so short that its norm only scales it.
 __device__ inline bool norm_is_clamped(const Epilogue& p, int channels, float r) {
   return p.norm == Epilogue::l2 && r >= (p.times_dim ? float(channels) : 1) / kTinyLength;
-}
-__device__ inline float norm_projection(const Epilogue& p, int channels, float dot, float r) {
-  const float count = float(channels);
-  if (p.norm == Epilogue::none || norm_is_clamped(p, channels, r)) return 0;
-  if (p.norm == Epilogue::l2) return p.times_dim ? dot / (count * count) : dot;
-  return dot / count;
 }
 
 // From du.u to the gradients of N, W, the gates and the divisor.
@@ -123,8 +116,7 @@ __device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int6
   if (p.d_out_gate) p.d_out_gate.set(row, r == 0 ? 0 : dy_y / out);
   if (p.d_divisor) p.d_divisor[row] = r == 0 ? 0 : dZ;
   if (r == 0) return {};
-  const float dW = d.follows_w ? dZ : 0;
-  return {r * out / d.Z, dW, double(dy_y) + double(W) * dW};
+  return {r * out / d.Z, d.follows_w ? dZ : 0};
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -97,6 +97,12 @@ __device__ inline uint32_t pack2(fp16, float a, float b) {
   const __half2 p = __floats2half2_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&p);
 }
+__device__ inline float2 unpack2(bf16, uint32_t two) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&two));
+}
+__device__ inline float2 unpack2(fp16, uint32_t two) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&two));
+}
 
 // bf16 and fp16.
 template <class T>

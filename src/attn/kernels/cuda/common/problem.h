@@ -145,13 +145,15 @@ struct Fused {
   // order, [tile][dq_row / 8][thread][4], and unscaled: `unpack_dq` converts it to dq.
   float* dq_sum;
   int dq_rows, dq_row;
-  void* dq;                             // [B, H, T, D]
-  void *dk, *dv;                        // [B, G, S, D], [B, G, S, E]
-  float* d_centre;                      // [B, H, T], zero-initialised, or null
-  double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S], or null
-  // [B, H, T], zero-initialised, float32 only, or null: d_decay_query from the same values as
-  // d_decay_key, so that their common terms cancel to the last bit.
-  double* d_decay_rows;
+  void* dq;         // [B, H, T, D]
+  void *dk, *dv;    // [B, G, S, D], [B, G, S, E]
+  float* d_centre;  // [B, H, T], zero-initialised, or null
+  // The weights times their gradients, summed over keys [B, H, T] (zero-initialised; double in
+  // float32, else float) and over queries, negated, [B, G, S]; or null. A gate's gradient is the
+  // difference of many of both, so they sum the same numbers: rounding that differed between the
+  // two would add up over the tokens.
+  void* d_decay_query;
+  double* d_decay_key;
   float* d_gate;  // [B, G, S], zero-initialised, if there is a gate
 };
 

@@ -53,7 +53,7 @@ enum class RowKind { plain, norm_row, learned };
 // Without a norm: whether anything needs the dot product of a row and its gradient.
 __device__ inline bool needs_row_dot(const Fused& f) {
   const Epilogue& p = f.epilogue;
-  return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor || f.d_decay_query;
+  return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor;
 }
 
 // Sums over a row's channels, for the lane that owns the row.
@@ -83,7 +83,6 @@ struct LaneRow {
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
     f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
-    if (f.d_decay_query && !f.d_decay_rows) f.d_decay_query[row] = d.d_decay;
   }
 };
 
@@ -121,29 +120,27 @@ __device__ inline RowSums plain_sums(const Vec<8>& u, const Vec<8>& du, float on
   const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
   return {dot * on, dot};
 }
-// norm_projection in float32, where the part of du along u must cancel to the last bits: divides by
-// the actual u.u, not by its value for an exact r.
-template <int lanes_per_row>
-__device__ inline float exact_norm_projection(const Epilogue& p, int channels, const Vec<8>& u,
-                                              const Vec<8>& du, float r, float shift) {
-  const auto total = [](double x) {
+// The factor by_u in the gradient of y, r (du - mean - u by_u). It divides by the actual u.u, not
+// by its value for an exact u and r, so that the part of du along u cancels to the last bits of
+// `Sum`.
+template <int lanes_per_row, class Sum>
+__device__ inline float norm_projection(const Epilogue& p, int channels, const Vec<8>& u,
+                                        const Vec<8>& du, float r, float shift) {
+  const auto total = [](Sum x) {
 #pragma unroll
     for (int step = 1; step < lanes_per_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
   };
-  double dot = 0, squares = 0;
+  Sum dot = 0, squares = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    dot += double(du[i]) * double(u[i]);
-    squares += double(u[i]) * double(u[i]);
-  }
+  for (int i = 0; i < 8; ++i) dot += Sum(du[i]) * Sum(u[i]), squares += Sum(u[i]) * Sum(u[i]);
   dot = total(dot), squares = total(squares);
   if (p.norm != Epilogue::l2)
-    squares += double(channels) * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
+    squares += Sum(channels) * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
   return squares > 0 && !norm_is_clamped(p, channels, r) ? float(dot / squares) : 0;
 }
 // From the result's gradient to the gradient of y divided by r, in place.
-template <int lanes_per_row, bool learned, bool exact>
+template <int lanes_per_row, bool learned, class Sum>
 __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift,
                                       const Vec<8>& u, Vec<8>& du, LaneNorm& norm) {
   const Epilogue& p = f.epilogue;
@@ -159,11 +156,7 @@ __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float s
     du = du * norm.weight;
   }
   sums.dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
-  float by_u;
-  if constexpr (exact)
-    by_u = exact_norm_projection<lanes_per_row>(p, f.channels, u, du, r, shift);
-  else
-    by_u = norm_projection(p, f.channels, sums.dot, r);
+  const float by_u = norm_projection<lanes_per_row, Sum>(p, f.channels, u, du, r, shift);
   float less = 0;
   if (p.norm == Epilogue::layer)
     less = sum_over<8>(total, [&](int i) { return du[i]; }) / float(f.channels);
@@ -209,9 +202,9 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
       if constexpr (kind == RowKind::plain) {
         sums = plain_sums<kLanes>(u, du, on);
       } else {
-        constexpr bool kLearned = kind == RowKind::learned, kExact = std::is_same_v<T, float>;
-        const float shift = kExact ? __shfl_sync(~0u, own.shift, row) : 0;
-        sums = normed_sums<kLanes, kLearned, kExact>(f, on, r, shift, u, du, norm);
+        using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
+        const float shift = __shfl_sync(~0u, own.shift, row);
+        sums = normed_sums < kLanes, kind == RowKind::learned, Sum > (f, on, r, shift, u, du, norm);
         if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
       }
       // Send to the lane that owns the row.

@@ -217,15 +217,15 @@ struct KeyScoreGradients {
   __device__ void add_decay(const Queries& tile, int first, const Scores<n>& s,
                             const ScoreGradients<n>& y) {
     const auto x = vec<n>([&](int i) { return y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]); });
-    float sum[kAtoms][2] = {};
+    DecaySum<T> sum[kAtoms][2] = {};
 #pragma unroll
     for (int i = 0; i < n; ++i) sum[i / (4 * Shape::kTilesPerStep)][i / 2 % 2] += x[i];
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += sum[i / 2][i % 2];
-    if constexpr (std::is_same_v<T, float>)
-      if (f.d_decay_rows && adds_rows())
-        over_queries(tile, first, x,
-                     [&](int64_t row, double total) { atomicAdd(f.d_decay_rows + row, total); });
+    if (adds_rows())
+      over_queries(tile, first, x, [&](int64_t row, double total) {
+        atomicAdd(d_decay_at<T>(f, row), DecaySum<T>(total));
+      });
   }
   // The same with decay or a centre, in 16 bits. KeyBlock::prepare_queries has put into `tile.of`
   // the decay factors of queries after the block's keys, and 1 / scale where the degree is fixed.
@@ -237,7 +237,8 @@ struct KeyScoreGradients {
     const float scale = kIsFixedDegree<Weight> ? 1 : f.scale * kUnit<W>;
     const auto row_of = [](int i) { return i / 4 * 2 + i / 2 % 2; };
     const uint32_t kept = path == Path::general && f.seen.keep ? kept_keys(tile.head.b) : ~0u;
-    float log_decay[2 * kAtoms], of_keys[2 * kAtoms] = {}, of_queries[3];
+    float log_decay[2 * kAtoms], of_keys[2 * kAtoms] = {};
+    ColumnSums decays, centres;
     if (path == Path::general && f.decay)
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) log_decay[i] = key_log2_decay(i, tile.head);
@@ -263,16 +264,12 @@ struct KeyScoreGradients {
           return decay_between(at_query, log_decay[row_of(i)]);
         });
         if (!added) y = {y.w * decay, y.dx * decay};
+        const auto dw = vec<n>([&](int i) { return y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]); });
 #pragma unroll
-        for (int i = 0; i < n; ++i) of_keys[row_of(i)] += y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]);
+        for (int i = 0; i < n; ++i) of_keys[row_of(i)] += dw[i];
+        add_columns(decays, j, dw);
       }
-      if (f.d_centre) {
-        float sum[2] = {y.dx[0], y.dx[1]};
-#pragma unroll
-        for (int i = 2; i < n; ++i) sum[i % 2] += y.dx[i];
-        of_queries[j % 2] = sums_of_half<4>(sum[0], sum[1]);
-        if (j % 2) of_queries[j / 2 ? 1 : 2] = sums_of_half<8>(of_queries[0], of_queries[1]);
-      }
+      if (f.d_centre) add_columns(centres, j, y.dx);
 #pragma unroll
       for (int i = 0; i < n; ++i)
         x[i / 4][j][i % 4] = y.w[i] * s.a[i], dp[i / 4][j][i % 4] = y.dx[i];
@@ -283,21 +280,22 @@ struct KeyScoreGradients {
     if (f.decay)
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += of_keys[i];
-    if (f.d_centre && adds_rows())
-      add_centre(tile, at, sums_of_half<16>(of_queries[2], of_queries[1]));
+    if (!adds_rows()) return;
+    const int t = tile.t0 + at + ColumnSums::column();
+    if (f.decay) add_row(static_cast<float*>(f.d_decay_query), tile.head, t, decays.total());
+    // The centre is subtracted from its query's scores.
+    if (f.d_centre) add_row(f.d_centre, tile.head, t, -centres.total());
   }
-  // Adds across lanes `apart` from each other: the lower lanes get the sum of x, the upper of y.
-  template <int apart>
-  static __device__ __forceinline__ float sums_of_half(float x, float y) {
-    const bool upper = lane() & apart;
-    return (upper ? y : x) + __shfl_xor_sync(~0u, upper ? x : y, apart);
-  }
-  // lane / 4 gives the column of `sum`: its tile and which of two. Negated: the centre is
-  // subtracted from its query's scores.
-  __device__ __forceinline__ void add_centre(const Queries& tile, int at, float sum) const {
+  template <int n>
+  static __device__ __forceinline__ void add_columns(ColumnSums& to, int tile, const Vec<n>& x) {
     static_assert(kTiles == 4);
-    const int t = tile.t0 + at + lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2;
-    if (t < f.T) atomicAdd(f.d_centre + tile.head.row(f, t), -sum);
+    float sum[2] = {x[0], x[1]};
+#pragma unroll
+    for (int i = 2; i < n; ++i) sum[i % 2] += x[i];
+    to.add(tile, sum[0], sum[1]);
+  }
+  __device__ __forceinline__ void add_row(float* rows, const Head& head, int t, float x) const {
+    if (t < f.T) atomicAdd(rows + head.row(f, t), x);
   }
   // Blocks that compute the same scores for other channels: only the first adds per-query values.
   // Without atomic additions `fused_dq` adds them.

@@ -86,6 +86,25 @@ __device__ inline float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
+// Adds across lanes `apart` from each other: the lower lanes get the sum of x, the upper of y.
+template <int apart>
+__device__ __forceinline__ float sums_of_half(float x, float y) {
+  const bool upper = lane() & apart;
+  return (upper ? y : x) + __shfl_xor_sync(~0u, upper ? x : y, apart);
+}
+// Sums of 32 columns of a warp's fragments over its rows. `add` takes a thread's sums of its two
+// columns of tile 0, 1, 2 and 3, in this order; each lane then gets the `total` of one `column`.
+struct ColumnSums {
+  float part[3];
+
+  __device__ __forceinline__ void add(int tile, float even, float odd) {
+    part[tile % 2] = sums_of_half<4>(even, odd);
+    if (tile % 2) part[tile / 2 ? 1 : 2] = sums_of_half<8>(part[0], part[1]);
+  }
+  __device__ __forceinline__ float total() const { return sums_of_half<16>(part[2], part[1]); }
+  static __device__ int column() { return lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2; }
+};
+
 // Whether some query of [t0, t1) does not see some key of [s0, s1).
 __device__ inline bool is_partial(const Seen& seen, int t0, int t1, int s0, int s1) {
   return seen.keep || seen.lo(min(t1, seen.T) - 1) > s0 || seen.hi(t0) < s1;
@@ -173,6 +192,14 @@ __device__ inline float log2_decay(double gates, double reference) {
 // 2^-at_key times the query's factor 2^at_query, both at most 1.
 __device__ inline float decay_between(float at_query, float at_key) {
   return exp2_fast(fminf(at_query - at_key, 0));
+}
+
+// The sums of Fused::d_decay_query in a problem of dtype T.
+template <class T>
+using DecaySum = std::conditional_t<sizeof(T) == 4, double, float>;
+template <class T>
+__device__ inline DecaySum<T>* d_decay_at(const Fused& f, int64_t row) {
+  return static_cast<DecaySum<T>*>(f.d_decay_query) + row;
 }
 
 __device__ inline float gate_of_key(const Fused& f, const Head& head, int s) {

@@ -98,7 +98,8 @@ struct QueryBlock {
   }
 };
 
-// dq and the gradient of the centre. One warp owns each row: bitwise deterministic.
+// dq and the gradients of the centre and of the queries' decay. One warp owns each row: bitwise
+// deterministic.
 template <class T, int C, class W>
 __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ W w) {
@@ -108,7 +109,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
   const Block block(f, memory, true);
   float dq[1][C / 8][4] = {};
   float d_centre[2] = {};
-  double d_decay[2] = {};
+  DecaySum<T> d_decay[2] = {};
   Query query[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -137,8 +138,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
       });
 #pragma unroll
       for (int j = 0; j < n; ++j) {
-        if constexpr (std::is_same_v<T, float>)
-          d_decay[i] += gradients.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
+        if (f.decay) d_decay[i] += gradients.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
         x[0][j / 2][i * 2 + j % 2] = gradients.dx[j];
         d_centre[i] -= gradients.dx[j];
       }
@@ -148,12 +148,12 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float centre = quad_sum(d_centre[i]);
-    double decay = d_decay[i];
+    DecaySum<T> decay = d_decay[i];
     for (int step = 1; step < 4; step *= 2) decay += __shfl_xor_sync(~0u, decay, step);
     if (block.query(i) >= f.T) continue;
     const int64_t at = block.row(i);
     if (f.d_centre && lane() % 4 == 0) f.d_centre[at] = centre;
-    if (f.d_decay_rows && lane() % 4 == 0) f.d_decay_rows[at] = decay;
+    if (f.decay && lane() % 4 == 0) *d_decay_at<T>(f, at) = decay;
 #pragma unroll
     for (int j = 0; j < C / 8; ++j) {
       const int c = 8 * j + lane() % 4 * 2;

@@ -156,7 +156,7 @@ __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory
       if (!has_decay || f.gate) f.d_gate[head.key(f, s0 + row)] = sum;
       if constexpr (has_decay) {
         const float gate = f.gate ? gate_of_key(f, head, s0 + row) : 1;
-        f.d_decay_key[head.key(f, s0 + row)] = d_decay_of(f, head, s0 + row) - double(sum) * gate;
+        f.d_decay_key[head.key(f, s0 + row)] = -double(sum) * gate;
       }
     }
   }
@@ -223,6 +223,9 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
     register_fence(dp);
     if (!std::is_same_v<Weight, Linear> && f.gate)
       gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
+    if constexpr (kHasDecay<W>)
+      add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
+                                                        weights, dp, gates.of);
     hopper_score_gradients<T, W>(of, bits, x, dp, slopes);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
@@ -272,6 +275,9 @@ __device__ __forceinline__ void backward_with_shared_dq(
     register_fence(dp);
     if (!std::is_same_v<Weight, Linear> && f.gate)
       gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
+    if constexpr (kHasDecay<W>)
+      add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
+                                                        weights, dp, gates.of);
     hopper_score_gradients<T, W>(of, bits, x, dp, slopes);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));

@@ -266,13 +266,4 @@ struct QueryDecay<true> {
   __device__ float row(int i, double from) const { return log2_decay_rn(c[i], from); }
 };
 
-// The queries' part of d_decay: a query's own gate sum is that of the key at its position.
-__device__ inline double d_decay_of(const Fused& f, const Head& head, int s) {
-  const int each = f.H / f.G, t = s - (f.S - f.T);
-  double y = 0;
-  for (int h = 0; t >= 0 && h < each; ++h)
-    y += f.d_decay_query[int64_t(head.b * f.H + head.g * each + h) * f.T + t];
-  return y;
-}
-
 }  // namespace horner::attn::kernels::cuda

@@ -271,6 +271,30 @@ __device__ __forceinline__ void hopper_score_gradients(const QueryColumns& of, c
   rounded<T>(slopes, dp);
 }
 
+// Adds the weights times their gradients to their queries' part of the decay's gradient. The keys'
+// part is v . dv (store_gates), so both take the rounded weights. `gated`: dp lacks the input
+// gates.
+template <class T, bool gated>
+__device__ __forceinline__ void add_decay_rows(const Fused& f, const Head& head, int t0,
+                                               const uint32_t (&weights)[4][4],
+                                               const float (&dp)[8][4], const float (&gates)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    ColumnSums sums;
+#pragma unroll
+    for (int j = 4 * half; j < 4 * half + 4; ++j) {
+      const float2 w[2] = {unpack2(T(), weights[j / 2][j % 2 * 2]),
+                           unpack2(T(), weights[j / 2][j % 2 * 2 + 1])};
+      const auto by = [&](int i) { return gated ? gates[i] : 1; };
+      sums.add(j % 4, w[0].x * dp[j][0] * by(0) + w[1].x * dp[j][2] * by(1),
+               w[0].y * dp[j][1] * by(0) + w[1].y * dp[j][3] * by(1));
+    }
+    const int t = t0 + 32 * half + ColumnSums::column();
+    const float sum = sums.total();
+    if (t < f.T) atomicAdd(static_cast<float*>(f.d_decay_query) + head.row(f, t), sum);
+  }
+}
+
 // Gates of a thread's keys, `key` and 8 further, which multiply rows: held in registers or loaded
 // at use.
 template <bool held>

@@ -9,10 +9,10 @@ inline constexpr int kScanThreads = 1024, kScanEach = 4;
 
 // put(i, carry + f(0) + ... + f(i)) for i < n, by the whole block, which may read the results
 // afterwards.
-template <class F, class Put>
+template <int threads = kScanThreads, class F, class Put>
 __device__ inline void running_sums(int n, double carry, const F& f, const Put& put) {
-  __shared__ double of_warps[kScanThreads / 32];
-  for (int start = 0; start < n; start += kScanThreads * kScanEach) {
+  __shared__ double of_warps[threads / 32];
+  for (int start = 0; start < n; start += threads * kScanEach) {
     const int first = start + int(threadIdx.x) * kScanEach;
     double x[kScanEach], own = 0;
 #pragma unroll
@@ -30,7 +30,7 @@ __device__ inline void running_sums(int n, double carry, const F& f, const Put& 
     __syncthreads();
     double before = __shfl_up_sync(~0u, sum, 1);
     before = (lane() == 0 ? 0 : before) + carry;
-    for (int w = 0; w < kScanThreads / 32; ++w) {
+    for (int w = 0; w < threads / 32; ++w) {
       if (w < warp()) before += of_warps[w];
       carry += of_warps[w];
     }
@@ -53,17 +53,26 @@ __device__ inline void sums_before(int n, double* to, const F& f) {
 template <bool backward>
 struct DecayTokens {
   const DecaySums& p;
-  int64_t start;
-  int n;
+  int head, index, begin, n;
 
-  __device__ explicit DecayTokens(const DecaySums& p) : p(p) {
-    const int first = int(blockIdx.y) * kDecayPart;
-    start = int64_t(blockIdx.x) * p.S + (backward ? p.S - 1 - first : first);
-    n = min(p.S - first, kDecayPart);
+  __device__ explicit DecayTokens(const DecaySums& p) : p(p), head(int(blockIdx.x)) {
+    index = backward ? p.parts() - 1 - int(blockIdx.y) : int(blockIdx.y);
+    begin = index * p.part, n = min(p.S - begin, p.part);
   }
-  __device__ int64_t at(int i) const { return backward ? start - i : start + i; }
+  __device__ int64_t at_part(int part) const { return int64_t(head) * p.parts() + part; }
+  __device__ int token(int i) const { return begin + (backward ? n - 1 - i : i); }
+  __device__ int64_t at(int i) const { return int64_t(head) * p.S + token(i); }
   __device__ double operator[](int i) const {
-    return backward ? p.d_sums[at(i)] : double(p.gates[at(i)]);
+    if constexpr (!backward) return double(p.gates[at(i)]);
+    // A query's own sum is that of the key at its position.
+    const int each = p.H / p.G, t = token(i) - (p.S - p.T);
+    double d = p.d_key[at(i)];
+    for (int h = 0; t >= 0 && h < each; ++h) {
+      const int64_t row = (int64_t(head) * each + h) * p.T + t;
+      d += p.is_double ? static_cast<const double*>(p.d_query)[row]
+                       : double(static_cast<const float*>(p.d_query)[row]);
+    }
+    return d;
   }
 };
 template <bool backward>
@@ -73,17 +82,22 @@ __global__ __launch_bounds__(kScanThreads) void decay_part_sums_kernel(
   running_sums(
       tokens.n, 0, [&](int i) { return tokens[i]; },
       [&](int i, double sum) {
-        if (i == tokens.n - 1) p.scratch[int64_t(blockIdx.x) * p.parts() + blockIdx.y] = sum;
+        if (i == tokens.n - 1) p.scratch[tokens.at_part(tokens.index)] = sum;
       });
 }
-template <bool backward>
-__global__ __launch_bounds__(kScanThreads) void decay_prefix_sums_kernel(
+template <bool backward, int threads>
+__global__ __launch_bounds__(threads) void decay_prefix_sums_kernel(
     const __grid_constant__ DecaySums p) {
   const DecayTokens<backward> tokens(p);
   double carry = 0;
-  for (int part = 0; part < int(blockIdx.y); ++part)
-    carry += p.scratch[int64_t(blockIdx.x) * p.parts() + part];
-  running_sums(
+  if (backward && p.d_after) {
+    carry = p.d_after[tokens.at_part(tokens.index)];
+  } else {
+    for (int part = 0; part < p.parts(); ++part)
+      if (backward ? part > tokens.index : part < tokens.index)
+        carry += p.scratch[tokens.at_part(part)];
+  }
+  running_sums<threads>(
       tokens.n, carry, [&](int i) { return tokens[i]; },
       [&](int i, double sum) {
         if constexpr (backward)
@@ -94,9 +108,13 @@ __global__ __launch_bounds__(kScanThreads) void decay_prefix_sums_kernel(
 }
 template <bool backward>
 static void start_decay(const DecaySums& p, Stream stream) {
+  constexpr int kShort = 128;  // threads of a short part
   const Grid grid{int64_t(p.B) * p.G, p.parts(), kScanThreads, 0};
-  if (p.parts() > 1) launch(decay_part_sums_kernel<backward>, grid, stream, p);
-  launch(decay_prefix_sums_kernel<backward>, grid, stream, p);
+  if (p.parts() > 1 && !p.d_after) launch(decay_part_sums_kernel<backward>, grid, stream, p);
+  if (p.part <= kShort * kScanEach)
+    launch(decay_prefix_sums_kernel<backward, kShort>, {grid.x, grid.y, kShort, 0}, stream, p);
+  else
+    launch(decay_prefix_sums_kernel<backward, kScanThreads>, grid, stream, p);
 }
 
 // A key head and its running sums.

@@ -29,16 +29,21 @@ HORNER_HD int64_t gate_scratch(const GateSums& p) {
 }
 
 // A head is split into parts that run in parallel.
-inline constexpr int kDecayPart = 4096;  // tokens
 struct DecaySums {
   int B, G, S;
-  TypedPointer gates;    // [B, G, S]
-  double* sums;          // likewise
-  const double* d_sums;  // likewise, backward only
-  TypedPointer d_gates;
-  double* scratch;  // [B, G, parts()]
+  int part = 4096;     // tokens
+  TypedPointer gates;  // [B, G, S]
+  double* sums;        // likewise
+  double* scratch;     // [B, G, parts()]
+  // Backward: d_gates from the gradients of the sums at the keys and at the queries.
+  int H, T;
+  const double* d_key;  // [B, G, S]
+  const void* d_query;  // [B, H, T], double if `is_double`, else float
+  bool is_double;
+  const double* d_after;  // [B, G, parts()]: d_gates of the token after each part; or null: summed
+  TypedPointer d_gates;   // [B, G, S]
 
-  HORNER_HD int parts() const { return (S + kDecayPart - 1) / kDecayPart; }
+  HORNER_HD int parts() const { return (S + part - 1) / part; }
 };
 
 // A function of a learned parameter per head and the number of keys. `keep` must hide no key.
