@@ -31,7 +31,7 @@ std::vector<Variant> with_state() {
 Inputs leaves(Inputs in) {
   for (const Input& i : input_table()) {
     at::Tensor& x = in.*i.at;
-    if (x.defined() && i.role != Role::mask) x = x.detach().clone().requires_grad_(true);
+    if (x.defined()) x = x.detach().clone().requires_grad_(has_gradient(i));
   }
   return in;
 }

@@ -21,6 +21,10 @@ struct Input {
   const char* about;
 };
 
+inline bool has_gradient(const Input& i) {
+  return i.role != Role::mask && i.role != Role::constant;
+}
+
 inline constexpr size_t kInputCount = sizeof(Inputs) / sizeof(at::Tensor);
 std::span<const Input, kInputCount> input_table();  // q, k and v come first
 

@@ -120,7 +120,7 @@ static Inputs leaves(Inputs in, at::ScalarType dtype, bool gradients) {
   for (const Input& i : input_table()) {
     at::Tensor& x = in.*i.at;
     if (x.defined() && i.role != Role::mask)
-      x = x.detach().to(dtype, false, true).requires_grad_(gradients && i.role != Role::constant);
+      x = x.detach().to(dtype, false, true).requires_grad_(gradients && has_gradient(i));
   }
   return in;
 }
