@@ -48,8 +48,15 @@ at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& proj
 }
 
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
-  const at::Tensor cuts = in.cu_seqlens.to(at::kInt).contiguous();
-  const at::Tensor t = at::arange(in.q.size(2), cuts.options());
+  const int64_t T = in.q.size(2);
+  at::Tensor cuts = in.cu_seqlens.to(at::kInt).contiguous();
+  if (!cuts.is_cpu()) {
+    // check_inputs does not wait for the GPU to read them: no kernel may read beyond the tokens.
+    const at::Tensor between = cuts.narrow(0, 1, cuts.size(0) - 2).clamp(0, T);
+    const at::Tensor growing = between.numel() ? std::get<0>(between.cummax(0)) : between;
+    cuts = at::cat({at::zeros({1}, cuts.options()), growing, at::full({1}, T, cuts.options())});
+  }
+  const at::Tensor t = at::arange(T, cuts.options());
   const at::Tensor next = at::searchsorted(cuts, t, /*out_int32=*/false, /*right=*/true);
   return {cuts.index_select(0, next - 1), cuts.index_select(0, next)};
 }
