@@ -30,7 +30,7 @@ TORCH_LIBRARY(horner_overhead, m) { m.def("empty(Tensor q, Tensor k, Tensor v) -
 def contenders():
     load_inline("horner_overhead", EMPTY, is_python_module=False, extra_cflags=["-O2"])
     q, k, v = (torch.randn(1, 1, 4, 16) for _ in range(3))
-    retention = {"variant": "retention", "decay": torch.rand(1, 1, 4).log(), "norm_weight": torch.ones(16)}
+    linear_decay = {"variant": "linear_decay", "decay": torch.rand(1, 1, 4).log(), "norm_weight": torch.ones(16)}
     empty = torch.ops.horner_overhead.empty
     return {
         "empty operator": lambda: empty(q, k, v),
@@ -38,7 +38,7 @@ def contenders():
         "horner.attend": lambda: horner.attend(q, k, v),
         'horner.attend(mask="full", scale=0.3)': lambda: horner.attend(q, k, v, mask="full", scale=0.3),
         'horner.attend(variant="taylor4:norm=l2")': lambda: horner.attend(q, k, v, variant="taylor4:norm=l2"),
-        'horner.attend(variant="retention", ...)': lambda: horner.attend(q, k, v, **retention),
+        'horner.attend(variant="linear_decay", ...)': lambda: horner.attend(q, k, v, **linear_decay),
     }
 
 

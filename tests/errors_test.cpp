@@ -90,7 +90,7 @@ TEST(Shapes, OfGatesParametersAndMasks) {
             "output_gate must have shape [B, H, T] with T = 5, got [2, 4, 4]");
   EXPECT_EQ(of_inputs("gated", [](Inputs& in) { in.input_gate = in.input_gate.unsqueeze(-1); }),
             "input_gate must have shape [B, G, S], got [2, 2, 7, 1]");
-  EXPECT_EQ(of_inputs("retention", [](Inputs& in) { in.decay = in.decay.repeat({1, 2, 1}); }),
+  EXPECT_EQ(of_inputs("linear_decay", [](Inputs& in) { in.decay = in.decay.repeat({1, 2, 1}); }),
             "decay must have shape [B, G, S] with G = 2, got [2, 4, 7]");
   EXPECT_EQ(of_inputs("rms", [](Inputs& in) { in.norm_weight = at::ones({3}); }),
             "norm_weight must have shape [E] with E = 6, got [3]");
@@ -125,9 +125,9 @@ TEST(Presence, IsWhatTheVariantTakes) {
   expect_parts(of_inputs("layer_norm", [](Inputs& in) { in.norm_bias = at::Tensor(); }),
                {"missing input 'norm_bias' [E]"});
   Inputs plain = random_inputs(Spec{}, {});
-  EXPECT_EQ(message([&] { check_inputs(find("retention").spec, plain, "retention"); }),
+  EXPECT_EQ(message([&] { check_inputs(find("linear_decay").spec, plain, "linear_decay"); }),
             "missing input 'decay' [B, G, S] (log of each token's gate), required by variant "
-            "'retention'");
+            "'linear_decay'");
   expect_parts(of_inputs("softmax", [](Inputs& in) { in.output_gate = at::ones({2, 4, 5}); }),
                {"input 'output_gate' was given, but this variant does not use it"});
   expect_parts(of_inputs("rms", [](Inputs& in) { in.norm_bias = at::ones({6}); }),
@@ -211,7 +211,7 @@ TEST(Stages, ThatAreUnknownAreAnsweredWithTheKnownOnes) {
   expect_parts(of_stages("weight=taylor(degree=2)"), {"taylor takes 'order', not 'degree=2'"});
   expect_parts(of_stages("weight=exp(2)"), {"exp takes no parameter, not '2'"});
   expect_parts(of_stages("denominator=sum(detached)"),
-               {"sum takes 'plus', 'least' or 'detach', not 'detached'"});
+               {"sum takes 'plus', 'least', 'floor' or 'detach', not 'detached'"});
   expect_parts(of_name("softmax:norm=l3"), {"no norm 'l3'"});
 }
 

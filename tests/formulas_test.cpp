@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <functional>
+#include <iomanip>
 #include <map>
 #include <valarray>
 
 #include "attn/catalog.h"
+#include "attn/formula.h"
+#include "core/check.h"
 #include "instruments/verify.h"
 
 namespace horner::attn {
@@ -25,7 +29,9 @@ struct Head {
   Vec q, k, v;                     // [T, D], [S, D], [S, E]
   Vec q_over_heads, k_over_heads;  // [T, D], [S, D]: the length of a channel over the heads
   Vec decay, in, share;            // [S]
-  Vec out, post;                   // [T]
+  double slope = 0;
+  std::vector<int> seen_at_key;                 // [S], how many keys the position of a key sees
+  Vec out, post;                                // [T]
   Vec length_scale, count_exponent, log_power;  // [1], [1], [3]
   Vec weight, bias;                             // [E]
   Vec query_projection, key_projection;         // [D, F]
@@ -75,13 +81,23 @@ struct Row {
       return product;
     });
   }
+  // exp(c_t - c_s), c_t the sum of the raw gates a of the tokens before t, over 1024, where the
+  // model gives each token the a of the one before it.
+  Vec raw_decay() const {
+    Vec a(h.decay.size()), c(h.decay.size());
+    for (size_t r = 0; r + 1 < a.size(); ++r) a[r] = 1024 * h.decay[r + 1];
+    for (size_t t = 1; t < c.size(); ++t) c[t] = c[t - 1] + a[t - 1] / 1024;
+    return each([&](int s) { return std::exp(c[size_t(at)] - c[size_t(s)]); });
+  }
   // clang-format off
+  double raw_gate() const { return -std::log(h.out[t]); }  // the model gives e^-gate
   Vec scores(Vec f(const Vec&)) const { return each([&](int s) { return dot(f(q), f(k(s))); }); }
   Vec in() const { return each([&](int s) { return h.in[s]; }); }
   double shares() const { return each([&](int s) { return std::exp(h.share[s]); }).sum(); }
   double out() const { return h.out[t]; }
   double post() const { return h.post[t]; }
-  double count_power() const { return std::pow(n, 1 / (1 + std::exp(-h.count_exponent[0]))); }
+  Vec per_count() const { return each([&](int s) { return std::pow(std::max(h.seen_at_key[s], 1), -1 / (1 + std::exp(-h.count_exponent[0]))); }); }
+  Vec slope() const { return each([&](int s) { return std::pow(std::exp(-h.slope), at - s); }); }
   double log_power() const { return h.log_power[0] + h.log_power[1] * std::pow(std::log(n), h.log_power[2]); }
   // clang-format on
 };
@@ -104,6 +120,15 @@ Vec softmax(const Vec& x) {
 // clang-format off
 Vec E(R r) { return exp(least(r.A, 5)); }
 Vec normalised(R r, const Vec& w, double plus = 0) { return r.V(w) / (w.sum() + plus); }
+// The least value of the polynomial of the next even order, for an odd order: it is where its
+// derivative, which grows, is 0. A float in Spec.
+double least_mean(int order) {
+  if (order % 2 == 0 || order > 20) return -INFINITY;
+  Vec low{-20}, high{0};
+  for (int i = 0; i < 100; ++i) (series((low + high) / 2.0, order)[0] < 0 ? low : high) = Vec((low + high) / 2.0);
+  return float(series(low, order + 1)[0]);
+}
+Vec bounded(R r, const Vec& w, int order) { return r.V(w) / std::max(w.sum(), least_mean(order) * r.n); }
 
 constexpr double kEps = 1e-5f;  // of rms and layer: a float in Spec
 Vec L2(const Vec& o) { return o / std::max(length(o), 1e-12); }
@@ -190,23 +215,25 @@ const std::map<std::string, Formula> kFormulas = {
     {"gated_no_out",      [](R r) -> Vec { return layer(r, r.V(E(r) * r.in()) / r.n); }},
     {"gated_in_only",     [](R r) -> Vec { return r.V(E(r) * r.in()) / r.n; }},
     {"gated_decay",       [](R r) -> Vec { return layer(r, r.out() * r.V(E(r) * r.decay() * r.in()) / r.n); }},
+    {"gated_decay@code",  [](R r) -> Vec { return r.out() * r.V(E(r) * r.raw_decay() * r.in()) / r.n; }},
     {"gated_conv",        gated},
     {"cumulative_gate",   [](R r) -> Vec { return r.V(E(r)) / std::max(r.shares(), 1.0); }},
     {"cumulative_gate_count",      [](R r) -> Vec { return r.V(E(r)) / (r.n * r.shares()); }},
-    {"cumulative_gate_count@code", [](R r) -> Vec { return r.out() * r.V(E(r)) / r.n; }},
-    {"mamba_exp",         [](R r) -> Vec { return rms(r, r.V(E(r) * r.decay() * r.in())); }},
+    {"cumulative_gate_count@code", [](R r) -> Vec { return std::exp(-r.raw_gate()) * r.V(E(r)) / r.n; }},
     {"relu_l2",           [](R r) -> Vec { return L2(r.V(r.scores(relu) / r.root)); }},
     {"relu_gate",         [](R r) -> Vec { return r.out() * r.V(least(r.scores(relu) / r.root, 5)) / r.n; }},
     {"linear",            [](R r) -> Vec { return r.V(r.A) / r.n; }},
     {"linear_elu",        [](R r) -> Vec { return normalised(r, r.scores(elu1)); }},
     {"linear_relu",       [](R r) -> Vec { return normalised(r, r.scores(relu), 1e-8); }},
-    {"linear_cosine",     [](R r) -> Vec { return r.V(r.scores(cosine)) / r.count_power(); }},
-    {"linear_cosine@code", [](R r) -> Vec { return r.V(cosine_over_heads(r)) / r.count_power(); }},
-    {"linear_mamba",      [](R r) -> Vec { return rms(r, r.V(r.scores(same) * r.decay() * r.in())); }},
-    {"retention",         [](R r) -> Vec { return rms(r, r.V(r.A * r.decay())); }},
+    {"linear_cosine",     [](R r) -> Vec { return r.V(r.scores(cosine) * r.per_count()); }},
+    {"linear_cosine@code", [](R r) -> Vec { return r.V(cosine_over_heads(r) * r.per_count()); }},
+    {"linear_mamba",      [](R r) -> Vec { return r.V(r.scores(same) * r.decay() * r.in()); }},
+    {"linear_decay",      [](R r) -> Vec { return rms(r, r.V(r.A * r.decay())); }},
+    {"retention",         [](R r) -> Vec { return rms(r, r.V(r.A * r.slope())); }},
     {"based",             based},
     {"taylor79@code",     [](R r) -> Vec { return r.V(series(r.A, 79)); }},
-    {"sigmoid",           [](R r) -> Vec { return r.V(1.0 / (1.0 + exp(-r.A))) / r.n; }},
+    {"sigmoid",           [](R r) -> Vec { return r.V(1.0 / (1.0 + exp(-(r.A - std::log(r.n))))); }},
+    {"sigmoid_by_count",  [](R r) -> Vec { return r.V(1.0 / (1.0 + exp(-r.A))) / r.n; }},
     {"softmax1",          [](R r) -> Vec { return normalised(r, exp(r.A), 1); }},
     {"ssmax",             [](R r) -> Vec { return r.V(softmax(r.h.length_scale[0] * std::log(r.n) * r.A)); }},
     {"sparsemax",         [](R r) -> Vec { return r.V(entmax(r.A, 2)); }},
@@ -217,11 +244,12 @@ const std::map<std::string, Formula> kFormulas = {
     {"adaptive_temperature", [](R r) -> Vec { return r.V(softmax(adaptive(r.A) * r.A)); }},
 };
 const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
-    {"taylor",         [](R r, int n) -> Vec { return normalised(r, series(r.A, n)); }},
-    {"centred_taylor", [](R r, int n) -> Vec { return normalised(r, series(r.A - r.A.sum() / r.n, n)); }},
+    {"taylor",         [](R r, int n) -> Vec { return bounded(r, series(r.A, n), n); }},
+    {"raw_taylor",     [](R r, int n) -> Vec { return normalised(r, series(r.A, n)); }},
+    {"centred_taylor", [](R r, int n) -> Vec { return bounded(r, series(r.A - r.A.sum() / r.n, n), n); }},
     {"elu_taylor",     [](R r, int n) -> Vec { return normalised(r, series(r.scores(elu1), n)); }},
     {"relu_taylor",    [](R r, int n) -> Vec { return normalised(r, series(r.scores(relu), n), 1e-8); }},
-    {"cosine_taylor",  [](R r, int n) -> Vec { return r.V(series(r.scores(cosine), n)) / r.count_power(); }},
+    {"cosine_taylor",  [](R r, int n) -> Vec { return r.V(series(r.scores(cosine), n) * r.per_count()); }},
     {"power",          [](R r, int n) -> Vec { return normalised(r, pow(r.A, double(n))); }},
     {"topk",           [](R r, int n) -> Vec { return r.V(softmax(largest(r.A, n))); }},
     {"topk_raw",       [](R r, int n) -> Vec { return r.V(softmax(r.A) * exp(largest(r.A, n) - r.A)); }},
@@ -289,10 +317,13 @@ Head head(Sees sees, const Inputs& in, int b, int h) {
   x.decay = part(in.decay, b, g), x.in = part(in.input_gate, b, g);
   x.out = part(in.output_gate, b, h), x.post = part(in.post_gate, b, h);
   x.length_scale = part(in.length_scale, h), x.log_power = part(in.log_power, h);
-  x.share = part(in.denominator_gate, b, g), x.count_exponent = part(in.count_exponent, h);
+  x.share = part(in.denominator_gate, b, g), x.count_exponent = part(in.count_exponent, g);
+  if (in.slope.defined()) x.slope = part(in.slope, g)[0];
   x.weight = part(in.norm_weight), x.bias = part(in.norm_bias);
   x.query_projection = part(in.query_projection, h), x.key_projection = part(in.key_projection, g);
   x.seen = seen(sees, in, b, x.T, x.S);
+  for (const std::vector<int>& keys : seen(sees, in, b, x.S, x.S))
+    x.seen_at_key.push_back(int(keys.size()));
   return x;
 }
 
@@ -356,47 +387,78 @@ TEST_P(OfVariant, Holds) {
 
 INSTANTIATE_TEST_SUITE_P(Formulas, OfVariant, testing::ValuesIn(variants()), name);
 
-// Our formula, and every attention_type of the authors' configs that means it.
+// Every attention_type of the authors' configs (arXiv 2507.23632), its equation as they have it,
+// and our row. A = q.k / sqrt(d), E = exp(min(A, 5)), c = the number of keys seen, g = sigmoid(W x
+// + b).
+struct AuthorsRow {
+  const char *name, *equation, *ours;
+};
 // clang-format off
-const std::pair<const char*, std::vector<const char*>> kAuthorsNames[] = {
-    {"softmax", {"softmax"}}, {"clamped_sum", {"softmax_clamp_denom"}},
-    {"detached_sum", {"softmax_detach_denom"}},
-    {"detached_sum_gate", {"softmax_detach_denom_gate"}},
-    {"by_count", {"softmax_divs", "gated_softmax_no_gate_no_norm"}}, {"gate", {"softmax_gate"}},
-    {"by_count_gate", {"softmax_divS_gate", "softmax_divS_gatev2", "gated_softmax_no_in_gate_no_norm"}},
-    {"by_count_rms", {"softmax_divS_norm", "gated_softmax_no_gate_rmsnorm"}},
-    {"gated", {"gated_softmax"}}, {"gated_no_norm", {"gated_softmax_no_norm"}},
-    {"gated_no_in", {"gated_softmax_no_in_gate"}}, {"gated_no_out", {"gated_softmax_no_out_gate"}},
-    {"gated_in_only", {"gated_softmax_no_out_gate_no_norm"}},
-    {"layer_norm", {"gated_softmax_no_gate"}}, {"rms", {"gated_softmax_no_gate_rmsnorm_nodivS"}},
-    {"l2_clamped", {"gated_softmax_no_gate_L2norm_nodivS"}},
-    {"l2", {"gated_softmax_no_gate_L2norm_nodivS_noclamp"}},
-    {"l2_out_gate", {"gated_softmax_out_gate_L2norm_nodivS_noclamp"}},
-    {"l2_out_gate@code", {"gated_softmax_out_gate_L2norm_nodivS_noclamp@code"}},
-    {"l2_post_gate", {"gated_softmax_post_out_gate_L2norm_nodivS_noclamp"}},
-    {"l2_post_gate@code", {"gated_softmax_post_out_gate_L2norm_nodivS_noclamp@code"}},
-    {"l2_times_dim", {"gated_softmax_no_gate_customnorm"}},
-    {"relu_l2", {"gated_ReLU_no_gate_L2norm_nodivS_noclamp"}},
-    {"relu_gate", {"gated_relu_no_in_gate_no_norm"}}, {"taylor79", {"softmax_taylor_80terms"}},
-    {"taylor79@code", {"softmax_taylor_80terms@code"}}, {"linear_elu", {"linear_elu"}},
-    {"linear_relu", {"linear_relu"}}, {"linear_cosine", {"linear_cosine"}},
-    {"linear_cosine@code", {"linear_cosine@code"}},
-    {"gated_conv", {"gated_softmax_plusplus", "gated_softmax_plusplus_extratoks"}},
-    {"mamba_exp", {"gated_softmax_plusplus_mamba", "gated_softmax_plusplus_mamba2"}},
-    {"gated_decay", {"gated_softmax_decay"}}, {"cumulative_gate", {"gated_softmax_cumgate"}},
-    {"cumulative_gate_count", {"cumulative_gated_softmax"}},
-    {"cumulative_gate_count@code", {"cumulative_gated_softmax@code"}},
-    {"linear_mamba", {"linear_mamba"}},
+const AuthorsRow kAuthorsRows[] = {
+    {"softmax", "exp(A) V / Σ exp(A)", "softmax"},
+    {"softmax_clamp_denom", "E V / max(Σ E, 1)", "clamped_sum"},
+    {"softmax_detach_denom", "E V / stopgrad(max(Σ E, 1))", "detached_sum"},
+    {"softmax_detach_denom_gate", "g_out E V / stopgrad(Σ E + 1e-4)", "detached_sum_gate"},
+    {"softmax_divs", "E V / c", "by_count"},
+    {"gated_softmax_no_gate_no_norm", "E V / c", "by_count"},
+    {"softmax_gate", "g_out E V", "gate"},
+    {"softmax_divS_gate", "g_out E V / c", "by_count_gate"},
+    {"softmax_divS_gatev2", "g_out E V / c", "by_count_gate"},
+    {"gated_softmax_no_in_gate_no_norm", "g_out E V / c", "by_count_gate"},
+    {"softmax_divS_norm", "RMSNorm(E V / c)", "by_count_rms"},
+    {"gated_softmax_no_gate_rmsnorm", "RMSNorm(E V / c)", "by_count_rms"},
+    {"gated_softmax", "LayerNorm(g_out E (g_in V) / c)", "gated"},
+    {"gated_softmax_no_norm", "g_out E (g_in V) / c", "gated_no_norm"},
+    {"gated_softmax_no_in_gate", "LayerNorm(g_out E V / c)", "gated_no_in"},
+    {"gated_softmax_no_out_gate", "LayerNorm(E (g_in V) / c)", "gated_no_out"},
+    {"gated_softmax_no_out_gate_no_norm", "E (g_in V) / c", "gated_in_only"},
+    {"gated_softmax_no_gate", "LayerNorm(E V / c)", "layer_norm"},
+    {"gated_softmax_no_gate_rmsnorm_nodivS", "RMSNorm(E V)", "rms"},
+    {"gated_softmax_no_gate_L2norm_nodivS", "L2(E V)", "l2_clamped"},
+    {"gated_softmax_no_gate_L2norm_nodivS_noclamp", "L2(exp(A) V)", "l2"},
+    {"gated_softmax_out_gate_L2norm_nodivS_noclamp", "L2(g_out exp(A) V)", "l2_out_gate"},
+    {"gated_softmax_out_gate_L2norm_nodivS_noclamp@code", "L2(g_out exp(A) V / c)", "l2_out_gate@code"},
+    {"gated_softmax_post_out_gate_L2norm_nodivS_noclamp", "g_post L2(exp(A) V)", "l2_post_gate"},
+    {"gated_softmax_post_out_gate_L2norm_nodivS_noclamp@code", "g_post L2(g_out exp(A) V / c)", "l2_post_gate@code"},
+    {"gated_softmax_no_gate_customnorm", "d L2(E V)", "l2_times_dim"},
+    {"gated_ReLU_no_gate_L2norm_nodivS_noclamp", "L2((relu(Q) relu(K)ᵀ / √d) V)", "relu_l2"},
+    {"gated_relu_no_in_gate_no_norm", "g_out min(relu(Q) relu(K)ᵀ / √d, 5) V / c", "relu_gate"},
+    {"softmax_taylor_80terms", "Σₙ₌₀⁷⁹ Aⁿ/n!, divided by its sum, V", "taylor79"},
+    {"softmax_taylor_80terms@code", "Σₙ₌₀⁷⁹ Aⁿ/n! V", "taylor79@code"},
+    {"linear_elu", "φ(Q) φ(K)ᵀ V / Σ, φ = elu + 1", "linear_elu"},
+    {"linear_relu", "relu(Q) relu(K)ᵀ V / (Σ + 1e-8)", "linear_relu"},
+    {"linear_cosine", "N(Q) N(K)ᵀ (V_s / n_s^σ(m))", "linear_cosine"},
+    {"linear_cosine@code", "the same, N over the heads", "linear_cosine@code"},
+    {"gated_softmax_plusplus", "gated_softmax of SiLU(conv₄(q, k, v))", "gated_conv"},
+    {"gated_softmax_plusplus_extratoks", "gated_softmax of SiLU(conv₄(q, k, v))", "gated_conv"},
+    {"gated_softmax_decay", "LayerNorm(g_out E (∏ over (s, t] of g) (g_in V) / c)", "gated_decay"},
+    {"gated_softmax_decay@code", "g_out E exp((Σ over [s, t) of a) / 1024) (g_in V) / c", "gated_decay@code"},
+    {"gated_softmax_cumgate", "E V / max(Σ exp(W x + b), 1)", "cumulative_gate"},
+    {"cumulative_gated_softmax", "E V / (c Σ exp(W x + b))", "cumulative_gate_count"},
+    {"cumulative_gated_softmax@code", "exp(−(W x + b)) E V / c", "cumulative_gate_count@code"},
+    {"linear_mamba", "Σ (C·B) ∏ exp(−Δ A) Δ x, inside a Mamba-2 block", "linear_mamba"},
 };
 // clang-format on
 
-TEST(AuthorsNames, AllResolveToTheirFormulas) {
-  for (const auto& [ours, names] : kAuthorsNames)
-    for (const char* name : names) {
-      SCOPED_TRACE(name);
-      const Spec spec = find(name).spec;
-      EXPECT_LT(error(ours, spec, inputs(spec, kCases[0])), kAllowed);
-    }
+// HORNER_ROWS=FILE writes the table of docs/reproduction.md.
+TEST(AuthorsRows, AllResolveToTheirFormulas) {
+  std::ostringstream table;
+  for (const AuthorsRow& row : kAuthorsRows) {
+    SCOPED_TRACE(row.name);
+    const Variant found = find(row.name);
+    EXPECT_EQ(found.name, row.ours);
+    double worst = 0;
+    for (const Case& c : kCases)
+      worst = std::max(worst, error(row.ours, found.spec, inputs(found.spec, c)));
+    EXPECT_LT(worst, kAllowed);
+    table << "| `" << row.name << "` | " << row.equation << " | `" << row.ours << "` | ";
+    for (const auto& [label, line] : attn::formula(found.spec))
+      if (label == "result") table << line;
+    table << " | " << std::setprecision(1) << std::scientific << worst << " |\n";
+  }
+  if (const char* file = std::getenv("HORNER_ROWS")) std::ofstream(file) << table.str();
+  EXPECT_THROW(find("gated_softmax_plusplus_mamba"), Error);
+  EXPECT_THROW(find("gated_softmax_plusplus_mamba2"), Error);
 }
 
 TEST(Published, ExamplesOfSparsemaxAndEntmax) {

@@ -57,11 +57,11 @@ Inputs cut(const Inputs& in, char letter, int64_t from, int64_t length) {
                [&](const at::Tensor& x, int64_t axis) { return x.narrow(axis, from, length); });
 }
 
-// Leaves with gradients for all but the masks.
+// Leaves, with gradients where an input has them.
 Inputs leaves(Inputs in) {
   for (const Input& i : input_table()) {
     at::Tensor& x = in.*i.at;
-    if (x.defined() && i.role != Role::mask) x = x.detach().clone().requires_grad_();
+    if (x.defined()) x = x.detach().clone().requires_grad_(has_gradient(i));
   }
   return in;
 }

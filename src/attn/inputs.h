@@ -8,8 +8,9 @@
 
 namespace horner::attn {
 
-// How an input is used, hence which values make sense in it.
-enum class Role { tensor, gate, log_gate, parameter, mask };
+// How an input is used, hence which values make sense in it: a gate is in (0, 1), a log_gate its
+// logarithm, a logit any number, a constant a parameter that is not learned.
+enum class Role { tensor, gate, log_gate, logit, parameter, constant, mask };
 
 struct Input {
   const char* name;
@@ -19,6 +20,10 @@ struct Input {
   bool (*wanted)(const Spec&);  // null: optional for every variant
   const char* about;
 };
+
+inline bool has_gradient(const Input& i) {
+  return i.role != Role::mask && i.role != Role::constant;
+}
 
 inline constexpr size_t kInputCount = sizeof(Inputs) / sizeof(at::Tensor);
 std::span<const Input, kInputCount> input_table();  // q, k and v come first

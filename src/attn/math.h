@@ -61,7 +61,7 @@ PolynomialOf<R> polynomial(int first, int degree) {
 template <class R, class F>
 HORNER_HD Slope<F> weight(const PolynomialOf<R>& p, F x) {  // Horner
   const F u = x * p.per_unit;
-  Slope<F> y{0 * x + p.c[p.degree], 0 * x};
+  Slope<F> y{F{} + p.c[p.degree], F{}};
   for (int n = p.degree; n > 0; --n) y = {y.w * u + p.c[n - 1], y.dw * u + y.w};
   return {y.w, y.dw * p.per_unit};
 }

@@ -74,7 +74,7 @@ static std::vector<std::pair<std::string, std::vector<int64_t>>> variant_tensors
              : l == 'F' && projected ? projected->dim
                                      : l - '0';
     };
-    if (i.role == attn::Role::parameter) {
+    if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
       std::vector<int64_t> shape;
       for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
       out.emplace_back(i.name, shape);
@@ -191,7 +191,7 @@ static void variant_inputs(const LayerConfig& c, const Layer& l, const at::Tenso
     if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
     if (!input.wanted(c.attention)) continue;
     const std::string name = input.name;
-    if (input.role == attn::Role::parameter) {
+    if (input.role == attn::Role::parameter || input.role == attn::Role::constant) {
       in.*input.at = l.variant.at(name);
       continue;
     }
@@ -199,7 +199,9 @@ static void variant_inputs(const LayerConfig& c, const Layer& l, const at::Tenso
         parts::product(x, {l.variant.at(name + ".weight")}, {l.variant.at(name + ".bias")});
     if (at::isReducedFloatingType(gate.scalar_type())) gate = gate.to(at::kFloat);
     gate = gate.view({B, T, -1}).transpose(1, 2);
-    in.*input.at = input.role == attn::Role::gate ? gate.sigmoid() : at::log_sigmoid(gate);
+    in.*input.at = input.role == attn::Role::gate       ? gate.sigmoid()
+                   : input.role == attn::Role::log_gate ? at::log_sigmoid(gate)
+                                                        : gate;
   }
 }
 

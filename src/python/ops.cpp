@@ -343,7 +343,8 @@ static c10::Dict<std::string, std::string> describe(const std::string& name) {
 
 // The table of inputs: name, shape, role and meaning.
 static std::vector<std::tuple<std::string, std::string, std::string, std::string>> inputs() {
-  static constexpr const char* kRoles[] = {"tensor", "gate", "log_gate", "parameter", "mask"};
+  static constexpr const char* kRoles[] = {"tensor",    "gate",     "log_gate", "logit",
+                                           "parameter", "constant", "mask"};
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (const attn::Input& i : attn::input_table())
     rows.emplace_back(i.name, i.shape, kRoles[size_t(i.role)], i.about);
