@@ -33,7 +33,7 @@ def mixed(x):
 
 
 def random_bits(seed, stream, index):
-    """src/train/source.cpp, on arrays."""
+    """src/core/random.h, on arrays."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         first = mixed(mixed(np.uint64(seed) + golden) + np.uint64(stream) * golden)

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -121,6 +122,39 @@ def test_transformers_opens_a_new_model(tmp_path):
         tokens = torch.randint(0, 256, (1, 40))
         with torch.no_grad():
             assert (logits_of(tmp_path / preset, tokens, tmp_path) - model(tokens).logits).abs().max() < 1e-4
+
+
+def drawn(seed, name, shape):
+    """Standard normal numbers, as docs/models.md describes: SplitMix64 keyed by seed and name, Box-Muller."""
+
+    def mixed(x):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+    golden, stream = np.uint64(0x9E3779B97F4A7C15), 0xCBF29CE484222325
+    for byte in name.encode():
+        stream = (stream ^ byte) * 0x100000001B3 % 2**64
+    with np.errstate(over="ignore"):
+        key = mixed(mixed(np.uint64(seed) + golden) + np.uint64(stream) * golden)
+        bits = mixed(key + np.arange(1, np.prod(shape) + 1, dtype=np.uint64) * golden)
+    x, y = (bits >> np.uint64(11)).astype(float).reshape(-1, 2).T * 2.0**-53
+    length = np.sqrt(-2 * np.log(1 - x))
+    return torch.from_numpy(np.stack([length * np.cos(2 * np.pi * y), length * np.sin(2 * np.pi * y)], 1).reshape(shape))
+
+
+def test_initial_weights_are_a_function_of_seed_and_name(tmp_path):
+    run("new", "tiny", "gated", 11, tmp_path / "m")
+    tensors = load_file(tmp_path / "m/model.safetensors")
+    matrices = {name: x for name, x in tensors.items() if x.dim() == 2}
+    assert len(matrices) == 2 * (7 + 2) + 2
+    for name, x in matrices.items():
+        assert (x.double() - 0.02 * drawn(11, name, x.shape)).abs().max() < 1e-8, name
+        assert abs(x.mean()) < 1e-3 and abs(x.std() / 0.02 - 1) < 0.1, name
+    for name, x in tensors.items():
+        if x.dim() == 1:
+            gain = 0 if name.endswith("bias") else 0.25 if "norm_weight" in name else 1
+            assert (x == gain).all(), name
 
 
 def test_damaged_folders_are_refused(tmp_path):

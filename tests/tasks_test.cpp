@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "diag/series.h"
+#include "nn/slots.h"
 #include "study/study.h"
 #include "study/taylor.h"
 

@@ -37,26 +37,6 @@ struct Model {
   at::Tensor head;  // [V, C]; the embedding if tied
 };
 
-// Every tensor of a model by its Hugging Face name, with its shape. Slots of the same name are
-// stored as one tensor, their rows below each other.
-struct Slot {
-  std::string name;
-  at::Tensor* at;
-  std::vector<int64_t> shape;
-  bool transposed = false;  // stored [in, out]
-};
-std::vector<Slot> slots(Model&);
-
-bool is_of_variant(const Slot&);  // a weight of the layer's attention variant
-
-// The initial value of a weight.
-at::Tensor random_start(const Slot&, const ModelConfig&, const at::Generator&);
-
-// Random weights as in Hugging Face's code: normal, with config.json's initializer_range.
-Model random_model(const ModelConfig&, uint64_t seed);
-
-int64_t parameter_count(const Model&);
-
 // Callbacks for analyses: `attention` sees the inputs and the result of each layer's attention. The
 // layer continues with what it writes into `result`.
 struct Probe {

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <map>
-
 namespace horner::train {
 
 static int64_t layer_of(const std::string& name) {
@@ -18,15 +16,13 @@ static int64_t layer_of(const std::string& name) {
 Optimizer make_optimizer(nn::Model& m, at::Device device) {
   const c10::NoGradGuard without_gradients;
   Optimizer out;
-  std::map<std::string, int> seen;  // GPT-2 stores q, k and v under one name
   for (const nn::Slot& s : nn::slots(m)) {
     at::Tensor x = at::empty(s.at->sizes(), at::TensorOptions(device).dtype(at::kFloat));
     x.copy_(*s.at);
     x.set_requires_grad(true);
     *s.at = x;
-    const int before = seen[s.name]++;
-    const std::string name = before == 0 ? s.name : s.name + "#" + std::to_string(before);
-    out.parameters.push_back({name, x, at::zeros_like(x), at::zeros_like(x), layer_of(s.name)});
+    out.parameters.push_back(
+        {s.unique_name(), x, at::zeros_like(x), at::zeros_like(x), layer_of(s.name)});
   }
   if (m.config.tied) m.head = m.embedding;
   out.count = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));

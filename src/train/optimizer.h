@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/model.h"
+#include "nn/slots.h"
 #include "train/settings.h"
 
 namespace horner::train {
