@@ -1,4 +1,5 @@
 """Models against the transformers package, in both directions, and decoding against the whole."""
+import itertools
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 HORNER = os.environ["HORNER"]
 TOOL = os.path.join(os.path.dirname(HORNER), "model_tool")
@@ -205,7 +207,46 @@ def test_gemma_goes_on_with_the_same_tokens(tmp_path):
                            "--temperature", "0", "--json"], capture_output=True, text=True, check=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(PRETRAINED).eval()
     words = transformers.AutoTokenizer.from_pretrained(PRETRAINED)
-    tokens = torch.tensor([[2, *words(prompt, add_special_tokens=False).input_ids]])
+    tokens = torch.tensor([words(prompt).input_ids])
+    assert tokens[0, 0] == 2
     with torch.no_grad():
         wanted = model.generate(tokens, max_new_tokens=24, min_new_tokens=24, do_sample=False)[0, tokens.shape[1]:]
     assert json.loads(done.stdout)["tokens"] == wanted.tolist()
+
+
+POST = {
+    "none": lambda: None,
+    "byte_level": lambda: processors.ByteLevel(trim_offsets=False),
+    "template": lambda: processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]),
+    "sequence": lambda: processors.Sequence([POST["byte_level"](), POST["template"]()]),
+    "bert": lambda: processors.BertProcessing(("</s>", 2), ("<s>", 1)),
+    "roberta": lambda: processors.RobertaProcessing(("</s>", 2), ("<s>", 1), add_prefix_space=False),
+}
+
+
+def test_a_text_begins_as_the_tokenizer_of_the_folder_says(tmp_path):
+    """config.json has a bos_token_id everywhere; only the post-processor of tokenizer.json adds the token."""
+    names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    config = transformers.LlamaConfig(num_hidden_layers=2, bos_token_id=1, eos_token_id=2, **{**SMALL, "vocab_size": len(names)})
+    model = random_model(config)
+    model.save_pretrained(tmp_path / "m")
+    found = {}
+    for post, add in itertools.product(POST, [None, True, False]):
+        words = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+        words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        words.add_special_tokens(names[:3])
+        if POST[post]():
+            words.post_processor = POST[post]()
+        words.save(str(tmp_path / "m/tokenizer.json"))
+        settings = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": add}
+        (tmp_path / "m/tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+        prompt = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")("The others").input_ids
+        if tuple(prompt) not in found:
+            with torch.no_grad():
+                text = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0]
+            found[tuple(prompt)] = text[len(prompt):].tolist()
+        done = subprocess.run([HORNER, "generate", "--model", tmp_path / "m", "--prompt", "The others", "--tokens", "8",
+                               "--temperature", "0", "--json"], capture_output=True, text=True, check=True)  # fmt: skip
+        ours = json.loads(done.stdout)
+        assert (ours["prompt_tokens"], ours["tokens"]) == (len(prompt), found[tuple(prompt)]), (post, add)
+    assert sorted(map(len, found)) == [10, 11, 12] and len(set(map(tuple, found.values()))) == 3

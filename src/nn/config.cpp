@@ -147,10 +147,9 @@ ModelConfig model_config(const Json& j) {
   check(layers <= 10000, "config.json: '", f.fields.layers, "' must be at most 10000, got ",
         layers);
   for (int64_t i = 0; i < layers; ++i) c.layers.push_back(layer_config(j, f, i, layers));
-  const Json end = j.value("eos_token_id", Json()), begin = j.value("bos_token_id", Json());
+  const Json end = j.value("eos_token_id", Json());
   for (const Json& e : end.is_array() ? end : Json::array({end}))
     if (e.is_number_integer()) c.ends.push_back(e.get<int64_t>());
-  if (f.begins && begin.is_number_integer()) c.begin = begin.get<int64_t>();
   return c;
 }
 

@@ -38,7 +38,6 @@ struct ModelConfig {
   bool key_shift = false;  // keys come from the previous token, values from the token itself
   std::vector<LayerConfig> layers;
   std::vector<int64_t> ends;  // tokens that end a text
-  int64_t begin = -1;         // the token that begins one; -1: none
   Json json;                  // the whole file, as it is saved
 };
 
