@@ -23,9 +23,17 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
+// What the model around an operator does: a convolution of q, k and v over so many tokens (0:
+// none), rotary positions, and whether the whole layer is a Mamba-2 block.
+struct Around {
+  int short_conv = 0;
+  bool rope = true, mamba = false;
+};
+
 struct LayerConfig {
   attn::Spec attention;
   Rope rope;
+  Around around = {};
 };
 
 // C model dim, M MLP dim, H heads, G key/value heads, D head dim, V vocabulary.
@@ -34,8 +42,9 @@ struct ModelConfig {
   int64_t C, M, H, G, D, V, positions;
   double eps;
   bool tied, norm_bias, query_bias, out_bias, mlp_bias;
-  bool silu;               // else GELU, tanh approximation
-  bool key_shift = false;  // keys come from the previous token, values from the token itself
+  bool silu;                // else GELU, tanh approximation
+  bool key_shift = false;   // keys come from the previous token, values from the token itself
+  bool torch_init = false;  // layers start as torch's modules do
   std::vector<LayerConfig> layers;
   std::vector<int64_t> ends;  // tokens that end a text
   Json json;                  // the whole file, as it is saved
@@ -43,7 +52,7 @@ struct ModelConfig {
 
 // Throws and names the field if one is missing, has the wrong type or is not supported. Our own
 // fields are under "horner": {"attention": a variant, or a list of one per layer, "key_shift":
-// bool}.
+// bool, "short_conv": tokens, "init": "normal" or "torch"}.
 ModelConfig model_config(const Json&);
 
 // The config of a preset, with the variant `attention` in every layer.

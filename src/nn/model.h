@@ -23,8 +23,8 @@ struct Layer {
   at::Tensor before_mlp, before_mlp_bias;                    // [C]
   at::Tensor gate, gate_bias, up, up_bias, down, down_bias;  // [M, C], [M, C], [C, M]
   at::Tensor after_mlp, after_mlp_bias;                      // [C]
-  // The variant's own weights by the name of its input: a parameter, or "<gate>.weight" [heads, C]
-  // and "<gate>.bias" [heads].
+  // The variant's own weights. By the name of its input: a parameter, or "<gate>.weight" [heads, C]
+  // and "<gate>.bias" [heads]. "short_conv.weight" [channels, n]; "mamba.<name>" (mamba.cpp).
   std::map<std::string, at::Tensor> variant;
 };
 
@@ -47,8 +47,17 @@ struct Probe {
   std::function<void(int64_t layer, const at::Tensor& x)> input = {};
 };
 
+// What a layer keeps of the tokens so far: the state of its attention, and the last rows of what
+// its key shift and its convolution read. An undefined tensor stands for zeros.
+struct LayerState {
+  attn::State attention;
+  at::Tensor inputs = {};       // [B, 1, C], with key_shift
+  at::Tensor projections = {};  // [B, n - 1, channels], before a convolution over n tokens
+};
+int64_t bytes(const LayerState&);
+
 struct Run {
-  std::vector<attn::State>* states = nullptr;  // one per layer: the tokens continue from them
+  std::vector<LayerState>* states = nullptr;  // one per layer: the tokens continue from them
   std::string execution = "auto";
   const Probe* probe = nullptr;
   // The dtype of products and of the parts between them; undefined: the weights' dtype. Mixed
@@ -57,7 +66,7 @@ struct Run {
 };
 
 // One empty state per layer.
-std::vector<attn::State> empty_states(const Model&, int64_t batch);
+std::vector<LayerState> empty_states(const Model&, int64_t batch);
 
 // [B, T] tokens -> [B, T, C], after the last norm.
 at::Tensor hidden(const Model&, const at::Tensor& tokens, const Run& = {});

@@ -61,19 +61,14 @@ static int64_t size(const ModelConfig& c, char letter) {
 }
 // clang-format on
 
-// A variant's own parameters. Norms start with outputs of length 1, as l2 gives them: RMSNorm's
-// outputs have length √D and would dominate the embeddings at first.
-static Start parameter_start(const attn::Input& i, const ModelConfig& c) {
-  const std::string_view name = i.name;
-  if (name == "norm_bias") return {};
-  if (name == "norm_weight") return {Start::constant, 1 / std::sqrt(double(c.D))};
-  if (std::strlen(i.shape) == 3) return {Start::normal, 1 / std::sqrt(double(c.D))};  // projections
-  return {Start::constant, 1};
+static Start uniform(double most) {
+  return {Start::uniform, -most, most};
 }
 
-// Weights of products.
-static Start matrix_start(const ModelConfig& c) {
-  return {Start::normal, c.json.value("initializer_range", 0.02)};
+// Steps of Mamba-2 are log-uniform in [0.001, 0.1]; the bias gives them through a softplus.
+static double inverse_softplus_of_exp(double log_step) {
+  const double step = std::exp(log_step);
+  return step + std::log(-std::expm1(-step));
 }
 
 namespace {
@@ -87,47 +82,113 @@ struct Adder {  // fills the list of slots
     out.push_back({name, &at, std::move(shape), start});
     out.back().part = seen[name]++;
   }
-  // A norm or a bias [n], or the weight of a product [out, in].
-  void add_weight(const std::string& name, at::Tensor& at, std::vector<int64_t> shape) {
-    const bool zero = name.ends_with(".bias") || c.family->norm == NormKind::rms_plus_one;
-    add(name, at, shape,
-        shape.size() == 2 ? matrix_start(c) : Start{Start::constant, zero ? 0. : 1.});
+
+  // Tables of tokens and positions, and the head.
+  Start table_start() const { return {Start::normal, c.json.value("initializer_range", 0.02)}; }
+  // The weight of a product in a layer, or its bias, with `in` channels before it.
+  Start product_start(int64_t in, bool bias = false) const {
+    if (c.torch_init) return uniform(1 / std::sqrt(double(in)));
+    return bias ? Start{} : table_start();
   }
-  void add_layer(const std::string& prefix, Layer& l) {
+  Start norm_start(bool bias) const {
+    return {Start::constant, bias || c.family->norm == NormKind::rms_plus_one ? 0. : 1.};
+  }
+  // A variant's own parameters. Norms start with outputs of length 1, as l2 gives them: RMSNorm's
+  // outputs have length √D and would dominate the embeddings at first.
+  Start parameter_start(const attn::Input& i) const {
+    const std::string_view name = i.name;
+    const double unit = 1 / std::sqrt(double(c.D));
+    if (name == "norm_bias") return {};
+    if (name == "norm_weight") return {Start::constant, c.torch_init ? 1 : unit};
+    if (std::strlen(i.shape) == 3) return {Start::normal, unit};  // projections
+    return {Start::constant, 1};
+  }
+
+  Start layer_start(const LayerTensor& t) const {
+    if (std::strlen(t.shape) == 2) return product_start(size(c, t.shape[1]));
+    if (!t.biased || t.biased == &ModelConfig::norm_bias) return norm_start(t.biased);
+    for (const LayerTensor& weight : kLayerTensors)
+      if (weight.name == t.name) return product_start(size(c, weight.shape[1]), /*bias=*/true);
+    return {};
+  }
+  void add_layer(const std::string& prefix, const LayerConfig& layer, Layer& l) {
     const TensorNames& names = c.family->tensors;
     for (const LayerTensor& t : kLayerTensors) {
+      const bool of_heads = t.name == &TensorNames::q || t.name == &TensorNames::k ||
+                            t.name == &TensorNames::v || t.name == &TensorNames::q_norm ||
+                            t.name == &TensorNames::k_norm;
       if (!(names.*t.name) || (t.biased && !(c.*t.biased))) continue;
+      if (layer.around.mamba && of_heads) continue;  // it has its own projections
       std::vector<int64_t> shape;
       for (const char* letter = t.shape; *letter; ++letter) shape.push_back(size(c, *letter));
-      add_weight(prefix + names.*t.name + (t.biased ? ".bias" : ".weight"), l.*t.at, shape);
+      add(prefix + names.*t.name + (t.biased ? ".bias" : ".weight"), l.*t.at, shape,
+          layer_start(t));
       out.back().transposed = c.family->transposed && shape.size() == 2;
     }
   }
+
+  void add_own(const std::string& prefix, Layer& l, const std::string& name,
+               std::vector<int64_t> shape, Start start) {
+    add(prefix + "horner." + name, l.variant[name], std::move(shape), start);
+  }
   // The variant's own weights, by the table of inputs.
-  void add_variant(const std::string& prefix, const attn::Spec& spec, Layer& l) {
+  void add_variant(const std::string& prefix, const LayerConfig& layer, Layer& l) {
+    const attn::Spec& spec = layer.attention;
+    const bool mamba = layer.around.mamba;
     const auto letter = [&](char name) -> int64_t {
       const auto* projected = std::get_if<attn::Project>(&spec.features);
       return name == 'H'                  ? c.H
-             : name == 'G'                ? c.G
+             : name == 'G'                ? (mamba ? c.H : c.G)
              : name == 'D' || name == 'E' ? c.D
              : name == 'F' && projected   ? projected->dim
                                           : name - '0';
     };
-    const auto add_own = [&](const std::string& name, std::vector<int64_t> shape, Start start) {
-      add(prefix + "horner." + name, l.variant[name], std::move(shape), start);
-    };
     for (const attn::Input& i : attn::input_table()) {
       if (i.role == attn::Role::tensor || i.role == attn::Role::mask || !i.wanted(spec)) continue;
+      if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
+      const std::string name = i.name;
       if (i.role == attn::Role::parameter) {
         std::vector<int64_t> shape;
-        for (const char* name = i.shape; *name; ++name) shape.push_back(letter(*name));
-        add_own(i.name, shape, parameter_start(i, c));
+        for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
+        add_own(prefix, l, name, shape, parameter_start(i));
         continue;
       }
       const int64_t heads = letter(i.shape[1]);  // one number per head and token, from the token
-      add_own(std::string(i.name) + ".weight", {heads, c.C}, matrix_start(c));
-      add_own(std::string(i.name) + ".bias", {heads}, {});
+      add_own(prefix, l, name + ".weight", {heads, c.C}, product_start(c.C));
+      add_own(prefix, l, name + ".bias", {heads}, product_start(c.C, /*bias=*/true));
     }
+  }
+  // A convolution starts as torch's does.
+  void add_convolution(const std::string& prefix, const LayerConfig& layer, Layer& l) {
+    const int64_t n = layer.around.short_conv;
+    if (n == 0 || layer.around.mamba) return;
+    add_own(prefix, l, "short_conv.weight", {(c.H + 2 * c.G) * c.D, n},
+            uniform(1 / std::sqrt(double(n))));
+  }
+  void add_mamba(const std::string& prefix, const LayerConfig& layer, Layer& l) {
+    if (!layer.around.mamba) return;
+    const int64_t inner = c.H * c.D, n = layer.around.short_conv;
+    const Start product = product_start(c.C), conv = uniform(1 / std::sqrt(double(n)));
+    const struct {
+      const char* name;
+      std::vector<int64_t> shape;
+      Start start;
+    } all[] = {
+        {"z.weight", {inner, c.C}, product},
+        {"x.weight", {inner, c.C}, product},
+        {"B.weight", {c.D, c.C}, product},
+        {"C.weight", {c.D, c.C}, product},
+        {"dt.weight", {c.H, c.C}, product},
+        {"dt.bias",
+         {c.H},
+         {Start::uniform, std::log(0.001), std::log(0.1), inverse_softplus_of_exp}},
+        {"conv.weight", {inner + 2 * c.D, n}, conv},
+        {"conv.bias", {inner + 2 * c.D}, conv},
+        {"A_log", {c.H}, {Start::uniform, 1, 16, std::log}},
+        {"D", {inner}, {Start::constant, 1}},
+        {"norm.weight", {inner}, {Start::constant, 1}},
+    };
+    for (const auto& t : all) add_own(prefix, l, std::string("mamba.") + t.name, t.shape, t.start);
   }
 };
 
@@ -137,18 +198,24 @@ std::vector<Slot> slots(Model& m) {
   const ModelConfig& c = m.config;
   const TensorNames& names = c.family->tensors;
   Adder all{c};
-  all.add_weight(names.embedding + std::string(".weight"), m.embedding, {c.V, c.C});
+  const auto add = [&](const char* name, const char* kind, at::Tensor& at,
+                       std::vector<int64_t> shape, Start start) {
+    all.add(std::string(name) + kind, at, std::move(shape), start);
+  };
+  add(names.embedding, ".weight", m.embedding, {c.V, c.C}, all.table_start());
   if (names.positions)
-    all.add_weight(names.positions + std::string(".weight"), m.positions, {c.positions, c.C});
+    add(names.positions, ".weight", m.positions, {c.positions, c.C}, all.table_start());
   m.layers.resize(c.layers.size());
   for (size_t i = 0; i < c.layers.size(); ++i) {
     const std::string prefix = names.layers + ("." + std::to_string(i)) + ".";
-    all.add_layer(prefix, m.layers[i]);
-    all.add_variant(prefix, c.layers[i].attention, m.layers[i]);
+    all.add_layer(prefix, c.layers[i], m.layers[i]);
+    all.add_variant(prefix, c.layers[i], m.layers[i]);
+    all.add_convolution(prefix, c.layers[i], m.layers[i]);
+    all.add_mamba(prefix, c.layers[i], m.layers[i]);
   }
-  all.add_weight(names.last_norm + std::string(".weight"), m.last_norm, {c.C});
-  if (c.norm_bias) all.add_weight(names.last_norm + std::string(".bias"), m.last_norm_bias, {c.C});
-  if (!c.tied) all.add_weight(names.head + std::string(".weight"), m.head, {c.V, c.C});
+  add(names.last_norm, ".weight", m.last_norm, {c.C}, all.norm_start(false));
+  if (c.norm_bias) add(names.last_norm, ".bias", m.last_norm_bias, {c.C}, all.norm_start(true));
+  if (!c.tied) add(names.head, ".weight", m.head, {c.V, c.C}, all.table_start());
   return all.out;
 }
 

@@ -33,7 +33,8 @@ bool is_of_variant(const Slot&);  // a weight of the layer's attention variant
 // shape. Models that share a tensor therefore begin with the same values, whatever else they have.
 at::Tensor random_start(const Slot&, uint64_t seed);
 
-// Random weights as in Hugging Face's code: normal, with config.json's initializer_range.
+// Random weights as in Hugging Face's code: normal, with config.json's initializer_range; with
+// "horner": {"init": "torch"} in it, layers start as torch's modules: uniform in ±1/√(inputs).
 Model random_model(const ModelConfig&, uint64_t seed);
 
 int64_t parameter_count(const Model&);
