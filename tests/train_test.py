@@ -228,6 +228,20 @@ def test_a_spike_is_noted_skipped_or_stops(tmp_path):
     assert f"step {found['note'][0]['step']}: " in done.stderr and "spike, largest in" in done.stderr
 
 
+def test_weight_decay_of_all_parameters(tmp_path):
+    """A step with decay is one without it, less rate x decay x the value before: 1 for norms, which are spared otherwise."""
+    options = [*SMALL, "--attention", "gated", "--steps", 1, "--warmup", 0, "--learning-rate", 1e-2]
+    found = {}
+    for name, more in {"none": ["--weight-decay", 0], "some": [], "all": ["--decay-all"]}.items():
+        train(tmp_path / name, *options, "--weight-decay", 0.5, *more)
+        found[name] = load_file(tmp_path / name / "checkpoint-00000001" / "model.safetensors")
+    for key, x in found["none"].items():
+        if "layernorm" in key:
+            assert (found["some"][key] == x).all() and abs(found["all"][key] - (x - 5e-3)).max() < 1e-6, key
+        if x.ndim == 2:
+            assert (found["some"][key] == found["all"][key]).all() and (found["some"][key] != x).any(), key
+
+
 def test_settings_come_from_a_file_and_are_saved(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps({"model": "tiny", "steps": 3, "length": 16, "attention": "l2"}))
     done = train(tmp_path / "run", "--config", tmp_path / "settings.json", "--steps", 2)

@@ -54,16 +54,16 @@ void update(Optimizer& o, const Settings& s, StepNumbers& n) {
   // The kernels divide gradients by `divisor`, and do nothing if `skip` is 1.
   const at::Tensor divisor = s.clip > 0 ? (n.norm / s.clip).clamp_min(1) : at::ones_like(n.norm);
   const at::Tensor skip = 1 - fine;
-  for (const bool matrices : {true, false}) {
+  for (const bool decayed : {true, false}) {
     std::vector<at::Tensor> x, g, mean, square, count;
     for (const Parameter& p : o.parameters) {
-      if ((p.at.dim() >= 2) != matrices) continue;
+      if ((s.decay_all || p.at.dim() >= 2) != decayed) continue;
       x.push_back(p.at), g.push_back(p.at.grad());
       mean.push_back(p.mean), square.push_back(p.square), count.push_back(o.count);
     }
     if (x.empty()) continue;
     at::_fused_adamw_(x, g, mean, square, {}, count, n.rate, s.beta1, s.beta2,
-                      matrices ? s.weight_decay : 0, s.eps, /*amsgrad=*/false, /*maximize=*/false,
+                      decayed ? s.weight_decay : 0, s.eps, /*amsgrad=*/false, /*maximize=*/false,
                       divisor, skip);
   }
 }
