@@ -25,7 +25,9 @@ struct Head {
   Vec q, k, v;                     // [T, D], [S, D], [S, E]
   Vec q_over_heads, k_over_heads;  // [T, D], [S, D]: the length of a channel over the heads
   Vec decay, in, share;            // [S]
-  Vec out, post;                   // [T]
+  double slope = 0;
+  std::vector<int> seen_at_key;                 // [S], how many keys the position of a key sees
+  Vec out, post;                                // [T]
   Vec length_scale, count_exponent, log_power;  // [1], [1], [3]
   Vec weight, bias;                             // [E]
   Vec query_projection, key_projection;         // [D, F]
@@ -81,7 +83,8 @@ struct Row {
   double shares() const { return each([&](int s) { return std::exp(h.share[s]); }).sum(); }
   double out() const { return h.out[t]; }
   double post() const { return h.post[t]; }
-  double count_power() const { return std::pow(n, 1 / (1 + std::exp(-h.count_exponent[0]))); }
+  Vec per_count() const { return each([&](int s) { return std::pow(std::max(h.seen_at_key[s], 1), -1 / (1 + std::exp(-h.count_exponent[0]))); }); }
+  Vec slope() const { return each([&](int s) { return std::pow(std::exp(-h.slope), at - s); }); }
   double log_power() const { return h.log_power[0] + h.log_power[1] * std::pow(std::log(n), h.log_power[2]); }
   // clang-format on
 };
@@ -104,6 +107,15 @@ Vec softmax(const Vec& x) {
 // clang-format off
 Vec E(R r) { return exp(least(r.A, 5)); }
 Vec normalised(R r, const Vec& w, double plus = 0) { return r.V(w) / (w.sum() + plus); }
+// The least value of the polynomial of the next even order, for an odd order: it is where its
+// derivative, which grows, is 0. A float in Spec.
+double least_mean(int order) {
+  if (order % 2 == 0 || order > 20) return -INFINITY;
+  Vec low{-20}, high{0};
+  for (int i = 0; i < 100; ++i) (series((low + high) / 2.0, order)[0] < 0 ? low : high) = Vec((low + high) / 2.0);
+  return float(series(low, order + 1)[0]);
+}
+Vec bounded(R r, const Vec& w, int order) { return r.V(w) / std::max(w.sum(), least_mean(order) * r.n); }
 
 constexpr double kEps = 1e-5f;  // of rms and layer: a float in Spec
 Vec L2(const Vec& o) { return o / std::max(length(o), 1e-12); }
@@ -190,23 +202,25 @@ const std::map<std::string, Formula> kFormulas = {
     {"gated_no_out",      [](R r) -> Vec { return layer(r, r.V(E(r) * r.in()) / r.n); }},
     {"gated_in_only",     [](R r) -> Vec { return r.V(E(r) * r.in()) / r.n; }},
     {"gated_decay",       [](R r) -> Vec { return layer(r, r.out() * r.V(E(r) * r.decay() * r.in()) / r.n); }},
+    {"gated_decay@code",  [](R r) -> Vec { return r.out() * r.V(E(r) * r.decay() * r.in()) / r.n; }},
     {"gated_conv",        gated},
     {"cumulative_gate",   [](R r) -> Vec { return r.V(E(r)) / std::max(r.shares(), 1.0); }},
     {"cumulative_gate_count",      [](R r) -> Vec { return r.V(E(r)) / (r.n * r.shares()); }},
     {"cumulative_gate_count@code", [](R r) -> Vec { return r.out() * r.V(E(r)) / r.n; }},
-    {"mamba_exp",         [](R r) -> Vec { return rms(r, r.V(E(r) * r.decay() * r.in())); }},
     {"relu_l2",           [](R r) -> Vec { return L2(r.V(r.scores(relu) / r.root)); }},
     {"relu_gate",         [](R r) -> Vec { return r.out() * r.V(least(r.scores(relu) / r.root, 5)) / r.n; }},
     {"linear",            [](R r) -> Vec { return r.V(r.A) / r.n; }},
     {"linear_elu",        [](R r) -> Vec { return normalised(r, r.scores(elu1)); }},
     {"linear_relu",       [](R r) -> Vec { return normalised(r, r.scores(relu), 1e-8); }},
-    {"linear_cosine",     [](R r) -> Vec { return r.V(r.scores(cosine)) / r.count_power(); }},
-    {"linear_cosine@code", [](R r) -> Vec { return r.V(cosine_over_heads(r)) / r.count_power(); }},
-    {"linear_mamba",      [](R r) -> Vec { return rms(r, r.V(r.scores(same) * r.decay() * r.in())); }},
-    {"retention",         [](R r) -> Vec { return rms(r, r.V(r.A * r.decay())); }},
+    {"linear_cosine",     [](R r) -> Vec { return r.V(r.scores(cosine) * r.per_count()); }},
+    {"linear_cosine@code", [](R r) -> Vec { return r.V(cosine_over_heads(r) * r.per_count()); }},
+    {"linear_mamba",      [](R r) -> Vec { return r.V(r.scores(same) * r.decay() * r.in()); }},
+    {"linear_decay",      [](R r) -> Vec { return rms(r, r.V(r.A * r.decay())); }},
+    {"retention",         [](R r) -> Vec { return rms(r, r.V(r.A * r.slope())); }},
     {"based",             based},
     {"taylor79@code",     [](R r) -> Vec { return r.V(series(r.A, 79)); }},
-    {"sigmoid",           [](R r) -> Vec { return r.V(1.0 / (1.0 + exp(-r.A))) / r.n; }},
+    {"sigmoid",           [](R r) -> Vec { return r.V(1.0 / (1.0 + exp(-(r.A - std::log(r.n))))); }},
+    {"sigmoid_by_count",  [](R r) -> Vec { return r.V(1.0 / (1.0 + exp(-r.A))) / r.n; }},
     {"softmax1",          [](R r) -> Vec { return normalised(r, exp(r.A), 1); }},
     {"ssmax",             [](R r) -> Vec { return r.V(softmax(r.h.length_scale[0] * std::log(r.n) * r.A)); }},
     {"sparsemax",         [](R r) -> Vec { return r.V(entmax(r.A, 2)); }},
@@ -217,11 +231,12 @@ const std::map<std::string, Formula> kFormulas = {
     {"adaptive_temperature", [](R r) -> Vec { return r.V(softmax(adaptive(r.A) * r.A)); }},
 };
 const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
-    {"taylor",         [](R r, int n) -> Vec { return normalised(r, series(r.A, n)); }},
-    {"centred_taylor", [](R r, int n) -> Vec { return normalised(r, series(r.A - r.A.sum() / r.n, n)); }},
+    {"taylor",         [](R r, int n) -> Vec { return bounded(r, series(r.A, n), n); }},
+    {"raw_taylor",     [](R r, int n) -> Vec { return normalised(r, series(r.A, n)); }},
+    {"centred_taylor", [](R r, int n) -> Vec { return bounded(r, series(r.A - r.A.sum() / r.n, n), n); }},
     {"elu_taylor",     [](R r, int n) -> Vec { return normalised(r, series(r.scores(elu1), n)); }},
     {"relu_taylor",    [](R r, int n) -> Vec { return normalised(r, series(r.scores(relu), n), 1e-8); }},
-    {"cosine_taylor",  [](R r, int n) -> Vec { return r.V(series(r.scores(cosine), n)) / r.count_power(); }},
+    {"cosine_taylor",  [](R r, int n) -> Vec { return r.V(series(r.scores(cosine), n) * r.per_count()); }},
     {"power",          [](R r, int n) -> Vec { return normalised(r, pow(r.A, double(n))); }},
     {"topk",           [](R r, int n) -> Vec { return r.V(softmax(largest(r.A, n))); }},
     {"topk_raw",       [](R r, int n) -> Vec { return r.V(softmax(r.A) * exp(largest(r.A, n) - r.A)); }},
@@ -289,10 +304,13 @@ Head head(Sees sees, const Inputs& in, int b, int h) {
   x.decay = part(in.decay, b, g), x.in = part(in.input_gate, b, g);
   x.out = part(in.output_gate, b, h), x.post = part(in.post_gate, b, h);
   x.length_scale = part(in.length_scale, h), x.log_power = part(in.log_power, h);
-  x.share = part(in.denominator_gate, b, g), x.count_exponent = part(in.count_exponent, h);
+  x.share = part(in.denominator_gate, b, g), x.count_exponent = part(in.count_exponent, g);
+  if (in.slope.defined()) x.slope = part(in.slope, g)[0];
   x.weight = part(in.norm_weight), x.bias = part(in.norm_bias);
   x.query_projection = part(in.query_projection, h), x.key_projection = part(in.key_projection, g);
   x.seen = seen(sees, in, b, x.T, x.S);
+  for (const std::vector<int>& keys : seen(sees, in, b, x.S, x.S))
+    x.seen_at_key.push_back(int(keys.size()));
   return x;
 }
 
@@ -382,8 +400,8 @@ const std::pair<const char*, std::vector<const char*>> kAuthorsNames[] = {
     {"linear_relu", {"linear_relu"}}, {"linear_cosine", {"linear_cosine"}},
     {"linear_cosine@code", {"linear_cosine@code"}},
     {"gated_conv", {"gated_softmax_plusplus", "gated_softmax_plusplus_extratoks"}},
-    {"mamba_exp", {"gated_softmax_plusplus_mamba", "gated_softmax_plusplus_mamba2"}},
-    {"gated_decay", {"gated_softmax_decay"}}, {"cumulative_gate", {"gated_softmax_cumgate"}},
+    {"gated_decay", {"gated_softmax_decay"}}, {"gated_decay@code", {"gated_softmax_decay@code"}},
+    {"cumulative_gate", {"gated_softmax_cumgate"}},
     {"cumulative_gate_count", {"cumulative_gated_softmax"}},
     {"cumulative_gate_count@code", {"cumulative_gated_softmax@code"}},
     {"linear_mamba", {"linear_mamba"}},

@@ -198,7 +198,7 @@ TEST(States, OfHighOrderGoOnFromAPrompt) {
 TEST(States, MergeAsIfOneHadFollowedTheOther) {
   uint64_t seed = 900;
   for (const char* name : {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax",
-                           "gated_decay", "linear_cosine", "softmax:mask=window(7)"}) {
+                           "gated_decay", "linear_decay", "softmax:mask=window(7)"}) {
     const Spec spec = find(name).spec;
     const Inputs in = random_inputs(spec, small(++seed));
     State whole = make_state(spec, shape_of(in), at::kDouble, 5);
@@ -214,6 +214,8 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   State a = make_state(find("taylor2").spec, {1, 1, 4, 4});
   EXPECT_THROW(merge(a, make_state(find("taylor3").spec, {1, 1, 4, 4})), Error);
   EXPECT_THROW(merge(a, make_state(find("taylor2").spec, {1, 2, 4, 4})), Error);
+  State b = make_state(find("linear_cosine").spec, {1, 1, 4, 4});
+  EXPECT_THROW(merge(b, b), Error);
 }
 
 struct Folder {

@@ -18,13 +18,14 @@ struct Inputs {
   at::Tensor k;                 // [B, G, S, D]
   at::Tensor v;                 // [B, G, S, E]
   at::Tensor decay;             // [B, G, S], the log of each token's gate
+  at::Tensor slope;             // [G], of HeadSlope
   at::Tensor input_gate;        // [B, G, S], in (0, 1)
   at::Tensor denominator_gate;  // [B, G, S], the log of each token's share of Z
   at::Tensor output_gate;       // [B, H, T], in (0, 1)
   at::Tensor post_gate;         // [B, H, T], in (0, 1)
   at::Tensor length_scale;      // [H], s_h of LogLength
   at::Tensor log_power;         // [H, 3], delta, beta and gamma of LogPower
-  at::Tensor count_exponent;    // [H], m_h of CountPower
+  at::Tensor count_exponent;    // [G], m_h of CountPower
   at::Tensor norm_weight;       // [E]
   at::Tensor norm_bias;         // [E]
   at::Tensor query_projection;  // [H, D, F], of Project

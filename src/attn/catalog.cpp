@@ -44,11 +44,11 @@ static const Variant kCatalog[] = {
     {"gated_no_out",        {.clamp = 5, .input_gate = true, .denominator = Count{}, .norm = Layer{}},                 "gated, without the output gate",                                 kPaper1, "gated_softmax_no_out_gate"},
     {"gated_in_only",       {.clamp = 5, .input_gate = true, .denominator = Count{}},                                  "gated, with only the input gate",                                kPaper1, "gated_softmax_no_out_gate_no_norm"},
     {"gated_decay",         {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}}, "gated, with decay",        kPaper1, "gated_softmax_decay"},
-    {"gated_conv",          {.clamp = 5, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}},  "gated, on q, k, v that the model convolves over 4 tokens", kPaper1, "gated_softmax_plusplus gated_softmax_plusplus_extratoks"},
+    {"gated_decay@code",    {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true}, "decay by the previous token's raw gate / 1024, no positions, no norm", kPaper1, "", {.rope = false, .raw_decay = true}},
+    {"gated_conv",          {.clamp = 5, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}},  "gated, on q, k, v that the model convolves over 4 tokens", kPaper1, "gated_softmax_plusplus gated_softmax_plusplus_extratoks", {.short_conv = 4}},
     {"cumulative_gate",     {.clamp = 5, .denominator = CumulativeGate{.least = 1}},                                   "a running sum of exp gates for the denominator",                 kPaper1, "gated_softmax_cumgate"},
     {"cumulative_gate_count",      {.clamp = 5, .denominator = CumulativeGate{.times_count = true}},                   "the same, times the count",                                      kPaper1, "cumulative_gated_softmax"},
-    {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "the running sum taken over an axis of length 1: a plain gate",   kPaper1},
-    {"mamba_exp",           {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}, .norm = Rms{}},  "the core of a Mamba-2 block, with exp",                   kPaper1, "gated_softmax_plusplus_mamba gated_softmax_plusplus_mamba2"},
+    {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "the sum taken over an axis of length 1: a gate exp(−x) and the count", kPaper1, "", {.exp_gate = true}},
 
     // Weights other than exp.
     {"relu_l2",             {.features = Relu{}, .weight = Power{1}, .denominator = Nothing{}, .norm = L2{}},          "relu for exp, and a norm",                                       kPaper1, "gated_ReLU_no_gate_L2norm_nodivS_noclamp"},
@@ -56,14 +56,16 @@ static const Variant kCatalog[] = {
     {"linear",              {.weight = Power{1}, .denominator = Count{}},                                              "order 1 alone: q.k, divided by the count",                       kPaper1},
     {"linear_elu",          {.features = Elu1{}, .scale = Fixed{1}, .weight = Power{1}},                               "linear attention, elu + 1",                                      "Katharopoulos et al. 2020"},
     {"linear_relu",         {.features = Relu{}, .scale = Fixed{1}, .weight = Power{1}, .denominator = Sum{.plus = 1e-8f}}, "linear attention, relu",                                    kPaper1},
-    {"linear_cosine",       {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .denominator = CountPower{}},     "linear attention, cosine similarity (Cottention)",          "arXiv 2409.18747"},
-    {"linear_cosine@code",  {.features = Cosine{.over_heads = true}, .scale = Fixed{1}, .weight = Power{1}, .denominator = CountPower{}}, "lengths taken over the heads of a token",     kPaper1},
-    {"linear_mamba",        {.scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}, .norm = Rms{}}, "the core of a Mamba-2 block",  "arXiv 2405.21060", "linear_mamba"},
-    {"retention",           {.weight = Power{1}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention with decay",                                    "arXiv 2307.08621"},
+    {"linear_cosine",       {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = CountPower{}, .denominator = Nothing{}}, "linear attention, cosine similarity (Cottention)", "arXiv 2409.18747"},
+    {"linear_cosine@code",  {.features = Cosine{.over_heads = true}, .scale = Fixed{1}, .weight = Power{1}, .values = CountPower{}, .denominator = Nothing{}}, "lengths taken over the heads of a token", kPaper1},
+    {"linear_mamba",        {.scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}}, "the sum of a Mamba-2 block; the model adds the block", "arXiv 2405.21060", "", {.short_conv = 2, .rope = false, .mamba = true}},
+    {"linear_decay",        {.weight = Power{1}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each token with its own decay",                "Horner"},
+    {"retention",           {.weight = Power{1}, .decay = HeadSlope{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each head with its own decay",                 "arXiv 2307.08621"},
     {"based",               {.features = Project{16}, .weight = Taylor{2}, .denominator = Sum{.plus = 1e-12f}},        "order 2 on a 16-dimensional projection",                         "arXiv 2402.18668"},
     {"taylor79",            {.weight = Taylor{79}},                                                                    "80 terms of the series",                                         kPaper1, "softmax_taylor_80terms"},
     {"taylor79@code",       {.weight = Taylor{79}, .denominator = Nothing{}},                                          "80 terms of the series, the denominator dropped",                kPaper1},
-    {"sigmoid",             {.weight = Sigmoid{}, .denominator = Count{}},                                             "a sigmoid of each score, divided by the count",                  "arXiv 2409.04431"},
+    {"sigmoid",             {.less_log_count = true, .weight = Sigmoid{}, .denominator = Nothing{}},                    "a sigmoid of each score less log n",                             "arXiv 2409.04431"},
+    {"sigmoid_by_count",    {.weight = Sigmoid{}, .denominator = Count{}},                                             "a sigmoid of each score, divided by the count",                  "Horner"},
 
     // Normalisers of the second paper and its neighbours.
     {"softmax1",            {.denominator = Sum{.plus = 1}},                                                           "softmax that may choose nothing",                                "Miller 2023"},
@@ -76,12 +78,30 @@ static const Variant kCatalog[] = {
     {"adaptive_temperature",{.sharpness = Adaptive{}},                                                                 "sharper where the row's entropy is high",                        "arXiv 2410.01104"},
 };
 
+// The mean weight of an even order is at least the least value of its polynomial, which an odd order
+// gets as a floor: that of the next even order. At its least, the polynomial without its last term,
+// its derivative, is 0, and it is that term. Above order 20 the floor would be below 0.002.
+static Sum floored(int order) {
+  constexpr int kHighest = 20;
+  if (order % 2 == 0 || order < 0 || order > kHighest) return {};
+  double x = -1;
+  for (int step = 0; step < 100; ++step) {  // Newton
+    double y = 1, slope = 0;
+    for (int n = order; n > 0; --n) slope = slope * x / n + y / n, y = 1 + y * x / n;
+    x -= y / slope;
+  }
+  double least = 1;
+  for (int n = 1; n <= order + 1; ++n) least *= x / n;
+  return {.floor = float(least)};
+}
+
 static const Family kFamilies[] = {
-    {"taylor",         [](int n) { return Spec{.weight = Taylor{n}}; },                                                                             "softmax, cut at order n",                "arXiv 2507.23632", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 40, 80}},
-    {"centred_taylor", [](int n) { return Spec{.centred = true, .weight = Taylor{n}}; },                                                            "the same, about the row's mean score",   "Horner",           {1, 2, 3, 4, 6, 8, 10}},
+    {"taylor",         [](int n) { return Spec{.weight = Taylor{n}, .denominator = floored(n)}; },                                                  "softmax, cut at order n",                "arXiv 2507.23632", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 40, 80}},
+    {"raw_taylor",     [](int n) { return Spec{.weight = Taylor{n}}; },                                                                             "softmax, cut at order n, its sum without a floor", "arXiv 2507.23632", {1, 3}},
+    {"centred_taylor", [](int n) { return Spec{.centred = true, .weight = Taylor{n}, .denominator = floored(n)}; },                                 "the same, about the row's mean score",   "Horner",           {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
     {"elu_taylor",     [](int n) { return Spec{.features = Elu1{}, .scale = Fixed{1}, .weight = Taylor{n}}; },                                      "linear_elu with the powers up to n",     "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
     {"relu_taylor",    [](int n) { return Spec{.features = Relu{}, .scale = Fixed{1}, .weight = Taylor{n}, .denominator = Sum{.plus = 1e-8f}}; },   "linear_relu with the powers up to n",    "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
-    {"cosine_taylor",  [](int n) { return Spec{.features = Cosine{}, .scale = Fixed{1}, .weight = Taylor{n}, .denominator = CountPower{}}; },       "linear_cosine with the powers up to n",  "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
+    {"cosine_taylor",  [](int n) { return Spec{.features = Cosine{}, .scale = Fixed{1}, .weight = Taylor{n}, .values = CountPower{}, .denominator = Nothing{}}; }, "linear_cosine with the powers up to n",  "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
     {"power",          [](int n) { return Spec{.weight = Power{n}}; },                                                                              "one power alone",                        "arXiv 2507.04239", {2, 4}},
     {"topk",           [](int n) { return Spec{.weight = TopK{n}, .denominator = Nothing{}}; },                                                     "softmax of the n largest scores",        "arXiv 2508.17821", {8}},
     {"topk_raw",       [](int n) { return Spec{.weight = TopK{n, false}, .denominator = Nothing{}}; },                                              "softmax, of which the n largest are kept", "arXiv 2508.17821", {8}},
@@ -137,9 +157,17 @@ static Variant look_up(std::string_view name) {
   return {};
 }
 
+// Names in the authors' code that stand for something that cannot be known.
+static constexpr std::pair<std::string_view, std::string_view> kRefused[] = {
+    {"gated_softmax_plusplus_mamba", "the source of its core is not in the authors' repository"},
+    {"gated_softmax_plusplus_mamba2", "the source of its core is not in the authors' repository"},
+};
+
 Variant find(std::string_view wanted) {
   const size_t colon = wanted.find(':');
   const std::string_view name = wanted.substr(0, colon);
+  for (const auto& [refused, why] : kRefused)
+    check(name != refused, "'", name, "' cannot be reproduced: ", why);
   Variant variant = look_up(name);
   if (variant.name.empty()) {
     std::vector<std::string> names;
@@ -178,9 +206,13 @@ std::vector<std::string> notes(const Spec& spec) {
   const auto* taylor = std::get_if<Taylor>(&spec.weight);
   const bool sums_to_count =
       spec.centred && taylor && taylor->order == 1 && is<NoDecay>(spec.decay);
-  if (may_be_negative(spec) && is<Sum>(spec.denominator) && !sums_to_count)
-    out.push_back(
-        "may be ill-conditioned: weights of odd order change sign, so their sum can come near 0");
+  const auto* sum = std::get_if<Sum>(&spec.denominator);
+  if (may_be_negative(spec) && sum && !sums_to_count)
+    out.push_back(sum->floor > 0
+                      ? "weights of odd order change sign: where their sum is below its floor, no "
+                        "gradient flows through it"
+                      : "may be ill-conditioned: weights of odd order change sign, so their sum "
+                        "can come near 0");
   const bool scale_free = is<L2>(spec.norm) || is<Rms>(spec.norm) || is<Layer>(spec.norm);
   if (spec.output_gate && scale_free)
     out.push_back("its output gate has no effect: the norm after it does not see a row's scale");

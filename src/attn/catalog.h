@@ -10,12 +10,22 @@
 
 namespace horner::attn {
 
+// What the model around the operator does differently for a variant.
+struct Around {
+  int short_conv = 0;      // q, k and v are convolved over so many tokens, then SiLU; 0: not
+  bool rope = true;        // rotary positions, where the model has them
+  bool mamba = false;      // a Mamba-2 block around the sum
+  bool raw_decay = false;  // decay of a token: (W x + b) / 1024 of the token before it
+  bool exp_gate = false;   // output gate: e^-(W x + b), not its sigmoid
+};
+
 struct Variant {
   std::string name;
   Spec spec;
   std::string about;
   std::string source;
   std::string aliases = "";  // names in the authors' code, separated by spaces
+  Around around = {};
 };
 
 // A variant for every n: "taylor<n>".

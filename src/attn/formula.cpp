@@ -41,6 +41,7 @@ static std::string score(const Spec& s) {
   else
     x += heat.empty() ? " / " + root : " / (" + heat + " " + root + ")";
   if (s.centred) x += " − mean of the row";
+  if (s.less_log_count) x += " − log(n)";
   return "x = " + (s.clamp == kNoClamp ? x : "min(" + decimal(s.clamp) + ", " + x + ")");
 }
 
@@ -52,7 +53,8 @@ static std::string weight(const Spec& s) {
 }
 
 static std::string result(const Spec& s) {
-  std::string y = s.input_gate ? "Σ w in v" : "Σ w v";
+  std::string y = (s.input_gate ? "Σ w in " : "Σ w ") + std::visit(ValuesText{}, s.values);
+  if (!is<AsGiven>(s.values) && !is<Nothing>(s.denominator)) y = "(" + y + ")";
   const std::string Z = std::visit(DenominatorText{}, s.denominator);
   if (!Z.empty()) y += " / " + Z;
   if (s.output_gate) y = "out · " + y;
@@ -66,8 +68,9 @@ static std::vector<std::string> explanations(const Spec& s) {
   const auto* cosine = std::get_if<Cosine>(&s.features);
   const auto* rms = std::get_if<Rms>(&s.norm);
   const auto* layer = std::get_if<Layer>(&s.norm);
-  const bool counted = is<Count>(s.denominator) || is<CountPower>(s.denominator) ||
-                       (gates && gates->times_count) || is<LogLength>(s.sharpness) ||
+  const auto* sum = std::get_if<Sum>(&s.denominator);
+  const bool counted = is<Count>(s.denominator) || (gates && gates->times_count) ||
+                       (sum && sum->floor != 0) || s.less_log_count || is<LogLength>(s.sharpness) ||
                        is<LogPower>(s.sharpness);
   std::vector<std::string> out;
   auto say = [&](bool wanted, const std::string& line) {
@@ -82,8 +85,10 @@ static std::vector<std::string> explanations(const Spec& s) {
   say(is<Entmax>(s.weight), "τ such that Σ w = 1");
   say(is<SelfAdjusted>(s.weight), "low = min(0, least x of the row), high = max(0, largest)");
   say(is<TokenGate>(s.decay), "g = exp(decay), the gate of each token after s, up to t");
+  say(is<HeadSlope>(s.decay), "λ = slope, one constant for each key head");
   say(counted, "n = number of keys seen");
-  say(is<CountPower>(s.denominator), "m = count_exponent, learned for each head; σ = sigmoid");
+  say(is<CountPower>(s.values), "nₛ = number of keys that position s sees");
+  say(is<CountPower>(s.values), "m = count_exponent, learned for each key head; σ = sigmoid");
   say(gates, "c = denominator_gate, one for each token");
   say(s.input_gate, "in = input_gate of token s, in (0, 1)");
   say(s.output_gate, "out = output_gate of token t, in (0, 1)");

@@ -1,6 +1,7 @@
 #include "attn/inputs.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <array>
 
@@ -23,13 +24,14 @@ static const Input kInputs[] = {
     {"k",                &Inputs::k,                "BGSD", Role::tensor,    always, "keys"},
     {"v",                &Inputs::v,                "BGSE", Role::tensor,    always, "values"},
     {"decay",            &Inputs::decay,            "BGS",  Role::log_gate,  [](const Spec& s) { return is<TokenGate>(s.decay); },             "log of each token's gate"},
+    {"slope",            &Inputs::slope,            "G",    Role::constant,  [](const Spec& s) { return is<HeadSlope>(s.decay); },             "log by which a weight falls per token of distance"},
     {"input_gate",       &Inputs::input_gate,       "BGS",  Role::gate,      [](const Spec& s) { return s.input_gate; },                       "factor of each value"},
-    {"denominator_gate", &Inputs::denominator_gate, "BGS",  Role::log_gate,  [](const Spec& s) { return is<CumulativeGate>(s.denominator); },  "log of each token's share of the denominator"},
+    {"denominator_gate", &Inputs::denominator_gate, "BGS",  Role::logit,     [](const Spec& s) { return is<CumulativeGate>(s.denominator); },  "log of each token's share of the denominator"},
     {"output_gate",      &Inputs::output_gate,      "BHT",  Role::gate,      [](const Spec& s) { return s.output_gate; },                      "factor of each output, before the norm"},
     {"post_gate",        &Inputs::post_gate,        "BHT",  Role::gate,      [](const Spec& s) { return s.post_gate; },                        "factor of each output, after the norm"},
     {"length_scale",     &Inputs::length_scale,     "H",    Role::parameter, [](const Spec& s) { return is<LogLength>(s.sharpness); },         "s of SSMax"},
     {"log_power",        &Inputs::log_power,        "H3",   Role::parameter, [](const Spec& s) { return is<LogPower>(s.sharpness); },          "delta, beta and gamma of ASEntmax"},
-    {"count_exponent",   &Inputs::count_exponent,   "H",    Role::parameter, [](const Spec& s) { return is<CountPower>(s.denominator); },      "exponent of the count, before a sigmoid"},
+    {"count_exponent",   &Inputs::count_exponent,   "G",    Role::parameter, [](const Spec& s) { return is<CountPower>(s.values); },           "exponent of the count, before a sigmoid"},
     {"norm_weight",      &Inputs::norm_weight,      "E",    Role::parameter, [](const Spec& s) { return is<Rms>(s.norm) || is<Layer>(s.norm); }, "weight of the norm"},
     {"norm_bias",        &Inputs::norm_bias,        "E",    Role::parameter, [](const Spec& s) { return is<Layer>(s.norm); },                  "bias of the norm"},
     {"query_projection", &Inputs::query_projection, "HDF",  Role::parameter, [](const Spec& s) { return is<Project>(s.features); },            "projection of the queries"},
@@ -104,6 +106,8 @@ static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
   if (i.role == Role::tensor && dtype != in.q.scalar_type())
     fail("q, k and v must have the same dtype: q is ", dtype_name(in.q.scalar_type()), ", ", i.name,
          " is ", dtype_name(dtype));
+  if (i.role == Role::constant && x.requires_grad() && c10::GradMode::is_enabled())
+    fail(i.name, " is a constant and must not require a gradient; detach it");
 }
 
 static void check_packing(const Inputs& in) {

@@ -8,8 +8,9 @@
 
 namespace horner::attn {
 
-// How an input is used, hence which values make sense in it.
-enum class Role { tensor, gate, log_gate, parameter, mask };
+// How an input is used, hence which values make sense in it: a gate is in (0, 1), a log_gate its
+// logarithm, a logit any number, a constant a parameter that is not learned.
+enum class Role { tensor, gate, log_gate, logit, parameter, constant, mask };
 
 struct Input {
   const char* name;

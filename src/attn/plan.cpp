@@ -41,7 +41,7 @@ bool needs_the_row(const Spec& spec) {
 
 bool may_be_negative(const Spec& spec) {
   const bool positive_scores =
-      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred;
+      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred && !spec.less_log_count;
   return facts(spec.weight).negative && !positive_scores;
 }
 

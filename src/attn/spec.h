@@ -1,13 +1,14 @@
 // An attention operator, as data.
 //
-//   x_ts = min(clamp, scale_t * f(q_t).f(k_s) - centre_t)            score
-//   N_t  = sum_{s seen by t}  w(x_ts) * decay_ts * in_s * v_s        numerator
+//   x_ts = min(clamp, scale_t * f(q_t).f(k_s) - centre_t - log n)    score
+//   u_s  = values(in_s * v_s)                                        values
+//   N_t  = sum_{s seen by t}  w(x_ts) * decay_ts * u_s               numerator
 //   W_t  = sum_{s seen by t}  w(x_ts) * decay_ts                     row sum
 //   o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 //
-// A row whose N and W are both zero (no key seen, or every weight zero) gives 0.
-// A named variant is one value of Spec (catalog.cpp). An execution (exec/) is an interpreter of
-// Spec. No torch and no CUDA here: host and device code both include this file.
+// n is the number of keys that t sees. A row whose N and W are both zero gives 0.
+// A named variant is one value of Spec (catalog.cpp), an execution (exec/) an interpreter of Spec.
+// No torch and no CUDA here: host and device code both include this file.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 namespace horner::attn {
 
-// f: the map of queries and keys before their product.
+// f: the map of queries and keys.
 struct Identity {};
 struct Elu1 {};             // elu(x) + 1
 struct Relu {};             // max(x, 0)
@@ -37,15 +38,14 @@ struct Fixed {
 };
 using Scale = std::variant<RootDim, Fixed>;
 
-// sharpness: a second factor, from the number n of keys seen or from the row itself.
+// sharpness: a second factor, from n or from the row itself.
 struct Flat {};       // 1
 struct LogLength {};  // s_h log n, s_h learned (SSMax)
 struct LogPower {};   // delta_h + beta_h (log n)^gamma_h, learned (ASEntmax)
 struct Adaptive {};   // from the entropy of the row's softmax, without gradient
 using Sharpness = std::variant<Flat, LogLength, LogPower, Adaptive>;
 
-// w: the weight of a score. Some depend on that score alone, with a value and a derivative
-// (math.h); others depend on the whole row.
+// w: the weight of a score, from that score alone (math.h) or from the whole row.
 struct Exp {};
 struct Taylor {  // sum_{n <= order} x^n / n!
   int order = 2;
@@ -64,7 +64,6 @@ struct TopK {  // softmax of the k largest scores
 struct SelfAdjusted {};  // (x - min(x, 0)) / (max(x, 0) - min(x, 0)) * softmax(x), over the row
 using Weight = std::variant<Exp, Taylor, Power, Sigmoid, Entmax, TopK, SelfAdjusted>;
 
-// The facts of a weight from which every interpreter decides what to do with it.
 struct Orders {
   int first, last;
 };
@@ -73,10 +72,10 @@ struct Fact {  // without a default: every weight has to decide
   constexpr Fact(bool v) : value(v) {}
   constexpr operator bool() const { return value; }
 };
-struct WeightFacts {
-  Fact of_one_score;                  // false: of the whole row
-  Fact on_gpu;                        // exec/cuda.cpp maps it to a weight of the CUDA kernels
-  bool negative = false;              // for some scores
+struct WeightFacts {      // from which every interpreter decides what to do with a weight
+  Fact of_one_score;      // false: of the whole row
+  Fact on_gpu;            // exec/cuda.cpp maps it to a weight of the CUDA kernels
+  bool negative = false;  // for some scores
   std::optional<Orders> orders = {};  // of a polynomial: it has a finite state
 };
 struct FactsOf {
@@ -134,22 +133,28 @@ inline Interval interval(const Mask& m, int64_t t, int64_t S, int64_t T) {
 // decay: a factor of each weight that shrinks with the distance t - s.
 struct NoDecay {};
 struct TokenGate {};  // the product of the gates of the tokens in (s, t]
-using Decay = std::variant<NoDecay, TokenGate>;
+struct HeadSlope {};  // e^(-slope_h (t - s))
+using Decay = std::variant<NoDecay, TokenGate, HeadSlope>;
+
+// values: what the sum sees of a value.
+struct AsGiven {};
+struct CountPower {};  // v_s / n_s^sigmoid(m_h), n_s the keys that position s sees (Cottention)
+using Values = std::variant<AsGiven, CountPower>;
 
 // Z: the divisor of the numerator.
-struct Sum {            // max(W + plus, least); where |Z| < 1e-6, 1e-6 with the sign of Z
-  float plus = 0;       // softmax1 has 1
-  float least = 0;      // 0: no bound
+struct Sum {        // max(W + plus, least, floor * n); where |Z| < 1e-6, 1e-6 with the sign of Z
+  float plus = 0;   // softmax1 has 1
+  float least = 0;  // 0: no bound
+  float floor = 0;  // the least mean weight of the n keys seen; 0: no bound
   bool detach = false;  // no gradient through Z
 };
-struct Count {};         // the number of keys seen
-struct CountPower {};    // count^sigmoid(m_h), m_h learned (Cottention)
+struct Count {};         // n
 struct CumulativeGate {  // max(sum of e^gate over the keys seen, least)
   float least = 0;
   bool times_count = false;
 };
 struct Nothing {};  // 1
-using Denominator = std::variant<Sum, Count, CountPower, CumulativeGate, Nothing>;
+using Denominator = std::variant<Sum, Count, CumulativeGate, Nothing>;
 
 // norm: over the channels of the result.
 struct NoNorm {};
@@ -171,12 +176,14 @@ struct Spec {
   Scale scale = RootDim{};
   float temperature = 1;  // divides the scale
   Sharpness sharpness = Flat{};
-  bool centred = false;  // subtract the row's mean score
+  bool centred = false;         // subtract the row's mean score
+  bool less_log_count = false;  // subtract log n
   float clamp = kNoClamp;
   Weight weight = Exp{};
   Mask mask = Causal{};
   Decay decay = NoDecay{};
   bool input_gate = false;  // in_s, one number in (0, 1) per head and token, as are out and post
+  Values values = AsGiven{};
   Denominator denominator = Sum{};
   bool output_gate = false;  // out_t
   Norm norm = NoNorm{};

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "attn/plan.h"
 #include "attn/words.h"
 #include "core/check.h"
 #include "core/names.h"
@@ -18,11 +19,13 @@ static void stages(Spec& s, V&& v) {
   v("temperature", Parameter<float>{"temperature", s.temperature, 1e-6, 1e6});
   v("sharpness", s.sharpness);
   v("centred", flag("centred", s.centred));
+  v("less_log_count", flag("less_log_count", s.less_log_count));
   v("clamp", Parameter<float>{"clamp", s.clamp, -1e6, kNoClamp});
   v("weight", s.weight);
   v("mask", s.mask);
   v("decay", s.decay);
   v("input_gate", flag("input_gate", s.input_gate));
+  v("values", s.values);
   v("denominator", s.denominator);
   v("output_gate", flag("output_gate", s.output_gate));
   v("norm", s.norm);
@@ -204,6 +207,8 @@ void check_spec(const Spec& given) {
     else
       std::visit([&](auto& alternative) { describe(alternative, check_alternative); }, stage);
   });
+  check(!spec.less_log_count || !needs_the_row(spec),
+        "less_log_count requires weights that depend on one score only");
 }
 
 }  // namespace horner::attn

@@ -6,6 +6,7 @@
 
 #include "attn/inputs.h"
 #include "attn/plan.h"
+#include "core/check.h"
 
 namespace horner::attn {
 
@@ -77,10 +78,59 @@ struct LogGates {
 
   at::Tensor operator()(NoDecay) const { return {}; }
   at::Tensor operator()(TokenGate) const { return in.decay; }
+  at::Tensor operator()(HeadSlope) const {
+    const int64_t B = in.k.size(0), G = in.k.size(1), S = in.k.size(2);
+    return -in.slope.view({1, G, 1}).expand({B, G, S});
+  }
 };
 
 at::Tensor log_gates(const Decay& decay, const Inputs& in) {
   return std::visit(LogGates{in}, decay);
+}
+
+// The number of keys that each key's position sees: [1 or B, 1, S], in double.
+static at::Tensor seen_by_keys(const Mask& mask, Inputs in, const at::Tensor& before) {
+  in.q = in.k;
+  const auto [lo, hi] = intervals(mask, in);
+  at::Tensor count = (hi - lo).view({1, 1, -1}).to(at::kDouble);
+  if (in.keep.defined()) {
+    const at::Tensor kept = in.keep.to(at::kDouble).cumsum(-1).unsqueeze(1);
+    const at::Tensor running = at::constant_pad_nd(kept, {1, 0});
+    count = running.index_select(-1, hi) - running.index_select(-1, lo);
+  }
+  if (!before.defined()) return count;
+  check(sees_all_past(mask) || !in.keep.defined(),
+        "a stream with values=count_power supports no padding (keep) under a window mask");
+  count = count + before.view({-1, 1, 1});
+  return sees_all_past(mask) ? count : count.clamp_max(reach(mask).back);
+}
+
+struct ValueGates {
+  const Spec& spec;
+  const Inputs& in;
+  const at::Tensor& before;
+
+  at::Tensor operator()(AsGiven) const { return spec.input_gate ? in.input_gate : at::Tensor(); }
+  at::Tensor operator()(CountPower) const {
+    const at::Tensor exponent = in.count_exponent.sigmoid().view({1, -1, 1});
+    const at::Tensor count = seen_by_keys(spec.mask, in, before).clamp_min(1);
+    const at::Tensor gate =
+        count.to(wide(in.q.scalar_type())).pow(-exponent).expand({in.k.size(0), -1, -1});
+    return spec.input_gate ? gate * in.input_gate : gate;
+  }
+};
+
+at::Tensor value_gates(const Spec& spec, const Inputs& in, const at::Tensor& before) {
+  return std::visit(ValueGates{spec, in, before}, spec.values);
+}
+
+std::pair<Spec, Inputs> with_value_gates(const Spec& spec, const Inputs& in,
+                                         const at::Tensor& before) {
+  std::pair<Spec, Inputs> to{spec, in};
+  if (is<AsGiven>(spec.values)) return to;
+  to.second.input_gate = value_gates(spec, in, before), to.second.count_exponent = at::Tensor();
+  to.first.input_gate = true, to.first.values = AsGiven{};
+  return to;
 }
 
 struct Sharpened {
@@ -139,10 +189,6 @@ struct Divided {
 
   Scaled operator()(Nothing) const { return {sums.N, sums.shift}; }
   Scaled operator()(Count) const { return {sums.N / sums.count.clamp_min(1), sums.shift}; }
-  Scaled operator()(CountPower) const {
-    const at::Tensor power = in.count_exponent.sigmoid().view({-1, 1, 1});
-    return {sums.N / sums.count.clamp_min(1).pow(power), sums.shift};
-  }
   Scaled operator()(CumulativeGate z) const {
     at::Tensor Z = sums.gates.clamp_min(z.least == 0 ? kTiny : z.least);
     if (z.times_count) Z = Z * sums.count.clamp_min(1);
@@ -153,6 +199,7 @@ struct Divided {
     at::Tensor Z = sums.W;
     if (z.plus != 0) Z = Z + z.plus * (-sums.shift).exp();
     if (z.least != 0) Z = at::maximum(Z, z.least * (-sums.shift).exp());
+    if (z.floor != 0) Z = at::maximum(Z, z.floor * sums.count * (-sums.shift).exp());
     if (z.detach) Z = Z.detach();
     const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
     // Multiplying by 1 / Z takes one pass less in backward than dividing.

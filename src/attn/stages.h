@@ -29,6 +29,13 @@ Seen seen(const Mask&, const Inputs&);
 // The log gates g [B, G, S] of the decay, which is e^(sum of g over (s, t]); undefined for none.
 at::Tensor log_gates(const Decay&, const Inputs&);
 
+// The factor of each value [B, G, S]: the input gate, and that of CountPower for keys that follow
+// `before` [B] others; undefined for none.
+at::Tensor value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});
+
+// The same operator with value_gates as its input gate.
+std::pair<Spec, Inputs> with_value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});
+
 // Scale and temperature: one number.
 double scale_factor(const Spec&, const Inputs&);
 

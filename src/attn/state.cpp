@@ -183,9 +183,13 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
   if (s.spec.centred) {
     const at::Tensor mean =
         s.carry.keys.unsqueeze(2) / s.carry.count.clamp_min(1).view({-1, 1, 1, 1});
-    centre =
-        (q * factor * mean.repeat_interleave(repeats, 1)).sum(-1).to(sums_dtype(s)).contiguous();
+    centre = (q * factor * mean.repeat_interleave(repeats, 1)).sum(-1);
   }
+  if (s.spec.less_log_count) {
+    const at::Tensor log = count.clamp_min(1).log().squeeze(-1).expand({q.size(0), q.size(1), 1});
+    centre = centre.defined() ? centre + log : log;
+  }
+  if (centre.defined()) centre = centre.to(sums_dtype(s)).contiguous();
   Sums sums = (sums_dtype(s) == at::kDouble ? apply_state<double>
                                             : apply_state<float>)(s, q, factor, centre);
   sums.count = count;
@@ -216,7 +220,8 @@ static void add_to_buffer(State& s, const Inputs& in) {
   const int64_t n = in.k.size(2);
   const at::Tensor k = mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
   put(s.recent.k, k, 2, s.held);
-  put(s.recent.v, spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v, 2, s.held);
+  const at::Tensor gates = value_gates(spec, in, s.carry.count);
+  put(s.recent.v, gates.defined() ? in.v * gates.unsqueeze(-1) : in.v, 2, s.held);
   put_keep(s, in, n);
   if (s.decay_sums.defined()) put_decay(s, log_gates(spec.decay, in));
   add_counts(s, in);
@@ -302,7 +307,8 @@ static void append(State& s, const Inputs& in, int64_t n) {
   s.held += n;
 }
 
-static at::Tensor step_keys(State& s, const Inputs& in) {
+static at::Tensor step_keys(State& s, const Inputs& given) {
+  const auto [spec, in] = with_value_gates(s.spec, given, s.carry.count);
   const int64_t n = in.q.size(2);
   append(s, in, n);
   add_counts(s, in);
@@ -315,7 +321,7 @@ static at::Tensor step_keys(State& s, const Inputs& in) {
     if (x.dim() == 4) x = x.narrow(3, 0, (in.*i.at).size(3));
     all.*i.at = i.role == Role::mask ? x : x.to((in.*i.at).scalar_type());
   }
-  return attend(s.spec, all);
+  return attend(spec, all);
 }
 
 at::Tensor step(State& s, const Inputs& in) {
@@ -360,6 +366,8 @@ void merge(State& state, const State& later) {
   check(text(state.spec) == text(later.spec) && state.dtype == later.dtype,
         "cannot merge states of two variants: '", text(state.spec), "' and '", text(later.spec),
         "'");
+  check(is<AsGiven>(state.spec.values),
+        "cannot merge states of a variant that divides values by their place in the stream");
   const StateShape &a = state.shape, &b = later.shape;
   check(a.B == b.B && a.G == b.G && a.D == b.D && a.E == b.E,
         "cannot merge states of two shapes: k is [", a.B, ", ", a.G, ", T, ", a.D, "] and [", b.B,

@@ -42,9 +42,11 @@ template <class V> void describe(Causal&, V&& v)         { v("causal"); }
 template <class V> void describe(Window& s, V&& v)       { v("window", Parameter<int>{"size", s.size, 1, 1 << 30}); }
 template <class V> void describe(NoDecay&, V&& v)        { v("none"); }
 template <class V> void describe(TokenGate&, V&& v)      { v("token_gate"); }
-template <class V> void describe(Sum& s, V&& v)          { v("sum", Parameter<float>{"plus", s.plus, 0, 1e6}, Parameter<float>{"least", s.least, 0, 1e6}, flag("detach", s.detach)); }
-template <class V> void describe(Count&, V&& v)          { v("count"); }
+template <class V> void describe(HeadSlope&, V&& v)      { v("slope"); }
+template <class V> void describe(AsGiven&, V&& v)        { v("as_given"); }
 template <class V> void describe(CountPower&, V&& v)     { v("count_power"); }
+template <class V> void describe(Sum& s, V&& v)          { v("sum", Parameter<float>{"plus", s.plus, 0, 1e6}, Parameter<float>{"least", s.least, 0, 1e6}, Parameter<float>{"floor", s.floor, 0, 1}, flag("detach", s.detach)); }
+template <class V> void describe(Count&, V&& v)          { v("count"); }
 template <class V> void describe(CumulativeGate& s, V&& v) { v("cumulative_gate", Parameter<float>{"least", s.least, 0, 1e6}, flag("times_count", s.times_count)); }
 template <class V> void describe(Nothing&, V&& v)        { v("nothing"); }
 template <class V> void describe(NoNorm&, V&& v)         { v("none"); }
@@ -107,16 +109,23 @@ struct MaskText {
 struct DecayText {
   std::string operator()(NoDecay) const { return ""; }
   std::string operator()(TokenGate) const { return " · ∏ g"; }
+  std::string operator()(HeadSlope) const { return " · exp(−λ (t − s))"; }
+};
+
+struct ValuesText {
+  std::string operator()(AsGiven) const { return "v"; }
+  std::string operator()(CountPower) const { return "v / nₛ^σ(m)"; }
 };
 
 struct DenominatorText {
   std::string operator()(Sum z) const {
     const std::string W = z.plus == 0 ? "Σ w" : decimal(z.plus) + " + Σ w";
-    if (z.least != 0) return outside(z, "max(" + decimal(z.least) + ", " + W + ")");
+    const std::string floor = z.floor == 0 ? "" : decimal(z.floor) + " n, ";
+    const std::string bounds = (z.least == 0 ? "" : decimal(z.least) + ", ") + floor;
+    if (!bounds.empty()) return outside(z, "max(" + bounds + W + ")");
     return z.plus == 0 || z.detach ? outside(z, W) : "(" + W + ")";
   }
   std::string operator()(Count) const { return "n"; }
-  std::string operator()(CountPower) const { return "n^σ(m)"; }
   std::string operator()(CumulativeGate z) const {
     const std::string sum = z.least == 0 ? "Σ exp(c)" : "max(" + decimal(z.least) + ", Σ exp(c))";
     return z.times_count ? "(n · " + sum + ")" : sum;

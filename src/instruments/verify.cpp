@@ -74,7 +74,9 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
   const bool few_keys = is<Relu>(spec.features) && !is<NoNorm>(spec.norm);
   const bool may_vanish =
       may_be_negative(spec) || (is<Power>(spec.weight) && is<Identity>(spec.features));
-  const bool fragile = few_keys || (may_vanish && is<Sum>(spec.denominator));
+  const auto* sum = std::get_if<Sum>(&spec.denominator);
+  const bool fragile = few_keys || (may_vanish && sum);
+  const bool has_floor = fragile && sum && sum->floor > 0 && !spec.centred;
   // At -30 the terms of a long series cancel: e^-30 is lost in the rounding of 30^30 / 30!.
   const auto* series = std::get_if<Taylor>(&spec.weight);
   const bool hot = c.hot && !fragile && !(series && series->order > 10);
@@ -90,12 +92,17 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
     for (const char* letter = i.shape; *letter; ++letter) shape.push_back(size(c, spec, *letter));
     at::Tensor x = at::randn(shape, random, exact);
     if (i.role == Role::tensor && fragile) x = at::rand(shape, random, exact);
+    // The last sequence is far below the floor of its sum, the others above it: at the floor the
+    // gradient jumps.
+    if (has_floor && i.at == &Inputs::k) x = 0.75 + 0.5 * x;
+    if (has_floor && i.at == &Inputs::q) x.select(0, c.B - 1).mul_(-2).sub_(2);
     if (i.at == &Inputs::q && hot) x = x * kHeat;
     // Values whose mean differs between channels, so that the divisor of a norm is not near 0.
     if (i.at == &Inputs::v && !is<NoNorm>(spec.norm))
       x = x + at::arange(c.E, exact).remainder(2) * 3 - 1.5;
     if (i.role == Role::gate) x = 0.1 + 0.8 * x.sigmoid();
     if (i.role == Role::log_gate) x = (x + 2).sigmoid().log();
+    if (i.role == Role::constant) x = 0.3 * x.sigmoid();
     if (i.role == Role::parameter)
       x = x.dim() == 3 ? x / std::sqrt(double(c.D)) : x.sigmoid() + 0.5;
     in.*i.at = x.to(c.dtype).to(c.device);
@@ -113,7 +120,7 @@ static Inputs leaves(Inputs in, at::ScalarType dtype, bool gradients) {
   for (const Input& i : input_table()) {
     at::Tensor& x = in.*i.at;
     if (x.defined() && i.role != Role::mask)
-      x = x.detach().to(dtype, false, true).requires_grad_(gradients);
+      x = x.detach().to(dtype, false, true).requires_grad_(gradients && i.role != Role::constant);
   }
   return in;
 }
@@ -128,7 +135,7 @@ static Outcome outcome(const Spec& spec, const Execution& e, const Inputs& given
   r.out = r.out.detach();
   for (const Input& i : input_table()) {
     const at::Tensor& x = in.*i.at;
-    if (x.defined() && i.role != Role::mask)
+    if (x.defined() && x.requires_grad())
       r.gradients.emplace_back(&i, x.grad().defined() ? x.grad() : at::zeros_like(x));
   }
   return r;

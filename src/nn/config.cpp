@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "attn/catalog.h"
 #include "core/check.h"
 #include "core/names.h"
 
@@ -88,19 +87,11 @@ static std::string attention_name(const Json& j, int64_t layer, int64_t layers) 
   return a[size_t(layer)].get<std::string>();
 }
 
-// Until the catalog says it.
-static Around around_of(const std::string& variant) {
-  const std::string name = variant.substr(0, variant.find(':'));
-  if (name == "gated_conv") return {.short_conv = 4};
-  if (name == "linear_mamba") return {.short_conv = 2, .rope = false, .mamba = true};
-  return {};
-}
-
 static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer, int64_t layers) {
   constexpr int64_t kMostTokens = 256;  // of a convolution
   const bool window = has_window(j, f, layer);
   const attn::Variant variant = attn::find(attention_name(j, layer, layers));
-  LayerConfig l{variant.spec, layer_rope(j, f, window), around_of(variant.name)};
+  LayerConfig l{variant.spec, layer_rope(j, f, window), variant.around};
   const auto n =
       field<int64_t>(j.value("horner", Json::object()), "short_conv", l.around.short_conv);
   check(n >= (l.around.mamba ? 1 : 0) && n <= kMostTokens,

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "attn/spec.h"
+#include "attn/catalog.h"
 #include "files/json.h"
 #include "nn/family.h"
 
@@ -23,17 +23,10 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-// What the model around an operator does: a convolution of q, k and v over so many tokens (0:
-// none), rotary positions, and whether the whole layer is a Mamba-2 block.
-struct Around {
-  int short_conv = 0;
-  bool rope = true, mamba = false;
-};
-
 struct LayerConfig {
   attn::Spec attention;
   Rope rope;
-  Around around = {};
+  attn::Around around = {};
 };
 
 // C model dim, M MLP dim, H heads, G key/value heads, D head dim, V vocabulary.

@@ -3,55 +3,12 @@
 #include <ATen/ATen.h>
 
 #include "attn/inputs.h"
-#include "core/check.h"
 
 namespace horner::nn {
 
 parts::Norm norm_of(const ModelConfig& c) {
   const NormKind kind = c.family->norm;
   return {kind == NormKind::layer, kind == NormKind::rms_plus_one ? 1. : 0., c.eps};
-}
-
-// A gate as the operator takes it, from W x + b.
-static at::Tensor gate_of(attn::Role role, const at::Tensor& x) {
-  switch (role) {
-    case attn::Role::gate:
-      return x.sigmoid();
-    case attn::Role::log_gate:
-      return at::log_sigmoid(x);
-    case attn::Role::tensor:
-    case attn::Role::parameter:
-    case attn::Role::mask:
-      break;
-  }
-  fail("an input of this role is not computed from the token");
-}
-
-// Gates are float32: logarithms in bfloat16 are too coarse to sum.
-void add_variant_inputs(const Pass& p, size_t i, const at::Tensor& x, attn::Inputs& in) {
-  const Layer& l = p.m.layers[i];
-  for (const attn::Input& input : attn::input_table()) {
-    if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
-    if (!input.wanted(p.m.config.layers[i].attention) || (in.*input.at).defined()) continue;
-    const std::string name = input.name;
-    if (input.role == attn::Role::parameter) {
-      in.*input.at = l.variant.at(name);
-      continue;
-    }
-    at::Tensor gate =
-        parts::product(x, {l.variant.at(name + ".weight")}, {l.variant.at(name + ".bias")});
-    if (at::isReducedFloatingType(gate.scalar_type())) gate = gate.to(at::kFloat);
-    in.*input.at = gate_of(input.role, gate.view({p.B, p.T, -1}).transpose(1, 2));
-  }
-}
-
-at::Tensor operate(const Pass& p, size_t i, const attn::Inputs& in) {
-  const attn::Spec& spec = p.m.config.layers[i].attention;
-  LayerState* const state = p.state(i);
-  const at::Tensor a = state ? attn::step(state->attention, in)  // [B, H, T, E]
-                             : attn::attend(spec, in, p.run.execution);
-  if (p.run.probe && p.run.probe->attention) p.run.probe->attention(int64_t(i), spec, in, a);
-  return a.transpose(1, 2).reshape({p.B * p.T, -1});
 }
 
 // x [B, T, channels] after the n rows before it: those in `past`, or zeros. The last n rows of all
@@ -62,6 +19,48 @@ static at::Tensor with_past(const at::Tensor& x, int64_t n, at::Tensor* past) {
   const at::Tensor all = at::cat({before, x}, 1);
   if (past) *past = all.narrow(1, x.size(1), n).clone();
   return all;
+}
+
+// An input of each token as the operator takes it, [B, T, heads], from x = W token + b. The first
+// paper's code has two exceptions: raw_decay and exp_gate of attn::Around.
+static at::Tensor gate_of(const Pass& p, size_t i, const attn::Input& input, const at::Tensor& x) {
+  constexpr double kRawDecay = 1024;
+  const attn::Around& around = p.m.config.layers[i].around;
+  LayerState* const state = p.state(i);
+  if (around.raw_decay && input.at == &attn::Inputs::decay)
+    return with_past(x, 1, state ? &state->decays : nullptr).narrow(1, 0, p.T) / kRawDecay;
+  if (around.exp_gate && input.at == &attn::Inputs::output_gate) return (-x).exp();
+  return input.role == attn::Role::gate       ? x.sigmoid()
+         : input.role == attn::Role::log_gate ? at::log_sigmoid(x)
+                                              : x;  // a logit
+}
+
+// Gates are float32: logarithms in bfloat16 are too coarse to sum.
+void add_variant_inputs(const Pass& p, size_t i, const at::Tensor& x, attn::Inputs& in) {
+  const Layer& l = p.m.layers[i];
+  for (const attn::Input& input : attn::input_table()) {
+    if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
+    if (!input.wanted(p.m.config.layers[i].attention) || (in.*input.at).defined()) continue;
+    const std::string name = input.name;
+    if (input.role == attn::Role::parameter || input.role == attn::Role::constant) {
+      const at::Tensor& own = l.variant.at(name);
+      in.*input.at = input.role == attn::Role::constant ? own.detach() : own;
+      continue;
+    }
+    at::Tensor gate =
+        parts::product(x, {l.variant.at(name + ".weight")}, {l.variant.at(name + ".bias")});
+    if (at::isReducedFloatingType(gate.scalar_type())) gate = gate.to(at::kFloat);
+    in.*input.at = gate_of(p, i, input, gate.view({p.B, p.T, -1})).transpose(1, 2);
+  }
+}
+
+at::Tensor operate(const Pass& p, size_t i, const attn::Inputs& in) {
+  const attn::Spec& spec = p.m.config.layers[i].attention;
+  LayerState* const state = p.state(i);
+  const at::Tensor a = state ? attn::step(state->attention, in)  // [B, H, T, E]
+                             : attn::attend(spec, in, p.run.execution);
+  if (p.run.probe && p.run.probe->attention) p.run.probe->attention(int64_t(i), spec, in, a);
+  return a.transpose(1, 2).reshape({p.B * p.T, -1});
 }
 
 // The sum is in the dtype of the weight, float32 in mixed precision.

@@ -71,6 +71,11 @@ static double inverse_softplus_of_exp(double log_step) {
   return step + std::log(-std::expm1(-step));
 }
 
+// RetNet (arXiv 2307.08621): head h keeps 1 - 2^(-5 - h) of a weight per token of distance.
+static double retnet_slope(double head) {
+  return -std::log1p(-std::exp2(-5 - head));
+}
+
 namespace {
 
 struct Adder {  // fills the list of slots
@@ -100,6 +105,8 @@ struct Adder {  // fills the list of slots
     const double unit = 1 / std::sqrt(double(c.D));
     if (name == "norm_bias") return {};
     if (name == "norm_weight") return {Start::constant, c.torch_init ? 1 : unit};
+    if (name == "slope") return {Start::index, 0, 0, retnet_slope};
+    if (name == "count_exponent") return {Start::constant, 0.5};
     if (std::strlen(i.shape) == 3) return {Start::normal, unit};  // projections
     return {Start::constant, 1};
   }
@@ -147,10 +154,11 @@ struct Adder {  // fills the list of slots
       if (i.role == attn::Role::tensor || i.role == attn::Role::mask || !i.wanted(spec)) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
       const std::string name = i.name;
-      if (i.role == attn::Role::parameter) {
+      if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
         std::vector<int64_t> shape;
         for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
         add_own(prefix, l, name, shape, parameter_start(i));
+        out.back().fixed = i.role == attn::Role::constant;
         continue;
       }
       const int64_t heads = letter(i.shape[1]);  // one number per head and token, from the token

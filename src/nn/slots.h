@@ -21,6 +21,7 @@ struct Slot {
   std::vector<int64_t> shape;
   Start start;
   bool transposed = false;  // stored [in, out]
+  bool fixed = false;       // a constant: not trained
   int part = 0;             // how many slots of the same name precede it
 
   std::string unique_name() const;

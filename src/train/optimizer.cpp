@@ -19,8 +19,9 @@ Optimizer make_optimizer(nn::Model& m, at::Device device) {
   for (const nn::Slot& s : nn::slots(m)) {
     at::Tensor x = at::empty(s.at->sizes(), at::TensorOptions(device).dtype(at::kFloat));
     x.copy_(*s.at);
-    x.set_requires_grad(true);
     *s.at = x;
+    if (s.fixed) continue;
+    x.set_requires_grad(true);
     out.parameters.push_back(
         {s.unique_name(), x, at::zeros_like(x), at::zeros_like(x), layer_of(s.name)});
   }

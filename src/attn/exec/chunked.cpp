@@ -179,7 +179,8 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   const bool one_scale = p.factor.dim() == 0;  // for all queries: the kernel multiplies
   job.scale = one_scale ? p.factor.item<double>() : 1;
   const at::Tensor q = one_scale ? p.q : p.q.to(dtype) * p.factor;
-  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  const at::Tensor gates = value_gates(spec, in, before ? before->count : at::Tensor());
+  const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
   x.decay = p.decay;
   at::Tensor keys;
@@ -187,8 +188,11 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
     keys = p.seen.sums(p.k * p.ones);  // [B, G, T, D], double
     if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2);
     const at::Tensor mean = (keys / p.count.clamp_min(1)).repeat_interleave(p.repeats, 1);
-    x.centre = front((q * mean).sum(-1, true) * job.scale).squeeze(-1).to(dtype).contiguous();
+    x.centre = (q * mean).sum(-1) * job.scale;
   }
+  if (spec.less_log_count) x.centre = x.centre.defined() ? x.centre + p.log_count() : p.log_count();
+  if (x.centre.defined())
+    x.centre = front(x.centre.unsqueeze(-1)).squeeze(-1).to(dtype).contiguous();
   if (before && before->S.defined()) {
     x.S = padded(before->S, dtype), x.z = before->z.to(dtype).contiguous();
   }

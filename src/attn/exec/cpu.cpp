@@ -49,6 +49,10 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before,
   factor = scale(spec, in, count);
 }
 
+at::Tensor Prepared::log_count() const {
+  return count.clamp_min(1).log().squeeze(-1).expand({q.size(0), q.size(1), q.size(2)});
+}
+
 at::Tensor Prepared::gates(const Inputs& in) const {
   const at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1) * ones;
   return seen.sums(share).to(wide(in.q.scalar_type())).repeat_interleave(repeats, 1);

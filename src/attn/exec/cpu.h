@@ -30,6 +30,7 @@ struct Prepared {
   // `before` [B]: how many keys precede these; undefined for none. `ones` and `count` are left
   // undefined where the caller does not count keys and the factor does not need it.
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
+  at::Tensor log_count() const;  // of each query: [B, H, T]
   // The sums of e^denominator_gate over the keys seen: [B, H, T, 1].
   at::Tensor gates(const Inputs&) const;
 };

@@ -151,14 +151,14 @@ static FusedTensors backward(const Job& job, const FusedTensors& x, const Result
 
 // Whether the denominator needs the number of keys, or a sum over them.
 struct CountsKeys {
-  bool operator()(Sum) const { return false; }
+  bool operator()(Sum z) const { return z.floor != 0; }
   bool operator()(Nothing) const { return false; }
   bool operator()(Count) const { return true; }
-  bool operator()(CountPower) const { return true; }
   bool operator()(CumulativeGate) const { return true; }
 };
 
-// Tells the kernel to divide by the sum, or gives another divisor of each row; undefined for 1.
+// Tells the kernel to divide by the sum, with the least of each row where it has one, or gives
+// another divisor of each row; undefined for 1.
 struct Divisor {
   const Inputs& in;
   const Prepared& p;
@@ -167,13 +167,10 @@ struct Divisor {
   at::Tensor operator()(Sum z) const {
     epilogue.by_sum = true;
     epilogue.plus = z.plus, epilogue.least = z.least, epilogue.detach = z.detach;
-    return {};
+    return z.floor == 0 ? at::Tensor() : by_row(z.floor * count());
   }
   at::Tensor operator()(Nothing) const { return {}; }
   at::Tensor operator()(Count) const { return by_row(count()); }
-  at::Tensor operator()(CountPower) const {
-    return by_row(count().pow(in.count_exponent.sigmoid().view({-1, 1})));
-  }
   at::Tensor operator()(CumulativeGate z) const {
     const at::Tensor Z = p.gates(in).squeeze(-1).clamp_min(z.least == 0 ? 1e-6 : z.least);
     return by_row(z.times_count ? Z * count() : Z);
@@ -186,7 +183,8 @@ struct Divisor {
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
   if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
-  const bool counted = spec.centred || std::visit(CountsKeys{}, spec.denominator);
+  const bool counted =
+      spec.centred || spec.less_log_count || std::visit(CountsKeys{}, spec.denominator);
   const Prepared p(spec, in, {}, counted);
   Job job;
   job.weight = one_score<float>(spec.weight);
@@ -209,7 +207,11 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(p.repeats, 1);
     x.centre = plain((q * per_head).sum(-1) * job.scale);
   }
-  if (spec.input_gate) x.gate = plain(in.input_gate);
+  if (spec.less_log_count) {
+    const at::Tensor log = p.log_count();
+    x.centre = x.centre.defined() ? x.centre + log : plain(log);
+  }
+  x.gate = plain(value_gates(spec, in));
   x.decay = p.decay;
   x.divisor = divisor;
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);

@@ -92,14 +92,43 @@ struct SharpenedByRow {
   }
 };
 
-// e^(sum of the log gates over (s, t]), for every t and s.
-static at::Tensor decay_factors(const at::Tensor& log_gates, const at::Tensor& hidden) {
-  const int64_t T = hidden.size(2), S = hidden.size(3);
-  const at::Tensor g = log_gates.to(at::kDouble).cumsum(-1);  // [B, H, S]
-  const at::Tensor at_query =
-      g.index_select(2, at::arange(S - T, S, hidden.options().dtype(at::kLong)).clamp_min(0));
-  return (at_query.unsqueeze(-1) - g.unsqueeze(-2)).masked_fill(hidden, 0).exp();
-}
+// The weights w times the decay of every t and s.
+struct Decayed {
+  const Inputs& in;  // one key head for each query head
+  const at::Tensor &w, &hidden;
+  at::TensorOptions whole = hidden.options().dtype(at::kLong);
+  int64_t T = hidden.size(2), S = hidden.size(3);
+
+  at::Tensor operator()(NoDecay) const { return w; }
+  // e^(sum of the log gates over (s, t])
+  at::Tensor operator()(TokenGate) const {
+    const at::Tensor g = in.decay.to(at::kDouble).cumsum(-1);  // [B, H, S]
+    const at::Tensor at_query = g.index_select(2, at::arange(S - T, S, whole).clamp_min(0));
+    return times_exp(at_query.unsqueeze(-1) - g.unsqueeze(-2));
+  }
+  at::Tensor operator()(HeadSlope) const {
+    const at::Tensor t = at::arange(S - T, S, whole).unsqueeze(-1), s = at::arange(S, whole);
+    return times_exp(-in.slope.to(at::kDouble).view({-1, 1, 1}) * (t - s));
+  }
+  at::Tensor times_exp(const at::Tensor& log) const {
+    return w * log.masked_fill(hidden, 0).exp().to(w.scalar_type());
+  }
+};
+
+// The values that the sum sees: [B, H, S, E].
+struct Summed {
+  const Spec& spec;
+  const Inputs& in;
+  at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+
+  at::Tensor operator()(AsGiven) const { return v; }
+  at::Tensor operator()(CountPower) const {
+    Inputs at_keys = in;
+    at_keys.q = in.k;
+    const at::Tensor n = seen(spec.mask, at_keys).count.clamp_min(1);  // [1 or B, 1, S, 1]
+    return (v / n.pow(in.count_exponent.sigmoid().view({-1, 1, 1}))).to(v.scalar_type());
+  }
+};
 
 // From the weights [B, H, T, S]; `first` [T] is the first key of each row.
 static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& first) {
@@ -121,10 +150,9 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type());
   x = x * scale(spec, given, count);
   at::Tensor shift, w = weights(spec, x, {hidden, count}, shift);
-  if (const at::Tensor g = log_gates(spec.decay, in); g.defined())
-    w = w * decay_factors(g, hidden).to(w.scalar_type());
+  w = std::visit(Decayed{in, w, hidden}, spec.decay);
   if (statistics) *statistics = statistics_of(w, intervals(spec.mask, given).first);
-  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  const at::Tensor v = std::visit(Summed{spec, in}, spec.values);
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
   const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype)).to(w.scalar_type());
@@ -149,6 +177,7 @@ at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor&
   using namespace exec;
   x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
   if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
+  if (spec.less_log_count) x = x - seen.count.clamp_min(1).log();
   x = x.clamp_max(spec.clamp);
   shift = at::zeros({1}, x.options());
   return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);

@@ -127,7 +127,8 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   job.statistics = statistics_memory(in, statistics);
   job.lo = p.seen.lo, job.hi = p.seen.hi;
   if (in.keep.defined()) job.keep = in.keep.contiguous();
-  const at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
+  const at::Tensor gates = value_gates(spec, in);
+  const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   const RowTensors x{padded(q), padded(p.k), padded(v), p.decay};
   const RowResult r = differentiable("fused_cpu", job, x, forward, backward);
   Sums sums{r.N.narrow(-1, 0, v.size(-1)), r.W, at::zeros({1}, at::kFloat), p.count, {}};

@@ -56,10 +56,11 @@ struct Row {
       Z = p.divisor ? p.divisor[row] : 1;
       return;
     }
-    const float unit = p.plus != 0 || p.least != 0 ? expf(-shift) : 0;
+    const float least = p.divisor ? std::max(p.least, p.divisor[row]) : p.least;
+    const float unit = p.plus != 0 || least != 0 ? expf(-shift) : 0;
     Z = p.plus != 0 ? W + p.plus * unit : W;
     z_follows_w = !p.detach;
-    if (p.least != 0 && Z < p.least * unit) Z = p.least * unit, z_follows_w = false;
+    if (least != 0 && Z < least * unit) Z = least * unit, z_follows_w = false;
     if (fabsf(Z) < kTinySum) Z = Z < 0 ? -kTinySum : kTinySum, z_follows_w = false;
   }
   float squares(float centre) const {  // excludes the padding, which `centre` would make nonzero
@@ -130,7 +131,7 @@ struct Row {
     for (int64_t e = 0; e < E; e += kWidth) store(d + e, load(d + e) * to_y);
     if (p.d_out_gate) p.d_out_gate[row] = dy_y / p.out_gate[row];
     const float dZ = -dy_y / Z;
-    if (p.d_divisor) p.d_divisor[row] = dZ;
+    if (p.d_divisor) p.d_divisor[row] = p.by_sum ? 0 : dZ;
     return z_follows_w ? dZ : 0;
   }
 

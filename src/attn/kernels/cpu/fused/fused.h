@@ -21,7 +21,7 @@ using Pointwise = OneScore<float>;
 // Denominator, gates and norm (epilogue.h). A null pointer means that the stage is absent.
 struct Epilogue {
   int64_t channels;  // of the result, without the padding
-  bool by_sum;       // Z = max(W + plus, least); otherwise Z is the divisor
+  bool by_sum;       // Z = max(W + plus, least, divisor); otherwise Z is the divisor
   float plus, least;
   bool detach;
   const float *divisor, *out_gate, *post_gate;  // [B, H, T]
