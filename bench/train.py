@@ -33,7 +33,7 @@ def mixed(x):
 
 
 def random_bits(seed, stream, index):
-    """src/train/source.cpp, on arrays."""
+    """src/core/random.h, on arrays."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         first = mixed(mixed(np.uint64(seed) + golden) + np.uint64(stream) * golden)
@@ -157,9 +157,9 @@ def main():
     if o.initial:
         load(model, o.initial)
     text = Text(s["data"], s["seed"], s["length"])
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": s["weight-decay"]}, {"params": others, "weight_decay": 0}],
+    decayed = [p for p in model.parameters() if p.dim() >= 2 or s["decay-all"]]
+    others = [p for p in model.parameters() if p.dim() < 2 and not s["decay-all"]]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": s["weight-decay"]}, {"params": others, "weight_decay": 0}],
                                   lr=torch.tensor(0.0, device=device) if device == "cuda" else 0.0,
                                   betas=(s["beta1"], s["beta2"]), eps=s["eps"], fused=True)  # fmt: skip
     run = torch.compile(model) if o.compile else model

@@ -37,7 +37,9 @@ model.hf_quantizer = None  # saved as the plain tensors that they are now
 if hasattr(model.config, "quantization_config"):
     del model.config.quantization_config
 model.save_pretrained(model_folder)
-AutoTokenizer.from_pretrained(work, gguf_file=gguf.name).save_pretrained(model_folder)
+tokenizer = AutoTokenizer.from_pretrained(work, gguf_file=gguf.name)
+tokenizer.add_bos_token = True  # as in Gemma's own tokenizer.json; the conversion from GGUF drops it
+tokenizer.save_pretrained(model_folder)
 for text in (Path(source.__file__).parent / "data").glob("*[A-Z]*.*"):
     shutil.copy(text, model_folder)
 model_folder.rename(folder)

@@ -1,5 +1,5 @@
-// Damaged model folders: a truncated file is an error, a flipped bit an error or a model that runs,
-// never a crash.
+// Initial weights, which are the same for every variant of a seed; damaged model folders: a
+// truncated file is an error, a flipped bit an error or a model that runs, never a crash.
 #include "nn/checkpoint.h"
 
 #include <ATen/ATen.h>
@@ -10,6 +10,7 @@
 #include <fstream>
 #include <random>
 
+#include "attn/catalog.h"
 #include "core/check.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
@@ -133,6 +134,50 @@ int errors_of(const Path& folder, const char* file, int damages, bool truncate,
   return errors;
 }
 
+std::map<std::string, at::Tensor> by_name(Model m) {
+  std::map<std::string, at::Tensor> out;
+  for (const Slot& s : slots(m)) out[s.unique_name()] = *s.at;
+  return out;
+}
+
+// Every pair of variants, of a rotary family, one with joined tensors and one with tied heads.
+TEST(Start, VariantsOfASeedShareTheirWeights) {
+  for (Json config : {llama(), gpt2(), gemma()}) {
+    std::map<std::string, std::pair<std::string, at::Tensor>> first;  // who had it first, and it
+    int shared = 0;
+    for (const attn::Variant& v : attn::variants()) {
+      config["horner"]["attention"] = v.name;
+      for (const auto& [name, x] : by_name(random_model(model_config(config), 5))) {
+        const auto [at, fresh] = first.try_emplace(name, v.name, x);
+        const auto& [other, same] = at->second;
+        if (fresh || same.sizes() != x.sizes()) continue;
+        EXPECT_TRUE(at::equal(x, same)) << name << " of " << v.name << " and " << other;
+        ++shared;
+      }
+    }
+    EXPECT_GT(shared, 1000);
+    const auto other = by_name(random_model(model_config(config), 6));
+    for (const auto& [name, x] : other)
+      EXPECT_NE(x.dim() == 2, at::equal(x, first.at(name).second)) << name;
+  }
+}
+
+// One tensor neither shares values with another nor depends on those that are drawn before it.
+TEST(Start, TensorsAreIndependent) {
+  Model m = random_model(model_config(gpt2()), 5);
+  std::vector<Slot> all = slots(m);
+  std::map<std::string, at::Tensor> backwards;
+  for (auto s = all.rbegin(); s != all.rend(); ++s)
+    backwards[s->unique_name()] = random_start(*s, 5);
+  for (const auto& [name, x] : by_name(m)) EXPECT_TRUE(at::equal(x, backwards[name])) << name;
+  std::map<float, std::string> seen;
+  for (const Slot& s : all) {
+    if (s.shape.size() != 2) continue;
+    const auto [at, fresh] = seen.try_emplace(s.at->flatten()[0].item<float>(), s.unique_name());
+    EXPECT_TRUE(fresh) << s.unique_name() << " begins as " << at->second;
+  }
+}
+
 TEST_F(Folder, OfOneVariantStartsAnother) {
   for (Json config : {llama(), olmo2(), gpt2()}) {
     const Model saved = random_model(model_config(config), 3);
@@ -143,8 +188,7 @@ TEST_F(Folder, OfOneVariantStartsAnother) {
     EXPECT_TRUE(at::equal(m.embedding, saved.embedding));
     for (const Slot& s : slots(m)) EXPECT_EQ(s.at->sizes(), at::IntArrayRef(s.shape)) << s.name;
     for (const auto& [name, x] : m.layers[0].variant)
-      EXPECT_NEAR(x.mean().item<double>(), fresh.layers[0].variant[name].mean().item<double>(),
-                  0.02);
+      EXPECT_TRUE(at::equal(x, fresh.layers[0].variant[name])) << name;
     put(folder / "config.json", config.dump());
     EXPECT_THROW(load_model(folder), Error);  // a folder must hold all that it says it has
   }

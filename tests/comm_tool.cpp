@@ -19,7 +19,7 @@
 
 #include "core/check.h"
 #include "files/tensors_file.h"
-#include "nn/model.h"
+#include "nn/slots.h"
 #include "train/comm.h"
 #include "train/events.h"
 #include "train/settings.h"

@@ -5,6 +5,7 @@
 #include "diag/diagnose.h"
 #include "diag/softmax_rows.h"
 #include "diag_case.h"
+#include "nn/slots.h"
 
 namespace horner::diag {
 

@@ -1,12 +1,15 @@
 """Models against the transformers package, in both directions, and decoding against the whole."""
+import itertools
 import json
 import os
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 HORNER = os.environ["HORNER"]
 TOOL = os.path.join(os.path.dirname(HORNER), "model_tool")
@@ -114,6 +117,145 @@ def test_a_prompt_then_decoding_is_the_whole_text_for_every_variant(tmp_path):
         assert (whole - streamed).abs().max() < 1e-4 * (1 + whole.abs().max()), name
 
 
+def model_with(where, variant, **fields):
+    """A new model whose scores are not all near 0."""
+    patch = {"initializer_range": 0.3, "num_hidden_layers": 2, **fields}
+    run("new", "tiny", variant, 3, where / "m", json.dumps(patch))
+    return where / "m"
+
+
+@pytest.mark.parametrize("variant, own", [
+    ("gated_conv", {}), ("softmax", {"short_conv": 3}), ("taylor2", {"short_conv": 1}), ("linear_elu", {"key_shift": True}),
+    ("gated_conv", {"key_shift": True}), ("linear_mamba", {}), ("linear_mamba", {"short_conv": 5}),
+])  # fmt: skip
+def test_decoding_keeps_what_convolutions_and_shifts_need(variant, own, tmp_path):
+    folder = model_with(tmp_path, variant, horner=own)
+    tokens = torch.randint(0, 256, (2, 30), generator=torch.Generator().manual_seed(4))
+    whole = logits_of(folder, tokens, tmp_path)
+    assert (whole - logits_of(folder, tokens.flip(1), tmp_path)).abs().max() > 0.1
+    for prompt in (1, 2, 19):  # token by token; shorter than the convolution; a real prompt
+        streamed = logits_of(folder, tokens, tmp_path, prompt)
+        assert (whole - streamed).abs().max() < 1e-4 * (1 + whole.abs().max()), prompt
+
+
+class PlainLlama:
+    """A Llama from its tensors, in double, with any attention: attend(tensors of the layer, x [B, T, C]) -> [B, T, C]."""
+
+    def __init__(self, folder, attend):
+        self.attend, self.layers = attend, json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        self.tensors = {k: v.double().requires_grad_() for k, v in load_file(folder / "model.safetensors").items()}
+
+    def logits(self, tokens):
+        def norm(x, name):
+            return torch.nn.functional.rms_norm(x, x.shape[-1:], self.tensors[name], 1e-5)
+
+        x = self.tensors["model.embed_tokens.weight"][tokens]
+        for i in range(self.layers):
+            prefix = f"model.layers.{i}."
+            own = {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+            x = x + self.attend(own, norm(x, prefix + "input_layernorm.weight"))
+            y = norm(x, prefix + "post_attention_layernorm.weight")
+            gate, up, down = (own[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            x = x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+        return norm(x, "model.norm.weight") @ self.tensors["lm_head.weight"].T
+
+
+def compare_with_plain(folder, attend, tmp_path):
+    tokens = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
+    plain = PlainLlama(folder, attend)
+    wanted = plain.logits(tokens[:, :-1])
+    assert (logits_of(folder, tokens[:, :-1].contiguous(), tmp_path) - wanted).abs().max() < 1e-4 * (1 + wanted.abs().max())
+    loss = torch.nn.functional.cross_entropy(wanted.reshape(-1, 256), tokens[:, 1:].reshape(-1))
+    loss.backward()
+    save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
+    run("loss", folder, tmp_path / "tokens.safetensors", tmp_path / "out.safetensors")
+    ours = load_file(tmp_path / "out.safetensors")
+    assert abs(loss.item() - ours.pop("loss").item()) < 1e-4
+    assert ours.keys() == plain.tensors.keys()
+    for key, gradient in ours.items():
+        theirs = plain.tensors[key].grad
+        assert theirs.abs().max() > 0 and (gradient - theirs).norm() < 1e-3 * theirs.norm(), key
+
+
+def heads_of(x, n):
+    return x.unflatten(-1, (n, -1)).transpose(1, 2)  # [B, n, T, D]
+
+
+def gated_conv(own, x):
+    """The authors' gated_softmax_plusplus: F.conv1d and SiLU on the joint projections, RoPE, gated softmax, LayerNorm."""
+    T, F = x.shape[1], torch.nn.functional
+    joint = torch.cat([x @ own[f"self_attn.{name}_proj.weight"].T for name in "qkv"], -1).transpose(1, 2)
+    weight = own["horner.short_conv.weight"].unsqueeze(1)
+    joint = F.silu(F.conv1d(joint, weight, padding=3, groups=len(weight))[..., :T]).transpose(1, 2)
+    q, k, v = (heads_of(part, 4) for part in joint.split(64, -1))
+    angle = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, 16, 2) / 16).double()
+    turn = torch.polar(torch.ones_like(angle), angle)
+
+    def rotated(y):
+        pairs = torch.complex(*y.chunk(2, -1)) * turn
+        return torch.cat([pairs.real, pairs.imag], -1)
+
+    weights = (rotated(q) @ rotated(k).transpose(-1, -2) / 4).clamp(max=5).exp().tril()
+    gates = {name: torch.sigmoid(F.linear(x, own[f"horner.{name}_gate.weight"], own[f"horner.{name}_gate.bias"])).transpose(1, 2)[..., None]
+             for name in ("input", "output")}  # fmt: skip
+    out = gates["output"] * (weights @ (gates["input"] * v)) / torch.arange(1, T + 1)[:, None]
+    out = F.layer_norm(out, (16,), own["horner.norm_weight"], own["horner.norm_bias"], 1e-5)
+    return out.transpose(1, 2).flatten(2) @ own["self_attn.o_proj.weight"].T
+
+
+def test_a_convolution_before_attention_is_torchs(tmp_path):
+    compare_with_plain(model_with(tmp_path, "gated_conv"), gated_conv, tmp_path)
+
+
+def mamba(own, x):
+    """Mamba-2 from its recurrence, token by token."""
+    own = {k.removeprefix("horner.mamba."): v for k, v in own.items()}
+    F, T, H, D = torch.nn.functional, x.shape[1], 4, 16
+    u = torch.cat([x @ own[f"{name}.weight"].T for name in "xBC"], -1)
+    past = F.pad(u, (0, 0, 1, 0))[:, :T]
+    u = F.silu(own["conv.weight"][:, 0] * past + own["conv.weight"][:, 1] * u + own["conv.bias"])
+    v, B, C = u.split([H * D, D, D], -1)
+    v = v.unflatten(-1, (H, D))
+    dt = F.softplus(x @ own["dt.weight"].T + own["dt.bias"])
+    state, rows = torch.zeros(x.shape[0], H, D, D, dtype=x.dtype), []
+    for t in range(T):
+        step = dt[:, t, :, None, None]
+        fade = torch.exp(-torch.exp(own["A_log"])[:, None, None] * step)
+        state = fade * state + step * v[:, t, :, :, None] * B[:, t, None, None, :]
+        rows.append((state * C[:, t, None, None, :]).sum(-1) + own["D"].view(H, D) * v[:, t])
+    y = torch.stack(rows, 1).flatten(2) * F.silu(x @ own["z.weight"].T)
+    return F.rms_norm(y, (H * D,), own["norm.weight"], 1e-5) @ own["self_attn.o_proj.weight"].T
+
+
+def test_mamba_is_its_recurrence(tmp_path):
+    compare_with_plain(model_with(tmp_path, "linear_mamba"), mamba, tmp_path)
+
+
+def test_initial_weights_can_be_torchs(tmp_path):
+    for init in ("normal", "torch"):
+        run("new", "10m", "gated", 3, tmp_path / init, json.dumps({"num_hidden_layers": 1, "horner": {"init": init}}))
+    normal, ours = (load_file(tmp_path / init / "model.safetensors") for init in ("normal", "torch"))
+    for name, x in ours.items():
+        inputs = 1024 if "down_proj" in name else 384
+        if "embed" in name or "lm_head" in name:
+            assert torch.equal(x, normal[name]), name
+        elif "norm" in name:
+            assert (x == (0 if name.endswith("bias") else 1)).all(), name
+        else:  # torch.nn.Linear: uniform, also biases
+            assert 0.9 * inputs**-0.5 < x.abs().max() <= inputs**-0.5 or x.numel() < 20, name
+            assert x.abs().max() <= inputs**-0.5 and abs(x.std() * (3 * inputs) ** 0.5 - 1) < (0.05 if x.numel() > 1000 else 0.5), name
+
+
+def test_mamba_starts_as_its_authors_let_it(tmp_path):
+    run("new", "small", "linear_mamba", 3, tmp_path / "m", json.dumps({"num_hidden_layers": 1, "vocab_size": 9}))
+    own = {k.split("mamba.")[1]: v for k, v in load_file(tmp_path / "m/model.safetensors").items() if "mamba." in k}
+    steps, rates = torch.nn.functional.softplus(own["dt.bias"]), own["A_log"].exp()
+    assert own["dt.bias"].shape == own["A_log"].shape == (16,) and own["conv.weight"].shape == (1024 + 128, 2)
+    assert 0.001 <= steps.min() < 0.01 < steps.max() <= 0.1 and 1 <= rates.min() < 5 and 12 < rates.max() <= 16
+    assert (own["D"] == 1).all() and (own["norm.weight"] == 1).all()
+    assert 0.7 < own["conv.weight"].abs().max() <= 0.5**0.5 and 0.7 < own["conv.bias"].abs().max() <= 0.5**0.5
+
+
 def test_transformers_opens_a_new_model(tmp_path):
     for preset in ("tiny", "10m"):
         run("new", preset, "softmax", 5, tmp_path / preset)
@@ -121,6 +263,39 @@ def test_transformers_opens_a_new_model(tmp_path):
         tokens = torch.randint(0, 256, (1, 40))
         with torch.no_grad():
             assert (logits_of(tmp_path / preset, tokens, tmp_path) - model(tokens).logits).abs().max() < 1e-4
+
+
+def drawn(seed, name, shape):
+    """Standard normal numbers, as docs/models.md describes: SplitMix64 keyed by seed and name, Box-Muller."""
+
+    def mixed(x):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+    golden, stream = np.uint64(0x9E3779B97F4A7C15), 0xCBF29CE484222325
+    for byte in name.encode():
+        stream = (stream ^ byte) * 0x100000001B3 % 2**64
+    with np.errstate(over="ignore"):
+        key = mixed(mixed(np.uint64(seed) + golden) + np.uint64(stream) * golden)
+        bits = mixed(key + np.arange(1, np.prod(shape) + 1, dtype=np.uint64) * golden)
+    x, y = (bits >> np.uint64(11)).astype(float).reshape(-1, 2).T * 2.0**-53
+    length = np.sqrt(-2 * np.log(1 - x))
+    return torch.from_numpy(np.stack([length * np.cos(2 * np.pi * y), length * np.sin(2 * np.pi * y)], 1).reshape(shape))
+
+
+def test_initial_weights_are_a_function_of_seed_and_name(tmp_path):
+    run("new", "tiny", "gated", 11, tmp_path / "m")
+    tensors = load_file(tmp_path / "m/model.safetensors")
+    matrices = {name: x for name, x in tensors.items() if x.dim() == 2}
+    assert len(matrices) == 2 * (7 + 2) + 2
+    for name, x in matrices.items():
+        assert (x.double() - 0.02 * drawn(11, name, x.shape)).abs().max() < 1e-8, name
+        assert abs(x.mean()) < 1e-3 and abs(x.std() / 0.02 - 1) < 0.1, name
+    for name, x in tensors.items():
+        if x.dim() == 1:
+            gain = 0 if name.endswith("bias") else 0.25 if "norm_weight" in name else 1
+            assert (x == gain).all(), name
 
 
 def test_damaged_folders_are_refused(tmp_path):
@@ -171,7 +346,46 @@ def test_gemma_goes_on_with_the_same_tokens(tmp_path):
                            "--temperature", "0", "--json"], capture_output=True, text=True, check=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(PRETRAINED).eval()
     words = transformers.AutoTokenizer.from_pretrained(PRETRAINED)
-    tokens = torch.tensor([[2, *words(prompt, add_special_tokens=False).input_ids]])
+    tokens = torch.tensor([words(prompt).input_ids])
+    assert tokens[0, 0] == 2
     with torch.no_grad():
         wanted = model.generate(tokens, max_new_tokens=24, min_new_tokens=24, do_sample=False)[0, tokens.shape[1]:]
     assert json.loads(done.stdout)["tokens"] == wanted.tolist()
+
+
+POST = {
+    "none": lambda: None,
+    "byte_level": lambda: processors.ByteLevel(trim_offsets=False),
+    "template": lambda: processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]),
+    "sequence": lambda: processors.Sequence([POST["byte_level"](), POST["template"]()]),
+    "bert": lambda: processors.BertProcessing(("</s>", 2), ("<s>", 1)),
+    "roberta": lambda: processors.RobertaProcessing(("</s>", 2), ("<s>", 1), add_prefix_space=False),
+}
+
+
+def test_a_text_begins_as_the_tokenizer_of_the_folder_says(tmp_path):
+    """config.json has a bos_token_id everywhere; only the post-processor of tokenizer.json adds the token."""
+    names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    config = transformers.LlamaConfig(num_hidden_layers=2, bos_token_id=1, eos_token_id=2, **{**SMALL, "vocab_size": len(names)})
+    model = random_model(config)
+    model.save_pretrained(tmp_path / "m")
+    found = {}
+    for post, add in itertools.product(POST, [None, True, False]):
+        words = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+        words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        words.add_special_tokens(names[:3])
+        if POST[post]():
+            words.post_processor = POST[post]()
+        words.save(str(tmp_path / "m/tokenizer.json"))
+        settings = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": add}
+        (tmp_path / "m/tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+        prompt = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")("The others").input_ids
+        if tuple(prompt) not in found:
+            with torch.no_grad():
+                text = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0]
+            found[tuple(prompt)] = text[len(prompt):].tolist()
+        done = subprocess.run([HORNER, "generate", "--model", tmp_path / "m", "--prompt", "The others", "--tokens", "8",
+                               "--temperature", "0", "--json"], capture_output=True, text=True, check=True)  # fmt: skip
+        ours = json.loads(done.stdout)
+        assert (ours["prompt_tokens"], ours["tokens"]) == (len(prompt), found[tuple(prompt)]), (post, add)
+    assert sorted(map(len, found)) == [10, 11, 12] and len(set(map(tuple, found.values()))) == 3

@@ -1,5 +1,5 @@
 // For model_test.py and bench/model.py. Tokens [B, T] and results are safetensors files.
-//   model_tool new PRESET VARIANT SEED FOLDER    a random model
+//   model_tool new PRESET VARIANT SEED FOLDER [JSON]   a random model, with fields of config.json
 //   model_tool copy FOLDER FOLDER                load and save
 //   model_tool logits FOLDER TOKENS OUT          logits of the tokens
 //   model_tool stream FOLDER TOKENS OUT N        the same: a prompt of N tokens, then one by one
@@ -24,7 +24,7 @@
 using namespace horner;
 
 static at::Tensor stream(const nn::Model& m, const at::Tensor& tokens, int64_t prompt) {
-  std::vector<attn::State> states = nn::empty_states(m, tokens.size(0));
+  std::vector<nn::LayerState> states = nn::empty_states(m, tokens.size(0));
   std::vector<at::Tensor> parts;
   int64_t from = 0;
   for (int64_t to = prompt; to <= tokens.size(1); ++to) {
@@ -121,8 +121,9 @@ static void times(const std::string& folder, const at::Tensor& tokens) {
 static int run(const std::vector<std::string>& a) {
   if (a[0] == "copy") return nn::save_model(nn::load_model(a[1]), a[2]), 0;
   if (a[0] == "new") {
-    nn::save_model(nn::random_model(nn::preset(a[1], a[2]), std::stoull(a[3])), a[4]);
-    return 0;
+    nn::Json config = nn::preset(a[1], a[2]).json;
+    if (a.size() > 5) config.merge_patch(nn::Json::parse(a[5]));
+    return nn::save_model(nn::random_model(nn::model_config(config), std::stoull(a[3])), a[4]), 0;
   }
   if (a[0] == "times") return times(a[1], files::load_tensors(a[2]).tensors.at("tokens")), 0;
   const nn::Model m = nn::load_model(a[1]);

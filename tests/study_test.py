@@ -75,6 +75,7 @@ def test_patterns_name_variants(tmp_path):
         ({"settings": {"step": 3}}, "no setting 'step'; did you mean 'steps'"),
         ({"settings": {"steps": "3"}}, "'steps' must be an integer"),
         ({"tasks": ["recal"]}, "no task 'recal'; possible: 'text', 'recall'"),
+        ({"attention-settings": {"l*": {"clip": 1}}}, "no variant of the study matches 'l*' of 'attention-settings'"),
         ({"tasks": []}, "'tasks' must be a list"),
         ({"tasks": ["copy", "copy"]}, "two runs have the name copy/softmax/seed0"),
     ],

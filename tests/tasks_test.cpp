@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "diag/series.h"
+#include "nn/slots.h"
 #include "study/study.h"
 #include "study/taylor.h"
 
@@ -211,7 +212,6 @@ TEST(KeyShift, KeysAreOfTheTokenBefore) {
   const at::Tensor a = first[0].k.norm(2, -1), b = first[1].k.norm(2, -1);
   EXPECT_TRUE(at::allclose(b.narrow(2, 1, 8), a.narrow(2, 0, 8), 1e-5, 1e-6));
   EXPECT_EQ(b.select(2, 0).abs().max().item<float>(), 0);
-  EXPECT_THROW(nn::empty_states(with, 1), Error);
 }
 
 // Every preset names existing variants, tasks and settings.
@@ -222,6 +222,42 @@ TEST(Study, PresetsCanBeRead) {
     EXPECT_GE(s.runs.size(), 8u);
     EXPECT_EQ(s.runs[0].settings.attention, "softmax");
   }
+}
+
+bool has_gate(const attn::Spec& s) {
+  return s.input_gate || s.output_gate || s.post_gate || !attn::is<attn::NoDecay>(s.decay) ||
+         attn::is<attn::CumulativeGate>(s.denominator);
+}
+
+// Gradient clipping for gated models only; torch's initial weights and its AdamW.
+TEST(Study, PaperTrainsAsTheAuthors) {
+  const Json j = find_study("paper");
+  int gated = 0;
+  for (const Run& r : read_study(j, "paper", "out").runs) {
+    const bool gate = has_gate(attn::find(r.settings.attention).spec);
+    gated += gate;
+    EXPECT_EQ(r.settings.clip, gate ? 1 : 0) << r.name;
+    EXPECT_TRUE(r.settings.decay_all);
+    EXPECT_EQ(r.settings.model_config["horner"]["init"], "torch");
+  }
+  EXPECT_GT(gated, 1);
+}
+
+TEST(Study, SettingsOfAVariantOverrideThoseOfItsTask) {
+  Json j = {{"attention", {"softmax", "gated", "gate"}},
+            {"settings", {{"clip", 1}, {"steps", 5}}},
+            {"attention-settings", {{"gate*", {{"clip", 3}}}, {"gated", {{"steps", 7}}}}},
+            {"tasks", Json::array({{{"task", "text"}, {"settings", {{"clip", 2}}}}})}};
+  std::map<std::string, std::pair<double, int64_t>> found;
+  for (const Run& r : read_study(j, "test", "out").runs)
+    found[r.settings.attention] = {r.settings.clip, r.settings.steps};
+  const std::map<std::string, std::pair<double, int64_t>> wanted = {
+      {"softmax", {2, 5}}, {"gate", {3, 5}}, {"gated", {3, 7}}};
+  EXPECT_EQ(found, wanted);
+  j["attention-settings"]["l2*"] = {{"clip", 1}};
+  EXPECT_THROW(read_study(j, "test", "out"), Error);  // nothing matches
+  j["attention-settings"] = {{"gate", {{"clipp", 1}}}};
+  EXPECT_THROW(read_study(j, "test", "out"), Error);
 }
 
 }  // namespace

@@ -17,12 +17,9 @@ text::Tokenizer model_tokenizer(const std::filesystem::path& folder, int64_t V) 
   return text::Tokenizer();
 }
 
-std::vector<int64_t> model_tokens(const text::Tokenizer& t, std::string_view text, int64_t begin) {
+std::vector<int64_t> model_tokens(const text::Tokenizer& t, std::string_view text) {
   const std::vector<text::Token> tokens = t.encode(text);
-  std::vector<int64_t> out(tokens.begin(), tokens.end());
-  const bool has_begin = !out.empty() && out[0] == begin;
-  if (begin >= 0 && !t.is_bytes() && !has_begin) out.insert(out.begin(), begin);
-  return out;
+  return {tokens.begin(), tokens.end()};
 }
 
 static Action add_pack(CLI::App& app) {

@@ -31,7 +31,7 @@ text::Tokenizer tokenizer_at(const std::string& path);
 // The one in a model's folder, or bytes where there is none and the vocabulary has 256 tokens.
 text::Tokenizer model_tokenizer(const std::filesystem::path& folder, int64_t V);
 
-// The tokens of `text`, after the model's BOS token `begin` if it has one (-1: none).
-std::vector<int64_t> model_tokens(const text::Tokenizer&, std::string_view text, int64_t begin);
+// The tokens of `text`, and those that the tokenizer's own template puts around it.
+std::vector<int64_t> model_tokens(const text::Tokenizer&, std::string_view text);
 
 }  // namespace horner::cli

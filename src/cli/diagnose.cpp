@@ -36,7 +36,7 @@ static fs::path model_folder(const fs::path& given) {
   return given;
 }
 
-// The first `length` to `most` tokens of a text, after the model's BOS token if it has one.
+// The first `length` to `most` tokens of a text, after a BOS token if the tokenizer adds one.
 static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
                             int64_t length, int64_t most) {
   const text::Tokenizer words = model_tokenizer(folder, m.config.V);
@@ -47,7 +47,7 @@ static at::Tensor tokens_of(const std::string& file, const fs::path& folder, con
   // No tokenizer makes fewer than one token of 64 bytes of prose: this is enough of a large file.
   const size_t bytes = size_t(most) * 64 + 4096;
   const size_t cut = text.size() <= bytes ? text.size() : text::safe_cut(words, text, bytes);
-  std::vector<int64_t> out = model_tokens(words, text.substr(0, cut), m.config.begin);
+  std::vector<int64_t> out = model_tokens(words, text.substr(0, cut));
   horner::check(int64_t(out.size()) >= length, file, " has ", out.size(),
                 " tokens, fewer than the length ", length, "; use '--length ", out.size(), "'");
   out.resize(std::min(out.size(), size_t(most)));

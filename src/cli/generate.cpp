@@ -19,7 +19,7 @@ struct GenerateOptions {
 static Outcome run(const GenerateOptions& o) {
   const nn::Model model = nn::load_model(o.model);
   const text::Tokenizer words = model_tokenizer(o.model, model.config.V);
-  const std::vector<int64_t> prompt = model_tokens(words, o.prompt, model.config.begin);
+  const std::vector<int64_t> prompt = model_tokens(words, o.prompt);
   catch_interrupt();
   text::DecodeStream stream(words);
   std::string written;

@@ -107,6 +107,9 @@ static study::Study prepared(const StudyOptions& o) {
     for (study::Json& task : j["tasks"])
       if (task.is_object() && task.contains("settings"))
         for (const auto& [name, value] : more.items()) task["settings"].erase(name);
+    if (j.contains("attention-settings"))
+      for (study::Json& own : j["attention-settings"])
+        for (const auto& [name, value] : more.items()) own.erase(name);
   }
   study::Study s = study::read_study(j, o.study, o.out);
   if (!o.only.empty()) {
@@ -130,6 +133,7 @@ static Outcome run(StudyOptions o) {
   if (o.jobs == 0) o.jobs = std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
   const study::Study s = prepared(o);
   if (o.list) {
+    if (!s.about.empty()) std::cerr << s.about << "\n";
     for (const study::Run& r : s.runs)
       std::cout << r.name << (study::is_finished(r) ? "  done" : "") << "\n";
     return Outcome::fine;
@@ -187,7 +191,8 @@ Action study(CLI::App& app) {
          "run only those whose names match: '*/seed0' 'text/taylor*'");
   option(app, "--minutes", o->minutes, "N",
          "interrupt the runs after N minutes; run the same command to resume");
-  app.add_flag("--list", o->list, "list the runs and whether they are done");
+  app.add_flag("--list", o->list,
+               "describe the study, and list its runs and whether they are done");
   app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
   return [o] { return run(*o); };
 }

@@ -1,9 +1,9 @@
 #include "nn/checkpoint.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/check.h"
 #include "files/tensors_file.h"
@@ -12,8 +12,8 @@ namespace horner::nn {
 
 namespace fs = std::filesystem;
 
-// Without a generator every tensor must be there.
-static Model load(const fs::path& folder, const ModelConfig& config, const at::Generator* random) {
+// Without a seed every tensor must be there.
+static Model load(const fs::path& folder, const ModelConfig& config, std::optional<uint64_t> seed) {
   Model m{config};
   const files::TensorsFile file = files::load_tensors(folder);
   const std::vector<Slot> all = slots(m);
@@ -24,8 +24,8 @@ static Model load(const fs::path& folder, const ModelConfig& config, const at::G
     const size_t dot = s.name.find('.');
     if (found == file.tensors.end() && s.at != &m.head)  // saved without its head
       found = file.tensors.find(s.name.substr(dot + 1));
-    if (random && found == file.tensors.end() && is_of_variant(s)) {
-      *s.at = random_start(s, config, *random).to(m.embedding.scalar_type());
+    if (seed && found == file.tensors.end() && is_of_variant(s)) {
+      *s.at = random_start(s, *seed).to(m.embedding.scalar_type());
       continue;
     }
     check(found != file.tensors.end(), folder.string(), ": missing tensor '", s.name, "'");
@@ -47,12 +47,11 @@ static Model load(const fs::path& folder, const ModelConfig& config, const at::G
 }
 
 Model load_model(const fs::path& folder) {
-  return load(folder, model_config(files::read_json(folder / "config.json")), nullptr);
+  return load(folder, model_config(files::read_json(folder / "config.json")), std::nullopt);
 }
 
 Model load_model(const fs::path& folder, const ModelConfig& config, uint64_t seed) {
-  const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return load(folder, config, &random);
+  return load(folder, config, seed);
 }
 
 void save_model(const Model& model, const fs::path& folder) {

@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "nn/model.h"
+#include "nn/slots.h"
 
 namespace horner::nn {
 

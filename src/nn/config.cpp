@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "attn/catalog.h"
 #include "core/check.h"
 #include "core/names.h"
 
@@ -89,8 +88,16 @@ static std::string attention_name(const Json& j, int64_t layer, int64_t layers) 
 }
 
 static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer, int64_t layers) {
+  constexpr int64_t kMostTokens = 256;  // of a convolution
   const bool window = has_window(j, f, layer);
-  LayerConfig l{attn::find(attention_name(j, layer, layers)).spec, layer_rope(j, f, window)};
+  const attn::Variant variant = attn::find(attention_name(j, layer, layers));
+  LayerConfig l{variant.spec, layer_rope(j, f, window), variant.around};
+  const auto n =
+      field<int64_t>(j.value("horner", Json::object()), "short_conv", l.around.short_conv);
+  check(n >= (l.around.mamba ? 1 : 0) && n <= kMostTokens,
+        "config.json: 'horner.short_conv' must be ", l.around.mamba ? "1 to " : "0 (none) to ",
+        kMostTokens, ", got ", n);
+  l.around.short_conv = int(n);
   if (window && attn::is<attn::Causal>(l.attention.mask))
     l.attention.mask = attn::Window{int(size(j, "sliding_window"))};
   if (f.query_scalar > 0 && attn::is<attn::RootDim>(l.attention.scale))
@@ -137,7 +144,12 @@ ModelConfig model_config(const Json& j) {
   c.norm_bias = f.norm == NormKind::layer;
   c.query_bias = f.query_bias || bias, c.out_bias = f.out_bias || bias;
   c.mlp_bias = f.mlp_bias || field<bool>(j, f.fields.mlp_bias, false);
-  c.key_shift = j.contains("horner") && field<bool>(j["horner"], "key_shift", false);
+  const Json own = j.value("horner", Json::object());
+  c.key_shift = field<bool>(own, "key_shift", false);
+  const auto init = field<std::string>(own, "init", "normal");
+  check(init == "normal" || init == "torch",
+        "config.json: 'horner.init' must be 'normal' or 'torch', got '", init, "'");
+  c.torch_init = init == "torch";
   c.silu = is_silu(j, f);
   for (const char* name :
        {"attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention",
@@ -146,11 +158,14 @@ ModelConfig model_config(const Json& j) {
   const int64_t layers = size(j, f.fields.layers);
   check(layers <= 10000, "config.json: '", f.fields.layers, "' must be at most 10000, got ",
         layers);
-  for (int64_t i = 0; i < layers; ++i) c.layers.push_back(layer_config(j, f, i, layers));
-  const Json end = j.value("eos_token_id", Json()), begin = j.value("bos_token_id", Json());
+  for (int64_t i = 0; i < layers; ++i) {
+    c.layers.push_back(layer_config(j, f, i, layers));
+    check(!c.key_shift || !c.layers.back().around.mamba,
+          "config.json: 'horner.key_shift' requires keys, which a Mamba-2 block does not have");
+  }
+  const Json end = j.value("eos_token_id", Json());
   for (const Json& e : end.is_array() ? end : Json::array({end}))
     if (e.is_number_integer()) c.ends.push_back(e.get<int64_t>());
-  if (f.begins && begin.is_number_integer()) c.begin = begin.get<int64_t>();
   return c;
 }
 

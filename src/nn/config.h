@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "attn/spec.h"
+#include "attn/catalog.h"
 #include "files/json.h"
 #include "nn/family.h"
 
@@ -26,6 +26,7 @@ struct Rope {
 struct LayerConfig {
   attn::Spec attention;
   Rope rope;
+  attn::Around around = {};
 };
 
 // C model dim, M MLP dim, H heads, G key/value heads, D head dim, V vocabulary.
@@ -34,17 +35,17 @@ struct ModelConfig {
   int64_t C, M, H, G, D, V, positions;
   double eps;
   bool tied, norm_bias, query_bias, out_bias, mlp_bias;
-  bool silu;               // else GELU, tanh approximation
-  bool key_shift = false;  // keys come from the previous token, values from the token itself
+  bool silu;                // else GELU, tanh approximation
+  bool key_shift = false;   // keys come from the previous token, values from the token itself
+  bool torch_init = false;  // layers start as torch's modules do
   std::vector<LayerConfig> layers;
   std::vector<int64_t> ends;  // tokens that end a text
-  int64_t begin = -1;         // the token that begins one; -1: none
   Json json;                  // the whole file, as it is saved
 };
 
 // Throws and names the field if one is missing, has the wrong type or is not supported. Our own
 // fields are under "horner": {"attention": a variant, or a list of one per layer, "key_shift":
-// bool}.
+// bool, "short_conv": tokens, "init": "normal" or "torch"}.
 ModelConfig model_config(const Json&);
 
 // The config of a preset, with the variant `attention` in every layer.

@@ -11,8 +11,8 @@ namespace horner::nn {
 
 // clang-format off
 static const Family kFamilies[] = {
-    {.name = "llama", .architecture = "LlamaForCausalLM", .fields = {.mlp_bias = "mlp_bias"}, .begins = true},
-    {.name = "mistral", .architecture = "MistralForCausalLM", .begins = true, .full_every = kNever},
+    {.name = "llama", .architecture = "LlamaForCausalLM", .fields = {.mlp_bias = "mlp_bias"}},
+    {.name = "mistral", .architecture = "MistralForCausalLM", .full_every = kNever},
     {.name = "qwen2", .architecture = "Qwen2ForCausalLM",
      .fields = {.use_windows = "use_sliding_window"}, .query_bias = true},
     {.name = "qwen3", .architecture = "Qwen3ForCausalLM",
@@ -28,7 +28,7 @@ static const Family kFamilies[] = {
                  .q_norm = "self_attn.q_norm", .k_norm = "self_attn.k_norm",
                  .before_mlp = "pre_feedforward_layernorm", .after_mlp = "post_feedforward_layernorm"},
      .fields = {.activation = "hidden_activation"}, .norm = NormKind::rms_plus_one,
-     .scaled_embedding = true, .begins = true, .activation = "gelu_pytorch_tanh", .tied = true,
+     .scaled_embedding = true, .activation = "gelu_pytorch_tanh", .tied = true,
      .rope_theta = 1e6, .window_rope_theta = 1e4, .query_scalar = 256, .full_every = 6},
     {.name = "gpt2", .architecture = "GPT2LMHeadModel",
      .tensors = {.embedding = "transformer.wte", .positions = "transformer.wpe", .layers = "transformer.h",

@@ -46,7 +46,6 @@ struct Family {
   NormWidth query_key_norm = NormWidth::head;
   bool query_bias = false, out_bias = false, mlp_bias = false;  // whatever config.json says
   bool scaled_embedding = false;                                // times the root of C
-  bool begins = false;                                          // a text begins with bos_token_id
 
   // Defaults where config.json does not say.
   double eps = 1e-6;

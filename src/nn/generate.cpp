@@ -34,7 +34,7 @@ Generated generate(const Model& m, const std::vector<int64_t>& prompt, int64_t c
     check(t >= 0 && t < m.config.V, "prompt token ", t, " is out of range: the vocabulary has ",
           m.config.V, " tokens");
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(s.seed);
-  std::vector<attn::State> states = empty_states(m, 1);
+  std::vector<LayerState> states = empty_states(m, 1);
   Generated out;
   at::Tensor tokens = at::tensor(prompt, at::kLong).unsqueeze(0);
   Stopwatch watch;
@@ -48,7 +48,7 @@ Generated generate(const Model& m, const std::vector<int64_t>& prompt, int64_t c
     tokens = at::full({1, 1}, next, at::kLong);
   }
   out.seconds = watch.ms() / 1e3;
-  for (const attn::State& state : states) out.state_bytes += attn::bytes(state);
+  for (const LayerState& state : states) out.state_bytes += bytes(state);
   return out;
 }
 

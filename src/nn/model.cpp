@@ -1,166 +1,13 @@
 #include "nn/model.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 
 #include <cmath>
 
-#include "attn/inputs.h"
 #include "core/check.h"
-#include "nn/parts.h"
+#include "nn/layer.h"
 
 namespace horner::nn {
-
-// The tensors of a layer, in the order in which their random values are drawn.
-struct LayerTensor {
-  at::Tensor Layer::* at;
-  const char* TensorNames::* name;
-  const char* shape;  // C, M as in ModelConfig; Q: H D, K: G D; q, k: their norms
-  bool ModelConfig::* biased = nullptr;  // for a bias: whether the model has it
-};
-
-// clang-format off
-static const LayerTensor kLayerTensors[] = {
-    {&Layer::before_attention,      &TensorNames::before_attention, "C"},
-    {&Layer::before_attention_bias, &TensorNames::before_attention, "C", &ModelConfig::norm_bias},
-    {&Layer::q,                     &TensorNames::q,                "QC"},
-    {&Layer::k,                     &TensorNames::k,                "KC"},
-    {&Layer::v,                     &TensorNames::v,                "KC"},
-    {&Layer::q_bias,                &TensorNames::q,                "Q", &ModelConfig::query_bias},
-    {&Layer::k_bias,                &TensorNames::k,                "K", &ModelConfig::query_bias},
-    {&Layer::v_bias,                &TensorNames::v,                "K", &ModelConfig::query_bias},
-    {&Layer::q_norm,                &TensorNames::q_norm,           "q"},
-    {&Layer::k_norm,                &TensorNames::k_norm,           "k"},
-    {&Layer::o,                     &TensorNames::o,                "CQ"},
-    {&Layer::o_bias,                &TensorNames::o,                "C", &ModelConfig::out_bias},
-    {&Layer::after_attention,       &TensorNames::after_attention,  "C"},
-    {&Layer::after_attention_bias,  &TensorNames::after_attention,  "C", &ModelConfig::norm_bias},
-    {&Layer::before_mlp,            &TensorNames::before_mlp,       "C"},
-    {&Layer::before_mlp_bias,       &TensorNames::before_mlp,       "C", &ModelConfig::norm_bias},
-    {&Layer::gate,                  &TensorNames::gate,             "MC"},
-    {&Layer::gate_bias,             &TensorNames::gate,             "M", &ModelConfig::mlp_bias},
-    {&Layer::up,                    &TensorNames::up,               "MC"},
-    {&Layer::up_bias,               &TensorNames::up,               "M", &ModelConfig::mlp_bias},
-    {&Layer::down,                  &TensorNames::down,             "CM"},
-    {&Layer::down_bias,             &TensorNames::down,             "C", &ModelConfig::mlp_bias},
-    {&Layer::after_mlp,             &TensorNames::after_mlp,        "C"},
-    {&Layer::after_mlp_bias,        &TensorNames::after_mlp,        "C", &ModelConfig::norm_bias},
-};
-
-static int64_t size(const ModelConfig& c, char letter) {
-  const bool head = c.family->query_key_norm == NormWidth::head;
-  switch (letter) {
-    case 'C': return c.C;
-    case 'M': return c.M;
-    case 'Q': return c.H * c.D;
-    case 'K': return c.G * c.D;
-    case 'q': return head ? c.D : c.H * c.D;
-    default: return head ? c.D : c.G * c.D;
-  }
-}
-// clang-format on
-
-// The names and shapes of a variant's own weights.
-static std::vector<std::pair<std::string, std::vector<int64_t>>> variant_tensors(
-    const ModelConfig& c, const attn::Spec& spec) {
-  std::vector<std::pair<std::string, std::vector<int64_t>>> out;
-  for (const attn::Input& i : attn::input_table()) {
-    if (i.role == attn::Role::tensor || i.role == attn::Role::mask || !i.wanted(spec)) continue;
-    const auto letter = [&](char l) -> int64_t {
-      const auto* projected = std::get_if<attn::Project>(&spec.features);
-      return l == 'H'                ? c.H
-             : l == 'G'              ? c.G
-             : l == 'D' || l == 'E'  ? c.D
-             : l == 'F' && projected ? projected->dim
-                                     : l - '0';
-    };
-    if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
-      std::vector<int64_t> shape;
-      for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
-      out.emplace_back(i.name, shape);
-    } else {  // one gate per head and token, projected from the token
-      const int64_t heads = letter(i.shape[1]);
-      out.emplace_back(std::string(i.name) + ".weight", std::vector<int64_t>{heads, c.C});
-      out.emplace_back(std::string(i.name) + ".bias", std::vector<int64_t>{heads});
-    }
-  }
-  return out;
-}
-
-std::vector<Slot> slots(Model& m) {
-  const ModelConfig& c = m.config;
-  const TensorNames& names = c.family->tensors;
-  std::vector<Slot> out;
-  const auto add = [&](const std::string& name, at::Tensor& at, std::vector<int64_t> shape) {
-    out.push_back({name, &at, std::move(shape)});
-  };
-  add(names.embedding + std::string(".weight"), m.embedding, {c.V, c.C});
-  if (names.positions)
-    add(names.positions + std::string(".weight"), m.positions, {c.positions, c.C});
-  m.layers.resize(c.layers.size());
-  for (size_t i = 0; i < c.layers.size(); ++i) {
-    const std::string layer = names.layers + ("." + std::to_string(i)) + ".";
-    for (const LayerTensor& t : kLayerTensors) {
-      if (!(names.*t.name) || (t.biased && !(c.*t.biased))) continue;
-      std::vector<int64_t> shape;
-      for (const char* l = t.shape; *l; ++l) shape.push_back(size(c, *l));
-      add(layer + names.*t.name + (t.biased ? ".bias" : ".weight"), m.layers[i].*t.at, shape);
-      out.back().transposed = c.family->transposed && shape.size() == 2;
-    }
-    for (const auto& [name, shape] : variant_tensors(c, c.layers[i].attention))
-      add(layer + "horner." + name, m.layers[i].variant[name], shape);
-  }
-  add(names.last_norm + std::string(".weight"), m.last_norm, {c.C});
-  if (c.norm_bias) add(names.last_norm + std::string(".bias"), m.last_norm_bias, {c.C});
-  if (!c.tied) add(names.head + std::string(".weight"), m.head, {c.V, c.C});
-  return out;
-}
-
-// A variant's own parameters. Norms start with outputs of length 1, as l2 gives them: RMSNorm's
-// outputs have length √D and would dominate the embeddings at first.
-static at::Tensor variant_start(const std::string& name, const Slot& s, double D,
-                                const at::Generator& random) {
-  if (name == "norm_bias") return at::zeros(s.shape);
-  if (name == "norm_weight") return at::full(s.shape, 1 / std::sqrt(D));
-  if (s.shape.size() < 3) return at::ones(s.shape);
-  return at::empty(s.shape).normal_(0, 1 / std::sqrt(D), random);
-}
-
-bool is_of_variant(const Slot& s) {
-  return s.name.find(".horner.") != std::string::npos;
-}
-
-at::Tensor random_start(const Slot& s, const ModelConfig& config, const at::Generator& random) {
-  const double range = config.json.value("initializer_range", 0.02);
-  const std::string name = s.name.substr(s.name.rfind('.') + 1);
-  const bool ours = is_of_variant(s), gate = name == "weight";
-  if (name == "bias" ||
-      (s.shape.size() == 1 && !ours && config.family->norm == NormKind::rms_plus_one))
-    return at::zeros(s.shape);
-  if (ours && !gate) return variant_start(name, s, double(config.D), random);
-  if (s.shape.size() == 1) return at::ones(s.shape);  // norms
-  return at::empty(s.shape).normal_(0, range, random);
-}
-
-Model random_model(const ModelConfig& config, uint64_t seed) {
-  Model m{config};
-  const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
-  for (Slot& s : slots(m)) *s.at = random_start(s, config, random);
-  if (config.tied) m.head = m.embedding;
-  return m;
-}
-
-int64_t parameter_count(const Model& model) {
-  Model m = model;
-  int64_t n = 0;
-  for (const Slot& s : slots(m)) n += s.at->numel();
-  return n;
-}
-
-static parts::Norm norm_of(const ModelConfig& c) {
-  const NormKind kind = c.family->norm;
-  return {kind == NormKind::layer, kind == NormKind::rms_plus_one ? 1. : 0., c.eps};
-}
 
 // The angles of T positions starting at `from`. Runs on the device only, so that a step can be
 // captured as a CUDA graph.
@@ -182,78 +29,6 @@ static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t 
   return {angle.cos(), angle.sin()};
 }
 
-// The variant's inputs other than q, k and v, from x [B T, C]. Gates are float32: logarithms in
-// bfloat16 are too coarse to sum.
-static void variant_inputs(const LayerConfig& c, const Layer& l, const at::Tensor& x,
-                           attn::Inputs& in) {
-  const int64_t B = in.q.size(0), T = in.q.size(2);
-  for (const attn::Input& input : attn::input_table()) {
-    if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
-    if (!input.wanted(c.attention)) continue;
-    const std::string name = input.name;
-    if (input.role == attn::Role::parameter || input.role == attn::Role::constant) {
-      in.*input.at = l.variant.at(name);
-      continue;
-    }
-    at::Tensor gate =
-        parts::product(x, {l.variant.at(name + ".weight")}, {l.variant.at(name + ".bias")});
-    if (at::isReducedFloatingType(gate.scalar_type())) gate = gate.to(at::kFloat);
-    gate = gate.view({B, T, -1}).transpose(1, 2);
-    in.*input.at = input.role == attn::Role::gate       ? gate.sigmoid()
-                   : input.role == attn::Role::log_gate ? at::log_sigmoid(gate)
-                                                        : gate;
-  }
-}
-
-struct Pass {  // shared by the layers of one forward pass
-  const Model& m;
-  const Run& run;
-  int64_t B, T;
-};
-
-// Keys come from the previous token; the first token's keys come from zeros.
-static at::Tensor shifted_qkv(const Pass& p, const Layer& l, const at::Tensor& x) {
-  const at::Tensor before =
-      at::constant_pad_nd(x.view({p.B, p.T, -1}), {0, 0, 1, -1}).view(x.sizes());
-  return at::cat({parts::product(x, {l.q}, {l.q_bias}), parts::product(before, {l.k}, {l.k_bias}),
-                  parts::product(x, {l.v}, {l.v_bias})},
-                 -1);
-}
-
-// Rows (q | k | v), [B T, (H + 2 G) D], with norms over whole projections where the family has
-// them.
-static at::Tensor project(const Pass& p, const Layer& l, const at::Tensor& x) {
-  const ModelConfig& c = p.m.config;
-  const at::Tensor qkv = c.key_shift
-                             ? shifted_qkv(p, l, x)
-                             : parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});
-  if (!l.q_norm.defined() || c.family->query_key_norm == NormWidth::head) return qkv;
-  const auto part = qkv.split_with_sizes({c.H * c.D, c.G * c.D, c.G * c.D}, 1);
-  const auto normed = [&](const at::Tensor& y, const at::Tensor& weight) {
-    return parts::norm(norm_of(c), y, weight, {}, y.scalar_type());
-  };
-  return at::cat({normed(part[0], l.q_norm), normed(part[1], l.k_norm), part[2]}, 1);
-}
-
-// [B T, C] -> [B T, C]
-static at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x,
-                            const parts::Rotation& by) {
-  const ModelConfig& c = p.m.config;
-  const Layer& l = p.m.layers[i];
-  const attn::Spec& spec = c.layers[i].attention;
-  if (p.run.probe && p.run.probe->input) p.run.probe->input(int64_t(i), x);
-  const bool each = c.family->query_key_norm == NormWidth::head;  // a norm of each head
-  const auto [q, k, v] =
-      parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, project(p, l, x),
-                   each ? l.q_norm : at::Tensor(), each ? l.k_norm : at::Tensor(), by);
-  attn::Inputs in{.q = q, .k = k, .v = v};
-  variant_inputs(c.layers[i], l, x, in);
-  const at::Tensor a =
-      p.run.states ? attn::step((*p.run.states)[i], in) : attn::attend(spec, in, p.run.execution);
-  if (p.run.probe && p.run.probe->attention) p.run.probe->attention(int64_t(i), spec, in, a);
-  return parts::product(a.transpose(1, 2).reshape({p.B * p.T, c.H * c.D}), {l.o}, {l.o_bias});
-}
-
 static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x) {
   const auto f = c.silu ? parts::Activation::silu : parts::Activation::gelu;
   const at::Tensor y =
@@ -265,20 +40,25 @@ static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x)
 
 // A recurrent state where it takes no more memory than a KV cache of all positions of the model, a
 // KV cache otherwise.
-std::vector<attn::State> empty_states(const Model& m, int64_t batch) {
-  check(!m.config.key_shift,
-        "models with key_shift do not support token-by-token decoding: states do not keep the "
-        "previous token");
+std::vector<LayerState> empty_states(const Model& m, int64_t batch) {
   const ModelConfig& c = m.config;
   const at::ScalarType dtype = m.embedding.scalar_type();
   const double cache = double(c.positions * 2 * c.D) * double(c10::elementSize(dtype));
-  std::vector<attn::State> out;
+  std::vector<LayerState> out;
   for (const LayerConfig& l : c.layers) {
     const bool small = attn::state_bytes(l.attention, c.D, c.D) <= cache;
-    out.push_back(attn::make_state(l.attention, {batch, c.G, c.D, c.D}, dtype, small ? 64 : 0,
-                                   m.embedding.device()));
+    const int64_t heads = l.around.mamba ? c.H : c.G;
+    out.push_back({attn::make_state(l.attention, {batch, heads, c.D, c.D}, dtype, small ? 64 : 0,
+                                    m.embedding.device())});
   }
   return out;
+}
+
+int64_t bytes(const LayerState& s) {
+  int64_t n = attn::bytes(s.attention);
+  for (const at::Tensor& x : {s.inputs, s.projections, s.decays})
+    if (x.defined()) n += int64_t(x.nbytes());
+  return n;
 }
 
 // Mixed precision is explicit, not at::autocast: each weight is cast once per forward pass, into
@@ -288,7 +68,7 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   const ModelConfig& c = m.config;
   check(tokens.dim() == 2, "tokens must have shape [B, T], got ", tokens.sizes());
   const Pass pass{m, run, tokens.size(0), tokens.size(1)};
-  const int64_t T = pass.T, from = run.states ? (*run.states)[0].tokens : 0;
+  const int64_t T = pass.T, from = run.states ? (*run.states)[0].attention.tokens : 0;
   check(!m.positions.defined() || from + T <= c.positions, "the model has ", c.positions,
         " positions, got ", from + T, " tokens");
   const at::ScalarType own = m.embedding.scalar_type(),
@@ -300,12 +80,11 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
     x = (x.view({pass.B, T, c.C}) + m.positions.narrow(0, from, T)).view({-1, c.C});
   // The layers share few kinds of rotary positions: each is computed once.
   std::vector<std::pair<Rope, parts::Rotation>> rotations;
-  const auto rotation_of = [&](const Rope& r) -> const parts::Rotation& {
+  const auto rotation_of = [&](const LayerConfig& l) -> parts::Rotation {
+    if (!c.family->rotary() || !l.around.rope) return {};
     for (const auto& [rope, by] : rotations)
-      if (rope == r) return by;
-    const parts::Rotation by =
-        c.family->rotary() ? rotation(r, c.D, from, T, tokens.options()) : parts::Rotation{};
-    return rotations.emplace_back(r, by).second;
+      if (rope == l.rope) return by;
+    return rotations.emplace_back(l.rope, rotation(l.rope, c.D, from, T, tokens.options())).second;
   };
   const parts::Norm norm = norm_of(c);
   const auto normed = [&](const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias) {
@@ -320,7 +99,7 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   at::Tensor y = normed(x, m.layers[0].before_attention, m.layers[0].before_attention_bias);
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const Layer &l = m.layers[i], &next = i + 1 < m.layers.size() ? m.layers[i + 1] : last;
-    y = attention(pass, i, y, rotation_of(c.layers[i].rope));
+    y = attention(pass, i, y, rotation_of(c.layers[i]));
     y = normed(y, l.after_attention, l.after_attention_bias);
     std::tie(x, y) = add(y, l.before_mlp, l.before_mlp_bias);
     y = normed(mlp(c, l, y), l.after_mlp, l.after_mlp_bias);

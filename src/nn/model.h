@@ -23,8 +23,8 @@ struct Layer {
   at::Tensor before_mlp, before_mlp_bias;                    // [C]
   at::Tensor gate, gate_bias, up, up_bias, down, down_bias;  // [M, C], [M, C], [C, M]
   at::Tensor after_mlp, after_mlp_bias;                      // [C]
-  // The variant's own weights by the name of its input: a parameter, or "<gate>.weight" [heads, C]
-  // and "<gate>.bias" [heads].
+  // The variant's own weights. By the name of its input: a parameter, or "<gate>.weight" [heads, C]
+  // and "<gate>.bias" [heads]. "short_conv.weight" [channels, n]; "mamba.<name>" (mamba.cpp).
   std::map<std::string, at::Tensor> variant;
 };
 
@@ -37,26 +37,6 @@ struct Model {
   at::Tensor head;  // [V, C]; the embedding if tied
 };
 
-// Every tensor of a model by its Hugging Face name, with its shape. Slots of the same name are
-// stored as one tensor, their rows below each other.
-struct Slot {
-  std::string name;
-  at::Tensor* at;
-  std::vector<int64_t> shape;
-  bool transposed = false;  // stored [in, out]
-};
-std::vector<Slot> slots(Model&);
-
-bool is_of_variant(const Slot&);  // a weight of the layer's attention variant
-
-// The initial value of a weight.
-at::Tensor random_start(const Slot&, const ModelConfig&, const at::Generator&);
-
-// Random weights as in Hugging Face's code: normal, with config.json's initializer_range.
-Model random_model(const ModelConfig&, uint64_t seed);
-
-int64_t parameter_count(const Model&);
-
 // Callbacks for analyses: `attention` sees the inputs and the result of each layer's attention. The
 // layer continues with what it writes into `result`.
 struct Probe {
@@ -67,8 +47,18 @@ struct Probe {
   std::function<void(int64_t layer, const at::Tensor& x)> input = {};
 };
 
+// What a layer keeps of the tokens so far: the state of its attention, and the last rows of what
+// its key shift, its convolution and its raw decay read. An undefined tensor stands for zeros.
+struct LayerState {
+  attn::State attention;
+  at::Tensor inputs = {};       // [B, 1, C], with key_shift
+  at::Tensor projections = {};  // [B, n - 1, channels], before a convolution over n tokens
+  at::Tensor decays = {};       // [B, 1, G], with raw_decay
+};
+int64_t bytes(const LayerState&);
+
 struct Run {
-  std::vector<attn::State>* states = nullptr;  // one per layer: the tokens continue from them
+  std::vector<LayerState>* states = nullptr;  // one per layer: the tokens continue from them
   std::string execution = "auto";
   const Probe* probe = nullptr;
   // The dtype of products and of the parts between them; undefined: the weights' dtype. Mixed
@@ -77,7 +67,7 @@ struct Run {
 };
 
 // One empty state per layer.
-std::vector<attn::State> empty_states(const Model&, int64_t batch);
+std::vector<LayerState> empty_states(const Model&, int64_t batch);
 
 // [B, T] tokens -> [B, T, C], after the last norm.
 at::Tensor hidden(const Model&, const at::Tensor& tokens, const Run& = {});

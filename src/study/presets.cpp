@@ -50,18 +50,21 @@ static const Preset kPresets[] = {
             "recall:pairs=64,vocabulary=256"]
 })"},
     {"paper",
-     "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token file",
+     "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token file; "
+     "--list says where it differs",
      R"({
   "title": "The ablation in the paper's own setting",
+  "about": "As in the authors' code: sizes, optimizer, schedule, initial distributions (embedding and head normal 0.02, layers and gates as torch's modules, norms 1), weight decay of all parameters, gradient clipping at 1 for variants with a gate and none otherwise, steps with a NaN or infinite gradient skipped (their GradScaler does that). Differences: sequences are 1,024 consecutive tokens of one stream, where theirs are documents, cut or padded to that length; a twentieth of the text is held out, not a thousandth; the learning rate is at most two steps of the schedule away; RMSNorm of heads has eps 1e-5, theirs the machine epsilon of its dtype; variants follow the equations, those that end in @code the code.",
   "attention": ["softmax", "l2", "rms", "layer_norm", "by_count", "by_count_gate", "gated", "taylor{1..4}", "taylor{6,8,10}",
                 "linear_elu", "linear_relu", "linear_cosine"],
   "seeds": [0],
   "settings": {
     "model": "small", "data": "train.bin", "dtype": "bfloat16", "steps": 100000, "batch": 36, "length": 1024,
     "learning-rate": 1e-4, "warmup": 10000, "decay-steps": 1000000, "beta1": 0.9, "beta2": 0.999, "eps": 1e-7,
-    "weight-decay": 0.01, "clip": 1, "evaluate-every": 10000, "evaluate-sequences": 1024, "checkpoint-every": 2000,
-    "entropy-every": 1000, "on-nan": "skip"
+    "weight-decay": 0.01, "decay-all": true, "clip": 0, "model-config": {"horner": {"init": "torch"}},
+    "evaluate-every": 10000, "evaluate-sequences": 1024, "checkpoint-every": 2000, "entropy-every": 1000, "on-nan": "skip"
   },
+  "attention-settings": {"*gate*": {"clip": 1}},
   "tasks": ["text"]
 })"},
 };

@@ -80,11 +80,19 @@ static std::string folder_name(const std::string& text) {
 }
 
 Study read_study(const Json& j, const std::string& where, const std::filesystem::path& out) {
-  check_fields(j, {"title", "about", "attention", "seeds", "settings", "tasks"}, where);
-  Study s{.title = j.value("title", std::string("A study")), .runs = {}};
+  check_fields(j,
+               {"title", "about", "attention", "seeds", "settings", "attention-settings", "tasks"},
+               where);
+  Study s{.title = j.value("title", std::string("A study")),
+          .about = j.value("about", std::string()),
+          .runs = {}};
+  const Json own = j.value("attention-settings", Json::object());
+  check(own.is_object(), where, ": 'attention-settings' must be a JSON object, such as ",
+        R"({"*gate*": {"clip": 1}})");
   check(j.contains("tasks") && j["tasks"].is_array() && !j["tasks"].empty(), where,
         ": 'tasks' must be a list such as [{\"task\": \"text\"}]");
-  std::set<std::string> names;
+  std::set<std::string> names, unused;
+  for (const auto& [pattern, settings] : own.items()) unused.insert(pattern);
   std::vector<std::pair<uint64_t, Run>> runs;
   for (const Json& given : j["tasks"]) {
     Json t = given.is_string() ? Json{{"task", given}} : given;
@@ -100,6 +108,11 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
         r.name = folder_name(task) + "/" + folder_name(attention) + "/seed" + std::to_string(seed);
         for (const Json* from : {&j, const_cast<const Json*>(&t)})
           if (from->contains("settings")) read_settings(r.settings, (*from)["settings"], where);
+        for (const auto& [pattern, settings] : own.items())
+          if (matches(pattern, attention)) {
+            read_settings(r.settings, settings, where + ": '" + pattern + "'");
+            unused.erase(pattern);
+          }
         r.settings.task = task, r.settings.attention = attention, r.settings.seed = seed;
         train::check_settings(r.settings);
         r.folder = out / r.name;
@@ -107,6 +120,8 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
         runs.emplace_back(seed, r);
       }
   }
+  check(unused.empty(), where, ": no variant of the study matches '",
+        unused.empty() ? "" : *unused.begin(), "' of 'attention-settings'");
   std::stable_sort(runs.begin(), runs.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [seed, run] : runs) s.runs.push_back(run);

@@ -1,8 +1,9 @@
 // A study: a grid of runs, from a JSON file or a preset.
 //   {"title": …, "attention": ["softmax", "taylor{1..10}", "linear_*"], "seeds": [0, 1, 2],
 //    "settings": {any setting of horner train},
+//    "attention-settings": {"*gate*": {settings of the variants that match}},
 //    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […]}, …]}
-// The fields of a task override those of the study.
+// The fields of a task override those of the study; the settings of a variant override both.
 #pragma once
 
 #include <filesystem>
@@ -22,7 +23,7 @@ struct Run {
   train::Settings settings;
 };
 struct Study {
-  std::string title;
+  std::string title, about;
   std::vector<Run> runs;  // seeds outermost, so that a study stopped early has every variant
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/names.h"
+#include "core/random.h"
 
 namespace horner::study {
 
@@ -130,7 +131,7 @@ Chosen find_task(std::string_view text) {
 static bool is_validation(Tokens tokens) {
   constexpr uint64_t kShare = 8;
   uint64_t hash = 0;
-  for (int64_t t : tokens) hash = train::random_bits(hash, 0, uint64_t(t));
+  for (int64_t t : tokens) hash = random_bits(hash, 0, uint64_t(t));
   return hash % kShare == 0;
 }
 
@@ -139,11 +140,9 @@ train::Source make_source(std::string_view text, const std::string& data, uint64
   if (!c.task) return train::text_source(data, seed);
   const auto fill = [c, seed](train::Split split, uint64_t index, Tokens tokens, Tokens targets) {
     c.task->check(c.shape, tokens.size());
-    const uint64_t own = train::random_bits(seed, uint64_t(split), index);
+    const uint64_t own = random_bits(seed, uint64_t(split), index);
     uint64_t drawn = 0;
-    const Random random = [&](uint64_t below) {
-      return train::random_bits(own, 2, drawn++) % below;
-    };
+    const Random random = [&](uint64_t below) { return random_bits(own, 2, drawn++) % below; };
     constexpr int kTries = 10000;
     for (int i = 0; i < kTries; ++i) {
       std::fill(targets.begin(), targets.end(), -1);

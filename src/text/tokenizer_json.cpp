@@ -194,9 +194,19 @@ void add_decoder(const Field& f, const std::string& type, std::vector<Decoder>& 
 
 void add_processor(const Field& f, const std::string& type, Model& out) {
   if (type == "ByteLevel") return;  // affects offsets only
+  check(out.before.empty() && out.after.empty(), f.path, ": only one template is supported");
+  if (type == "BertProcessing" || type == "RobertaProcessing") {  // [name, number] of each token
+    f.only({"type", "sep", "cls", "trim_offsets", "add_prefix_space"});
+    const auto number = [&](const char* key) {
+      const std::vector<Field> pair = f.at(key).list();
+      check(pair.size() == 2, f.path, ".", key, " must be [token, number]");
+      return Token(pair[1].number(out.names.size()));
+    };
+    out.before = {number("cls")}, out.after = {number("sep")};
+    return;
+  }
   if (type != "TemplateProcessing") f.at("type").refuse();
   f.only({"type", "single", "pair", "special_tokens"});
-  check(out.before.empty() && out.after.empty(), f.path, ": only one template is supported");
   bool seen = false;
   for (const Field& part : f.at("single").list()) {
     part.only({"Sequence", "SpecialToken"});

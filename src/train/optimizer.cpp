@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <map>
-
 namespace horner::train {
 
 static int64_t layer_of(const std::string& name) {
@@ -18,15 +16,14 @@ static int64_t layer_of(const std::string& name) {
 Optimizer make_optimizer(nn::Model& m, at::Device device) {
   const c10::NoGradGuard without_gradients;
   Optimizer out;
-  std::map<std::string, int> seen;  // GPT-2 stores q, k and v under one name
   for (const nn::Slot& s : nn::slots(m)) {
     at::Tensor x = at::empty(s.at->sizes(), at::TensorOptions(device).dtype(at::kFloat));
     x.copy_(*s.at);
-    x.set_requires_grad(true);
     *s.at = x;
-    const int before = seen[s.name]++;
-    const std::string name = before == 0 ? s.name : s.name + "#" + std::to_string(before);
-    out.parameters.push_back({name, x, at::zeros_like(x), at::zeros_like(x), layer_of(s.name)});
+    if (s.fixed) continue;
+    x.set_requires_grad(true);
+    out.parameters.push_back(
+        {s.unique_name(), x, at::zeros_like(x), at::zeros_like(x), layer_of(s.name)});
   }
   if (m.config.tied) m.head = m.embedding;
   out.count = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));
@@ -58,16 +55,16 @@ void update(Optimizer& o, const Settings& s, StepNumbers& n) {
   // The kernels divide gradients by `divisor`, and do nothing if `skip` is 1.
   const at::Tensor divisor = s.clip > 0 ? (n.norm / s.clip).clamp_min(1) : at::ones_like(n.norm);
   const at::Tensor skip = 1 - fine;
-  for (const bool matrices : {true, false}) {
+  for (const bool decayed : {true, false}) {
     std::vector<at::Tensor> x, g, mean, square, count;
     for (const Parameter& p : o.parameters) {
-      if ((p.at.dim() >= 2) != matrices) continue;
+      if ((s.decay_all || p.at.dim() >= 2) != decayed) continue;
       x.push_back(p.at), g.push_back(p.at.grad());
       mean.push_back(p.mean), square.push_back(p.square), count.push_back(o.count);
     }
     if (x.empty()) continue;
     at::_fused_adamw_(x, g, mean, square, {}, count, n.rate, s.beta1, s.beta2,
-                      matrices ? s.weight_decay : 0, s.eps, /*amsgrad=*/false, /*maximize=*/false,
+                      decayed ? s.weight_decay : 0, s.eps, /*amsgrad=*/false, /*maximize=*/false,
                       divisor, skip);
   }
 }

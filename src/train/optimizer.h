@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/model.h"
+#include "nn/slots.h"
 #include "train/settings.h"
 
 namespace horner::train {
@@ -19,11 +19,12 @@ struct Parameter {
 };
 
 struct Optimizer {
-  std::vector<Parameter> parameters;  // in the order of nn::slots
+  std::vector<Parameter> parameters;  // in the order of nn::slots, without constants
   at::Tensor count;                   // [], steps taken
 };
 
-// Makes the model's tensors float32 leaves on `device` that require gradients.
+// Makes the model's tensors float32 on `device`, and all but constants leaves that require
+// gradients.
 Optimizer make_optimizer(nn::Model&, at::Device);
 
 // Scalar inputs and outputs of a step, at fixed addresses so that the step can be captured.

@@ -33,6 +33,7 @@ static const Setting kSettings[] = {
     {"beta2",              &S::beta2,              true,  {0, 1},              "AdamW: decay of the mean squared gradient"},
     {"eps",                &S::eps,                true,  {.least = 0},        "AdamW: term added to the denominator"},
     {"weight-decay",       &S::weight_decay,       true,  {.least = 0},        "weight decay of matrices; norms and biases have none"},
+    {"decay-all",          &S::decay_all,          true,  {},                  "apply weight decay to norms, biases and all other vectors too"},
     {"clip",               &S::clip,               true,  {.least = 0},        "maximum gradient norm; 0 disables clipping"},
     {"seed",               &S::seed,               true,  {},                  "seed of the initial weights and of the order of the data"},
     {"dtype",              &S::dtype,              true,  one_of("float32", "bfloat16"),      "dtype of matrix products; weights are float32"},

@@ -19,6 +19,7 @@ struct Settings {
   Json model_config = Json::object();
   int64_t steps = 1000, batch = 8, length = 512, micro_batch = 0;
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1;
+  bool decay_all = false;
   int64_t warmup = -1, decay_steps = 0;
   uint64_t seed = 0;
   std::string dtype = "float32", execution = "auto", device = "auto", backend = "auto";

@@ -4,19 +4,13 @@
 #include <memory>
 
 #include "core/check.h"
+#include "core/random.h"
 #include "text/corpus.h"
 #include "text/token_file.h"
 
 namespace horner::train {
 
 namespace {
-
-// SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output bit.
-uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
 
 struct Text {
   size_t size;
@@ -38,11 +32,6 @@ Text tokens_of(const std::filesystem::path& path) {
 }
 
 }  // namespace
-
-uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
-  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
-  return mixed(mixed(mixed(seed + kGolden) + stream * kGolden) + (index + 1) * kGolden);
-}
 
 Source text_source(const std::filesystem::path& token_file, uint64_t seed) {
   const bool bytes = token_file.empty();

@@ -25,7 +25,4 @@ struct Source {
 // is held out for validation.
 Source text_source(const std::filesystem::path& token_file, uint64_t seed);
 
-// Random bits, a function of the three numbers.
-uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index);
-
 }  // namespace horner::train

@@ -1,0 +1,125 @@
+#include "nn/layer.h"
+
+#include <ATen/ATen.h>
+
+#include "attn/inputs.h"
+
+namespace horner::nn {
+
+parts::Norm norm_of(const ModelConfig& c) {
+  const NormKind kind = c.family->norm;
+  return {kind == NormKind::layer, kind == NormKind::rms_plus_one ? 1. : 0., c.eps};
+}
+
+// x [B, T, channels] after the n rows before it: those in `past`, or zeros. The last n rows of all
+// replace `past`, unless that is null.
+static at::Tensor with_past(const at::Tensor& x, int64_t n, at::Tensor* past) {
+  const at::Tensor before =
+      past && past->defined() ? *past : at::zeros({x.size(0), n, x.size(2)}, x.options());
+  const at::Tensor all = at::cat({before, x}, 1);
+  if (past) *past = all.narrow(1, x.size(1), n).clone();
+  return all;
+}
+
+// An input of each token as the operator takes it, [B, T, heads], from x = W token + b. The first
+// paper's code has two exceptions: raw_decay and exp_gate of attn::Around.
+static at::Tensor gate_of(const Pass& p, size_t i, const attn::Input& input, const at::Tensor& x) {
+  constexpr double kRawDecay = 1024;
+  const attn::Around& around = p.m.config.layers[i].around;
+  LayerState* const state = p.state(i);
+  if (around.raw_decay && input.at == &attn::Inputs::decay)
+    return with_past(x, 1, state ? &state->decays : nullptr).narrow(1, 0, p.T) / kRawDecay;
+  if (around.exp_gate && input.at == &attn::Inputs::output_gate) return (-x).exp();
+  return input.role == attn::Role::gate       ? x.sigmoid()
+         : input.role == attn::Role::log_gate ? at::log_sigmoid(x)
+                                              : x;  // a logit
+}
+
+// Gates are float32: logarithms in bfloat16 are too coarse to sum.
+void add_variant_inputs(const Pass& p, size_t i, const at::Tensor& x, attn::Inputs& in) {
+  const Layer& l = p.m.layers[i];
+  for (const attn::Input& input : attn::input_table()) {
+    if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
+    if (!input.wanted(p.m.config.layers[i].attention) || (in.*input.at).defined()) continue;
+    const std::string name = input.name;
+    if (input.role == attn::Role::parameter || input.role == attn::Role::constant) {
+      const at::Tensor& own = l.variant.at(name);
+      in.*input.at = input.role == attn::Role::constant ? own.detach() : own;
+      continue;
+    }
+    at::Tensor gate =
+        parts::product(x, {l.variant.at(name + ".weight")}, {l.variant.at(name + ".bias")});
+    if (at::isReducedFloatingType(gate.scalar_type())) gate = gate.to(at::kFloat);
+    in.*input.at = gate_of(p, i, input, gate.view({p.B, p.T, -1})).transpose(1, 2);
+  }
+}
+
+at::Tensor operate(const Pass& p, size_t i, const attn::Inputs& in) {
+  const attn::Spec& spec = p.m.config.layers[i].attention;
+  LayerState* const state = p.state(i);
+  const at::Tensor a = state ? attn::step(state->attention, in)  // [B, H, T, E]
+                             : attn::attend(spec, in, p.run.execution);
+  if (p.run.probe && p.run.probe->attention) p.run.probe->attention(int64_t(i), spec, in, a);
+  return a.transpose(1, 2).reshape({p.B * p.T, -1});
+}
+
+// The sum is in the dtype of the weight, float32 in mixed precision.
+at::Tensor convolved(const Pass& p, size_t i, const at::Tensor& rows, const at::Tensor& weight,
+                     const at::Tensor& bias) {
+  const int64_t n = weight.size(1);
+  LayerState* const state = p.state(i);
+  const at::Tensor x =
+      with_past(rows.view({p.B, p.T, rows.size(1)}), n - 1, state ? &state->projections : nullptr);
+  at::Tensor y;
+  for (int64_t j = 0; j < n; ++j) {
+    const at::Tensor term = x.narrow(1, j, p.T) * weight.select(1, j);
+    y = y.defined() ? y + term : term;
+  }
+  if (bias.defined()) y = y + bias;
+  return at::silu(y).to(rows.scalar_type()).view(rows.sizes());
+}
+
+// Keys come from the previous token; the first token's keys come from zeros.
+static at::Tensor shifted_qkv(const Pass& p, size_t i, const at::Tensor& x) {
+  const Layer& l = p.m.layers[i];
+  LayerState* const state = p.state(i);
+  const at::Tensor before =
+      with_past(x.view({p.B, p.T, -1}), 1, state ? &state->inputs : nullptr).narrow(1, 0, p.T);
+  return at::cat({parts::product(x, {l.q}, {l.q_bias}),
+                  parts::product(before.reshape(x.sizes()), {l.k}, {l.k_bias}),
+                  parts::product(x, {l.v}, {l.v_bias})},
+                 -1);
+}
+
+// Rows (q | k | v), [B T, (H + 2 G) D]; then the convolution, if the layer has one, and norms over
+// whole projections where the family has them.
+static at::Tensor project(const Pass& p, size_t i, const at::Tensor& x) {
+  const ModelConfig& c = p.m.config;
+  const Layer& l = p.m.layers[i];
+  at::Tensor qkv = c.key_shift ? shifted_qkv(p, i, x)
+                               : parts::product(x, {l.q, l.k, l.v}, {l.q_bias, l.k_bias, l.v_bias});
+  if (c.layers[i].around.short_conv > 0)
+    qkv = convolved(p, i, qkv, l.variant.at("short_conv.weight"));
+  if (!l.q_norm.defined() || c.family->query_key_norm == NormWidth::head) return qkv;
+  const auto part = qkv.split_with_sizes({c.H * c.D, c.G * c.D, c.G * c.D}, 1);
+  const auto normed = [&](const at::Tensor& y, const at::Tensor& weight) {
+    return parts::norm(norm_of(c), y, weight, {}, y.scalar_type());
+  };
+  return at::cat({normed(part[0], l.q_norm), normed(part[1], l.k_norm), part[2]}, 1);
+}
+
+at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x, const parts::Rotation& by) {
+  const ModelConfig& c = p.m.config;
+  const Layer& l = p.m.layers[i];
+  if (p.run.probe && p.run.probe->input) p.run.probe->input(int64_t(i), x);
+  if (c.layers[i].around.mamba) return mamba(p, i, x);
+  const bool each = c.family->query_key_norm == NormWidth::head;  // a norm of each head
+  const auto [q, k, v] =
+      parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, project(p, i, x),
+                   each ? l.q_norm : at::Tensor(), each ? l.k_norm : at::Tensor(), by);
+  attn::Inputs in{.q = q, .k = k, .v = v};
+  add_variant_inputs(p, i, x, in);
+  return parts::product(operate(p, i, in), {l.o}, {l.o_bias});
+}
+
+}  // namespace horner::nn
