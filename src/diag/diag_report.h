@@ -11,6 +11,9 @@ struct About {
 };
 report::Report make_report(const Diagnosis&, const std::optional<WhatIf>&, const About&);
 
+// Adds sensitivity, coverage, growth and Lemma 2 (claims.h).
+void add_claims(report::Report&, const Diagnosis&);
+
 // All numbers.
 nn::Json to_json(const Diagnosis&, const std::optional<WhatIf>&);
 

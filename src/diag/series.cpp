@@ -72,17 +72,18 @@ std::vector<HeadSeries> series(const attn::Spec& given, const attn::Inputs& all,
   const int64_t S = queries.back().t + 1;
   for (size_t i = 0; i < out.size(); ++i) {
     const attn::Inputs one = head_of(in, int64_t(i));
-    std::vector<at::Tensor> scores, hidden;
+    std::vector<at::Tensor> scores, hidden, weights;
     nn::for_rows(
         spec, one, queries, [&](const nn::Rows& r) {  // pad every block to the width of the last
           scores.push_back(at::constant_pad_nd(r.scores[0], {0, S - r.scores.size(-1)}));
           hidden.push_back(at::constant_pad_nd(r.hidden[0], {0, S - r.hidden.size(-1)}, 1));
+          weights.push_back(at::constant_pad_nd(r.weights[0], {0, S - r.weights.size(-1)}));
         });
     const at::Tensor x = at::cat(scores), h = at::cat(hidden);  // [R, S]
     const at::Tensor v = one.v[0][0].narrow(0, 0, S);
     const at::Tensor centred =
         x - x.masked_fill(h, 0).sum(-1, true) / h.logical_not().sum(-1, true);
-    const at::Tensor o = at::matmul(x.masked_fill(h, -INFINITY).softmax(-1), v);
+    const at::Tensor o = at::matmul(at::cat(weights), v);
     const at::Tensor seen = x.masked_select(h.logical_not());
     out[i] = {dominant_order(log_term_means(seen)), seen.abs().max().item<double>(),
               errors(x, h, v, o), errors(centred, h, v, o)};
