@@ -44,8 +44,8 @@ at::Tensor jacobian_of(const attn::Spec& spec, const at::Tensor& x, double facto
 
 TEST(Jacobian, IsTheDerivativeOfTheReferenceAndInsideItsBounds) {
   int rows = 0;
-  for (const char* name : pointwise_normalisers()) {
-    const attn::Spec spec = attn::find(name).spec;
+  for (const auto& [name, variant] : pointwise_normalisers()) {
+    const attn::Spec spec = attn::find(variant).spec;
     ASSERT_EQ(why_no_jacobian(spec), "") << name;
     for (double sharp : {0.05, 1., 4.})
       for (int64_t n : {2, 3, 17, 40})

@@ -28,7 +28,7 @@ static int64_t shown_top(const Diagnosis& d) {
   return out;
 }
 
-static void add_coverage(Report& r, const Diagnosis& d) {
+void add_coverage(Report& r, const Diagnosis& d) {
   Chart c{.x_label = "N", .y_label = "share of the selected tokens", .log_x = true};
   struct Curve3 {
     const char* name;
@@ -61,14 +61,14 @@ static void add_coverage(Report& r, const Diagnosis& d) {
     tokens.points.push_back({double(x.heads), x.tokens});
   }
   by.series = {measured, expected, tokens};
-  r.sections.push_back({"Coverage against the number of heads",
+  r.sections.push_back({"Coverage by number of heads",
                         "N = " + std::to_string(N) +
                             ", all layers; how many heads select a token, and how many of such "
                             "tokens at least one of them separates.",
                         by, true});
 }
 
-static void add_growth(Report& r, const Diagnosis& d) {
+void add_growth(Report& r, const Diagnosis& d) {
   Chart c{.x_label = "tokens seen, n",
           .y_label = "mean distance over rows and heads",
           .log_x = true,
@@ -86,7 +86,7 @@ static void add_growth(Report& r, const Diagnosis& d) {
     }
     c.series.push_back(s);
   }
-  r.sections.push_back({"Distance with N in proportion to the length",
+  r.sections.push_back({"Distance for N = f n",
                         "Each row selects N = f n of the n tokens that it sees. Rows that see "
                         "between half of a length and all of it.",
                         c, true});
@@ -110,22 +110,21 @@ static void add_growth(Report& r, const Diagnosis& d) {
            interval_text(last.distance) +
            " of its value, because fewer tokens are left out; per token left out it becomes " +
            interval_text(last.each) + " times as large.",
-       t, true});
+       t});
 }
 
-static void add_jacobians(Report& r, const Diagnosis& d) {
+void add_jacobians(Report& r, const Diagnosis& d) {
   Table t{.columns = {{"normaliser"},
                       {"|J|", true, "median over rows"},
                       {"largest |J|", true},
                       {"derived bound", true, "√n |a| max|F'| / ΣF, median"},
-                      {"with min F", true, "√n |a| max|F'| / (n min F), median"},
                       {"two terms", true, "(1 + √n |a|) max|F'| / (n min F), median"},
                       {"attained", true, "|J| over the derived bound, median"},
-                      {"attained, most", true}}};
+                      {"at most", true}}};
   for (const JacobianSummary& s : jacobian_summaries(d)) {
     std::vector<Cell> row = {{s.name + (s.name == d.attention ? " (the model's own)" : "")}};
     for (const double x :
-         {s.norm, s.largest, s.derived, s.least, s.two_terms, s.attained, s.attained_largest})
+         {s.norm, s.largest, s.derived, s.two_terms, s.attained, s.attained_largest})
       row.push_back(number_cell(x));
     t.rows.push_back(row);
   }
@@ -173,7 +172,7 @@ static std::string crossings(const Diagnosis& d, Sensitivity Head::* units) {
          ".";
 }
 
-static void add_sensitivity(Report& r, const Diagnosis& d) {
+void add_sensitivity(Report& r, const Diagnosis& d) {
   const double scale = d.heads.front().scale;
   const std::string factor = number_text(1 / scale);
   r.sections.push_back({"Gradient sensitivity",
@@ -182,7 +181,7 @@ static void add_sensitivity(Report& r, const Diagnosis& d) {
                             crossings(d, &Head::sensitivity),
                         sensitivity_chart(d, &Head::sensitivity, "temperature T of the scores"),
                         true});
-  r.sections.push_back({"Gradient sensitivity by raw products",
+  r.sections.push_back({"Sensitivity by raw q·k",
                         "The paper's units: T and ε apply to q·k itself, so T = " + factor +
                             " is the model's own scale (" + number_text(scale) +
                             " q·k in the first layer measured); every fourth row. " +
@@ -212,13 +211,6 @@ static void add_sensitivity(Report& r, const Diagnosis& d) {
                         "Means over rows, largest over heads. In units of raw q·k, T and ε are " +
                             factor + " times as large and g is as many times smaller.",
                         t});
-}
-
-void add_claims(Report& r, const Diagnosis& d) {
-  add_sensitivity(r, d);
-  add_coverage(r, d);
-  add_growth(r, d);
-  add_jacobians(r, d);
 }
 
 }  // namespace horner::diag

@@ -297,10 +297,13 @@ Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const Abo
     words.rows.push_back({{f.title}, {f.text}, {heads}, {f.rule}});
   }
   r.sections.push_back({"Findings", "", words});
-  for (auto* make :
-       {against_length, against_top, critical_section, separability_section, series_section})
+  for (auto* make : {against_length, against_top, critical_section, separability_section})
     r.sections.push_back(make(d));
-  add_claims(r, d);
+  add_sensitivity(r, d);
+  add_coverage(r, d);
+  r.sections.push_back(series_section(d));
+  add_growth(r, d);
+  add_jacobians(r, d);
   if (w) add_what_if(r, *w);
   if (w && w->tops) add_tops(r, *w->tops);
   bool first = true;

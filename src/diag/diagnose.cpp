@@ -140,8 +140,8 @@ std::string attention_of(const nn::ModelConfig& c) {
 
 void make_jacobians(Diagnosis& d) {
   d.jacobians.push_back({d.attention, {}});
-  for (const char* name : pointwise_normalisers())
-    if (name != d.attention) d.jacobians.push_back({name, attn::find(name).spec});
+  for (const Pointwise& p : pointwise_normalisers())
+    if (p.name != d.attention) d.jacobians.push_back({p.name, attn::find(p.variant).spec});
 }
 
 void finish(Pass& p) {

@@ -181,10 +181,9 @@ static Finding growth(const Diagnosis& d) {
                     : "is undecided") +
            ": with N = " + number_text(paper.fraction) + " n it scales as n to the power " +
            interval(paper.distance);
-  for (size_t i = 1; i < all.size(); ++i)
-    f.text +=
-        (i + 1 < all.size() ? ", N = " + number_text(all[i].fraction) + " n: " : ", N = n - 1: ") +
-        interval(all[i].distance);
+  for (const Exponents& e : all)
+    if (e.fraction == 0.5 || e.fraction == 0.9)
+      f.text += ", N = " + number_text(e.fraction) + " n: " + interval(e.distance);
   const LastToken last = last_token(d);
   f.text += "; at the largest length it falls to " + interval(last.distance) +
             " of its value from N = " + number_text(paper.fraction) +

@@ -16,18 +16,18 @@ struct Maths<double> {
 
 namespace horner::diag {
 
-static constexpr const char* kNormalisers[] = {
-    "softmax",
-    "softmax1",
-    "ssmax",
-    "taylor2",
-    "taylor4",
-    "taylor10",
-    "power2",
-    "softmax:weight=sigmoid",
-    "softmax:weight=sigmoid,denominator=count",
+static constexpr Pointwise kNormalisers[] = {
+    {"softmax", "softmax"},
+    {"softmax1", "softmax1"},
+    {"ssmax", "ssmax"},
+    {"taylor2", "taylor2"},
+    {"taylor4", "taylor4"},
+    {"taylor10", "taylor10"},
+    {"power2", "power2"},
+    {"sigmoid / sum", "softmax:weight=sigmoid"},
+    {"sigmoid / count", "softmax:weight=sigmoid,denominator=count"},
 };
-std::span<const char* const> pointwise_normalisers() {
+std::span<const Pointwise> pointwise_normalisers() {
   return kNormalisers;
 }
 

@@ -29,7 +29,10 @@ std::string why_no_jacobian(const attn::Spec&);
 // before the weight; J is by the scores as given. The normaliser divides by its sum or by a count.
 Jacobian jacobian(const attn::Spec&, std::span<const double> scores, double factor = 1);
 
-// Normalisers with an F of one score to compare on the same scores.
-std::span<const char* const> pointwise_normalisers();
+// Normalisers with an F of one score to compare on the same scores, as variants of the catalog.
+struct Pointwise {
+  const char *name, *variant;
+};
+std::span<const Pointwise> pointwise_normalisers();
 
 }  // namespace horner::diag

@@ -16,8 +16,8 @@ struct HeadSeries {
   int dominant = 0;    // dominant_order of its scores
   double largest = 0;  // |x|
   // The relative error of the head's output, against that of its own operator, over all rows with
-  // the series of exp truncated at order 0, 1, …, plain and centred; up to kMostOrder, or until it
-  // is far below 1 %.
+  // the series of exp truncated at order 0, 1, …, plain and centred; up to kMostOrder or the order
+  // of the operator itself, or until it is far below 1 %.
   std::vector<double> plain, centred;
 };
 // For each head, over the rows of `queries`, in double.
