@@ -3,7 +3,7 @@
 # make build    set everything up and build: the command is build/horner, the package is in .venv
 # make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel: what takes minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
-# make pretrained   Gemma 3 270M, real trained weights (1.1 GB in pretrained/): some tests want it, none needs it
+# make pretrained   Gemma 3 270M, trained weights from a 4-bit file (1.1 GB in pretrained/): some tests want it, none needs it
 # make format   clang-format all sources
 # make clean    remove what was built (clean-all: the virtual environment too)
 #

@@ -219,7 +219,9 @@ TEST(Diagnose, AWholeModel) {
       ASSERT_EQ(d.heads.size(), m.layers.size() * size_t(m.config.H));
       for (const auto& [name, c] : d.crossed) {
         EXPECT_GT(c.of, 0);
-        const bool loose = name.find("print") != name.npos || name.find("expectation") != name.npos;
+        const bool loose = name.find("print") != name.npos ||
+                           name.find("expectation") != name.npos ||
+                           name.find("not a bound") != name.npos;
         EXPECT_TRUE(loose || c.times == 0) << name << ": " << c.times;
       }
       const size_t five = size_t(std::find(d.grid.begin(), d.grid.end(), 5) - d.grid.begin());

@@ -174,10 +174,10 @@ TEST(Geometry, SeparabilityIsTheDefinitionAndInsideItsBounds) {
           const double over = std::max(0., std::sqrt(q / (1 + 2. / 6)) - r);
           mean += (over == 0 ? 1 : std::exp(-2 * over * over / (rest * rest))) / double(N);
         }
-        EXPECT_NEAR(got.lower_printed, std::max(0., 1 - lengths / (r * double(N))), 1e-4);
-        EXPECT_NEAR(got.upper_printed, upper, 1e-4);
+        EXPECT_NEAR(got.lower_markov, std::max(0., 1 - lengths / (r * double(N))), 1e-4);
+        EXPECT_NEAR(got.upper_hoeffding, upper, 1e-4);
         EXPECT_NEAR(got.upper_mean, mean, 1e-3);
-        EXPECT_LE(got.lower_printed, got.lower + 1e-9);
+        EXPECT_LE(got.lower_markov, got.lower + 1e-9);
         EXPECT_LE(got.lower, got.share);
         EXPECT_GE(got.upper, got.share);
       }

@@ -1,4 +1,5 @@
 // The numbers of a diagnosis as JSON.
+#include "diag/claims.h"
 #include "diag/diag_report.h"
 
 namespace horner::diag {
@@ -19,9 +20,67 @@ static Json head_json(const Diagnosis& d, const Head& h) {
   }
   out["separable"] = Json::array();
   for (int64_t N : d.separable) out["separable"].push_back(share_at(d, h, N));
-  out["sensitivity"] = h.sensitivity;
-  out["sensitivity of the most sensitive row"] = h.sensitivity_most;
+  out["sensitivity"] = h.sensitivity.mean;
+  out["sensitivity of the most sensitive row"] = h.sensitivity.most;
+  out["scale"] = h.scale;
+  out["sensitivity by raw products"] = h.raw_sensitivity.mean;
+  out["sensitivity by raw products of the most sensitive row"] = h.raw_sensitivity.most;
+  for (const Growth& g : h.growth)
+    out["exponents, N in proportion"].push_back({{"distance", g.distance.slope()},
+                                                 {"per_token_left_out", g.each.slope()},
+                                                 {"expected_A", g.expected.slope()}});
   return out;
+}
+
+static Json interval_json(const Interval& x) {
+  return {{"median", x.middle}, {"low", x.low}, {"high", x.high}};
+}
+
+// What claims.h sums up.
+static void add_claims_json(const Diagnosis& d, Json& out) {
+  for (const Coverage& c : d.coverage) {
+    if (c.of == 0) continue;
+    Json by = Json::array();
+    for (size_t m = 0; m < c.selected.size(); ++m)
+      by.push_back({{"selected", c.selected[m]}, {"covered", c.covered[m]}});
+    out["coverage"].push_back({{"layer", c.layer},
+                               {"N", c.N},
+                               {"heads", c.heads()},
+                               {"one_head", c.share()},
+                               {"measured", c.measured()},
+                               {"independent_heads", c.expected()},
+                               {"paper", c.paper()},
+                               {"by_heads", by}});
+  }
+  for (const Exponents& e : exponents(d))
+    out["growth"]["fractions"].push_back({{"fraction", e.fraction},
+                                          {"distance", interval_json(e.distance)},
+                                          {"verdict", verdict(e.distance)},
+                                          {"per_token_left_out", interval_json(e.each)},
+                                          {"expected_A", interval_json(e.expected)}});
+  const LastToken last = last_token(d);
+  out["growth"]["one_token_left_out"] = {{"distance", interval_json(last.distance)},
+                                         {"per_token_left_out", interval_json(last.each)}};
+  out["jacobians"] = Json::array();
+  for (const JacobianSummary& s : jacobian_summaries(d))
+    out["jacobians"].push_back({{"name", s.name},
+                                {"norm", s.norm},
+                                {"largest_norm", s.largest},
+                                {"derived_bound", s.derived},
+                                {"bound_with_min_F", s.least},
+                                {"two_term_bound", s.two_terms},
+                                {"attained", s.attained},
+                                {"attained_largest", s.attained_largest}});
+  for (const auto& [name, units] :
+       {std::pair{"scores", &Head::sensitivity}, {"raw_products", &Head::raw_sensitivity}}) {
+    std::vector<std::vector<double>> curves;
+    for (size_t j = 0; j < d.settings.epsilons.size(); ++j) {
+      curves.push_back(largest_over_heads(d, units, &Sensitivity::mean, j));
+      out["one_over_T"][name]["from"].push_back(law_from(d.settings.temperatures, curves.back()));
+    }
+    out["one_over_T"][name]["all_epsilons_agree_from"] =
+        agree_from(d.settings.temperatures, curves);
+  }
 }
 
 static Json effects(const std::vector<Effect>& list) {
@@ -40,6 +99,7 @@ static Json effects(const std::vector<Effect>& list) {
 Json to_json(const Diagnosis& d, const std::optional<WhatIf>& w) {
   const Settings& s = d.settings;
   Json out = {{"tokens", d.tokens},
+              {"attention", d.attention},
               {"embedding", name_of(s.embedding)},
               {"unit", s.unit},
               {"lengths", s.lengths},
@@ -47,6 +107,7 @@ Json to_json(const Diagnosis& d, const std::optional<WhatIf>& w) {
               {"separable", d.separable},
               {"temperatures", s.temperatures},
               {"epsilons", s.epsilons}};
+  add_claims_json(d, out);
   for (const auto& [name, c] : d.crossed) out["crossed"][name] = {{"times", c.times}, {"of", c.of}};
   for (const Reading r : {Reading::A, Reading::B})
     for (const Critical& c : critical(d, r, s.level))

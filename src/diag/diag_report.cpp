@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diag/softmax_rows.h"
-
 namespace horner::diag {
 
 using namespace report;
@@ -30,7 +28,7 @@ struct Curve {
 };
 static constexpr Curve kCurves[] = {
     {"distance", &DistanceSums::distance, false},
-    {"expected, random sets (A)", &DistanceSums::expected, false},
+    {"expected, random sets (A), reconstructed", &DistanceSums::expected, false},
     {"expected, permuted tokens (B)", &DistanceSums::permuted, false},
     {"bound of Theorem 1", &DistanceSums::bound, true},
 };
@@ -51,7 +49,10 @@ static Chart distance_chart(const char* x_label, const std::vector<int64_t>& x, 
 static Section against_length(const Diagnosis& d) {
   const int64_t N = d.settings.tops.size() > 1 ? d.settings.tops[1] : d.settings.tops[0];
   const size_t k = size_t(std::find(d.grid.begin(), d.grid.end(), N) - d.grid.begin());
-  return {"Distance against length", "N = " + std::to_string(N) + " (the paper's figure 2a).",
+  return {"Distance against length",
+          "N = " + std::to_string(N) +
+              " (the paper's figure 2a). The expectation A is Theorem 1.2, whose formula is "
+              "reconstructed; B is another reading of the paper's random sets.",
           distance_chart("length L", d.settings.lengths,
                          [&](size_t l, auto what) { return mean(d, l, k, what); }),
           true};
@@ -92,9 +93,9 @@ static Section separability_section(const Diagnosis& d) {
     const char* name;
     double SeparationSums::* what;
   };
-  static constexpr Line2 kLines[] = {{"lower, as printed", &SeparationSums::lower_printed},
+  static constexpr Line2 kLines[] = {{"lower, reconstructed", &SeparationSums::lower_markov},
                                      {"lower, sharp", &SeparationSums::lower},
-                                     {"upper, as printed", &SeparationSums::upper_printed},
+                                     {"upper, reconstructed", &SeparationSums::upper_hoeffding},
                                      {"upper, in expectation", &SeparationSums::upper_mean},
                                      {"upper, certain", &SeparationSums::upper}};
   for (const Line2& l : kLines) b.lines.push_back({.name = l.name, .dashed = true});
@@ -113,36 +114,9 @@ static Section separability_section(const Diagnosis& d) {
     }
   }
   return {"Separability against N",
-          "Mean N_s / N over heads, unit points (figure 3); bounds of Theorem 2, means over heads.",
+          "Mean N_s / N over heads, unit points (figure 3); bounds of Theorem 2, means over heads. "
+          "The paper's formulas are reconstructed; the others are derived here.",
           b, true};
-}
-
-static Section sensitivity_section(const Diagnosis& d) {
-  const Settings& s = d.settings;
-  Chart c{.x_label = "temperature T",
-          .y_label = "g(T, ε), largest over heads",
-          .log_x = true,
-          .log_y = true};
-  for (const bool largest : {false, true})
-    for (size_t j = 0; j < s.epsilons.size(); ++j) {
-      Series seen{.name = "ε = " + number_text(s.epsilons[j]) + (largest ? ", largest row" : "")};
-      for (size_t i = 0; i < s.temperatures.size(); ++i) {
-        double most = 0;
-        for (const Head& h : d.heads)
-          most = std::max(most, (largest ? h.sensitivity_most : h.sensitivity)[i][j]);
-        seen.points.push_back({s.temperatures[i], most});
-      }
-      c.series.push_back(seen);
-    }
-  Series bound{.name = "1/(2T)", .dashed = true, .strong = true},
-      printed{.name = "min{1/(4T), √2}, as printed", .dashed = true};
-  for (double T : s.temperatures)
-    bound.points.push_back({T, 1 / (2 * T)}), printed.points.push_back({T, sensitivity_printed(T)});
-  c.series.push_back(bound), c.series.push_back(printed);
-  return {"Gradient sensitivity",
-          "Means over rows, and the most sensitive row. T = 1 is the model's own scale. The valid "
-          "bound is min{1/(2T), √2/ε} (figure 4).",
-          c, true};
 }
 
 static Section bounds_section(const Diagnosis& d) {
@@ -155,7 +129,9 @@ static Section bounds_section(const Diagnosis& d) {
   return {
       "Bounds",
       "Violations of each bound, over rows (and N, T, ε). A bound in expectation does not bound "
-      "single rows; the others must show 0 unless they are wrong as printed.",
+      "single rows; the others must show 0 unless they are wrong as printed or said not to be a "
+      "bound. Reconstructed: the paper's formula is not in any source at hand, this is ours "
+      "(docs/diagnosis.md has the list).",
       t};
 }
 
@@ -227,8 +203,10 @@ static Section series_section(const Diagnosis& d) {
     c.series.push_back(s);
   }
   return {"Series instead of exp",
-          "The relative error of a head's output with the series of exp truncated at an order.", c,
-          true};
+          "The relative error of a head's output with the series of exp truncated at an order, "
+          "against its own operator, " +
+              d.attention + ".",
+          c, true};
 }
 
 static void add_what_if(Report& r, const WhatIf& w) {
@@ -267,7 +245,7 @@ static void add_what_if(Report& r, const WhatIf& w) {
       add("plain, least affected half", w.plain, &Effect::half);
   add("centred, every head", w.centred, &Effect::all),
       add("centred, least affected half", w.centred, &Effect::half);
-  c.series.push_back({.name = "softmax",
+  c.series.push_back({.name = "unchanged",
                       .points = {{1, w.loss}, {double(w.plain.size()), w.loss}},
                       .dashed = true,
                       .strong = true});
@@ -309,7 +287,8 @@ Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const Abo
   const Settings& s = d.settings;
   Report r{.title = "What the attention of " + about.model + " selects",
            .subtitle = about.text + ", " + std::to_string(d.tokens) +
-                       " tokens; points: " + name_of(s.embedding) + (s.unit ? ", normalized" : "")};
+                       " tokens; attention: " + d.attention + "; points: " + name_of(s.embedding) +
+                       (s.unit ? ", normalized" : "")};
   Table words{.columns = {{"finding"}, {"evidence"}, {"heads (layer.head)"}, {"rule"}}};
   for (const Finding& f : findings(d, w)) {
     r.summary.push_back(f.title + ": " + f.text + ".");
@@ -318,15 +297,33 @@ Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const Abo
     words.rows.push_back({{f.title}, {f.text}, {heads}, {f.rule}});
   }
   r.sections.push_back({"Findings", "", words});
-  for (auto* make : {against_length, against_top, critical_section, separability_section,
-                     sensitivity_section, series_section})
+  for (auto* make : {against_length, against_top, critical_section, separability_section})
     r.sections.push_back(make(d));
+  add_sensitivity(r, d);
+  add_coverage(r, d);
+  r.sections.push_back(series_section(d));
+  add_growth(r, d);
+  add_jacobians(r, d);
   if (w) add_what_if(r, *w);
   if (w && w->tops) add_tops(r, *w->tops);
   bool first = true;
   for (const Metric& m : metrics())
     r.sections.push_back(heat_map(d, m, std::exchange(first, false)));
   r.sections.push_back(bounds_section(d));
+  r.sections.push_back(
+      {"Definitions chosen where the paper leaves them open", "docs/diagnosis.md has the sources.",
+       Facts{{"points x_i", std::string(name_of(s.embedding)) +
+                                (s.unit ? ", normalized" : ", not normalized for distances") +
+                                "; normalized for separability"},
+             {"rows", "only the tokens that a query sees; a row counts for N if it sees more"},
+             {"distance", "sum of |a_i x_i - s| over the tokens outside the N largest weights"},
+             {"expectation",
+              "A: random sets of N tokens (Theorem 1.2, reconstructed); B: weights "
+              "keep their ranks, tokens are permuted"},
+             {"critical N", "Kolmogorov-Smirnov at level " + number_text(s.level) +
+                                "; the paper has 0.01 in its text and 0.05 in its algorithm"},
+             {"radius of separability", "the least |a_j x_j - s| of a token that is not selected"},
+             {"temperature", "of the model's scores, and of raw q·k as in the paper"}}});
   r.sections.push_back({"How it was made", "",
                         Facts{{"command", about.command, true},
                               {"version", about.version},

@@ -11,6 +11,12 @@ struct About {
 };
 report::Report make_report(const Diagnosis&, const std::optional<WhatIf>&, const About&);
 
+// Sections of the paper's claims that claims.h sums up.
+void add_sensitivity(report::Report&, const Diagnosis&);
+void add_coverage(report::Report&, const Diagnosis&);
+void add_growth(report::Report&, const Diagnosis&);
+void add_jacobians(report::Report&, const Diagnosis&);
+
 // All numbers.
 nn::Json to_json(const Diagnosis&, const std::optional<WhatIf>&);
 

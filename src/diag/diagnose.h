@@ -6,9 +6,11 @@
 #include <map>
 #include <string>
 
+#include "diag/coverage.h"
 #include "diag/geometry.h"
+#include "diag/growth.h"
+#include "diag/jacobian.h"
 #include "diag/series.h"
-#include "diag/statistics.h"
 #include "nn/model.h"
 
 namespace horner::diag {
@@ -34,17 +36,24 @@ struct DistanceSums {
   double rows = 0, distance = 0, bound = 0, expected = 0, gap = 0, permuted = 0;
 };
 struct SeparationSums {
-  double rows = 0, share = 0, lower_printed = 0, lower = 0, upper_printed = 0, upper_mean = 0,
+  double rows = 0, share = 0, lower_markov = 0, lower = 0, upper_hoeffding = 0, upper_mean = 0,
          upper = 0;
+};
+// g(T, eps) for every temperature and epsilon, [temperature][epsilon].
+struct Sensitivity {
+  std::vector<std::vector<double>> mean, most;  // over rows; of the most sensitive row
+  double rows = 0;
 };
 struct Head {
   int64_t layer, head;
-  std::vector<std::vector<DistanceSums>> distances;   // [length][grid]
-  std::vector<SeparationSums> separations;            // [separable], at the largest length
-  std::vector<std::vector<double>> sensitivity;       // [temperature][epsilon], means over rows
-  std::vector<std::vector<double>> sensitivity_most;  // of the most sensitive row
-  Line law;                                           // log largest weight against log n
-  std::vector<double> log_high, log_low;              // [length], extremes of log(n a)
+  std::vector<std::vector<DistanceSums>> distances;  // [length][grid]
+  std::vector<SeparationSums> separations;           // [separable], at the largest length
+  // By the scores x = scale q.k of the model; and, over every fourth row, by raw products q.k, the
+  // paper's logits: T, eps and 1/g are then 1 / scale times as large.
+  Sensitivity sensitivity, raw_sensitivity;
+  double scale = 1;
+  std::vector<Growth> growth;  // [fraction]
+  Line law;                    // log largest weight against log n
   // means over rows
   double rows = 0, entropy = 0, entropy_ratio = 0, support = 0, first = 0, reach = 0, largest = 0,
          spread = 0;
@@ -67,11 +76,22 @@ struct Critical {
   double p;           // at that N
 };
 
+// |J| of a normaliser and the bounds of Lemma 2, for a few rows of every head.
+struct JacobianRows {
+  std::string name;
+  attn::Spec spec;
+  std::vector<Jacobian> rows = {};
+};
+
 struct Diagnosis {
   Settings settings;
   int64_t tokens = 0;
+  std::string attention;                 // the model's own operator, as its config names it
+  bool softmax = true;                   // all layers measured have softmax weights
   std::vector<int64_t> grid, separable;  // N of distances, N of separations
   std::vector<Head> heads;
+  std::vector<Coverage> coverage;       // of each layer and each N of `separable`
+  std::vector<JacobianRows> jacobians;  // the model's own operator first, if Lemma 2 applies
   std::map<std::string, Crossed> crossed;
 };
 

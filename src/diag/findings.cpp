@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "diag/claims.h"
+
 namespace horner::diag {
 
 std::string number_text(double x) {
@@ -144,6 +146,66 @@ static Finding critical_N(const Diagnosis& d) {
   return f;
 }
 
+static std::string interval(const Interval& x) {
+  return number_text(x.middle) + " (" + number_text(x.low) + " to " + number_text(x.high) + ")";
+}
+
+static Finding coverage(const Diagnosis& d) {
+  Finding f{.title = "Coverage by the heads of a layer",
+            .rule =
+                "a token that any head selects is covered if at least one of the heads that select "
+                "it separates it; independent heads: the mean of 1 - (1 - p)^m for m heads that "
+                "select it; the paper's formula: m is the number of heads; means over layers"};
+  Covered c{};
+  for (const Covered& x : covered_by_top(d))
+    if (x.N <= 16) c = x;
+  f.text = "at N = " + std::to_string(c.N) + " one head separates p = " + number_text(c.share) +
+           " of its tokens, the heads of a layer together " + number_text(c.measured) +
+           "; independent heads would " + number_text(c.expected) + ", and 1 - (1 - p)^H is " +
+           number_text(c.paper);
+  return f;
+}
+
+static Finding growth(const Diagnosis& d) {
+  const std::vector<Exponents> all = exponents(d);
+  const Exponents& paper = all.front();
+  Finding f{.title = "Distance with N in proportion to the length",
+            .rule =
+                "distance of rows that select N = f n of n tokens, least squares of its log on "
+                "log n; median over heads, 95 % bootstrap interval over heads; the distance tends "
+                "to 0 only if the interval is below 0"};
+  const bool grows = paper.distance.low > 0, falls = paper.distance.high < 0;
+  f.text = std::string("'distance → 0 as N grows with L' ") +
+           (grows   ? "does not hold"
+            : falls ? "is supported"
+                    : "is undecided") +
+           ": with N = " + number_text(paper.fraction) + " n it scales as n to the power " +
+           interval(paper.distance);
+  for (const Exponents& e : all)
+    if (e.fraction == 0.5 || e.fraction == 0.9)
+      f.text += ", N = " + number_text(e.fraction) + " n: " + interval(e.distance);
+  const LastToken last = last_token(d);
+  f.text += "; at the largest length it falls to " + interval(last.distance) +
+            " of its value from N = " + number_text(paper.fraction) +
+            " n to n - 1, per token left out it becomes " + interval(last.each) + " times as large";
+  return f;
+}
+
+static Finding lemma_2(const Diagnosis& d) {
+  Finding f{.title = "Jacobian of the weights (Lemma 2)",
+            .rule =
+                "spectral norm over a few rows of every head; the derived bound is "
+                "sqrt(n) |a| max|F'| / sum F; Lemma 2's own formula is not known"};
+  for (const JacobianSummary& s : jacobian_summaries(d))
+    if (s.name == d.attention)
+      f.text = d.attention + ": median " + number_text(s.norm) + ", largest " +
+               number_text(s.largest) + "; the derived bound is " + number_text(s.derived) +
+               " in the median and attained to " + number_text(100 * s.attained) + " % (at most " +
+               number_text(100 * s.attained_largest) + " %)";
+  if (f.text.empty()) f.text = "does not apply to " + d.attention;
+  return f;
+}
+
 static void add_tops(const WhatIf& w, std::vector<Finding>& out) {
   for (const Truncated& t : w.truncated)
     out.push_back({t.renormalised ? "Top N, renormalised" : "Top N, rest deleted",
@@ -213,6 +275,7 @@ std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w
   for (const Advice& a : kAdvice)
     if (!out[a.finding].heads.empty())
       out.push_back({a.title, a.text + effect(w, a.variant), a.rule, {}});
+  for (auto* make : {coverage, growth, lemma_2}) out.push_back(make(d));
   if (w) add_tops(*w, out);
   return out;
 }

@@ -217,7 +217,8 @@ Distance distance(const Row& r, const Top& t, const Top& all, bool bounded) {
 }
 
 // The share of I that is nearer to s than every token outside I; in double if float is too coarse.
-double share(const Row& r, const Top& t, double& radius) {
+// `tokens`, if not null, receives I.
+double share(const Row& r, const Top& t, double& radius, int32_t* tokens) {
   double least = outside(r, t).least;
   const double unsure = 2e-5 * std::sqrt(t.s_square);  // times a_i, the larger of the two weights
   bool exact = false;
@@ -235,16 +236,18 @@ double share(const Row& r, const Top& t, double& radius) {
   int64_t inside = 0;
   for (int64_t j = 0; j < t.N; ++j) {
     const int64_t i = r.order[j];
-    inside += (exact ? exact_nearness(r, s, i) : nearness(r, t, i)) < least;
+    const bool near = (exact ? exact_nearness(r, s, i) : nearness(r, t, i)) < least;
+    inside += near;
+    if (tokens) tokens[j] = near ? int32_t(r.seen.begin + i) : ~int32_t(r.seen.begin + i);
   }
   radius = std::sqrt(std::max(0., least + t.s_square));
   return double(inside) / double(t.N);
 }
 
-Separation separation(const Row& r, const Top& t) {
+Separation separation(const Row& r, const Top& t, int32_t* tokens) {
   constexpr double kSlack = 1e-5;  // lengths are 1 up to rounding
   double radius = 0;
-  Separation out{.share = share(r, t, radius)};
+  Separation out{.share = share(r, t, radius, tokens)};
   const double delta = r.points.least, d = double(r.points.x.size(1)), N = double(t.N);
   double lengths = 0;
   int64_t sure = 0, possible = 0;
@@ -260,10 +263,10 @@ Separation separation(const Row& r, const Top& t) {
     const auto decay = [](double over, double scale) {
       return over <= 0 ? 1 : scale <= 0 ? 0 : std::exp(-over * over / scale);
     };
-    out.upper_printed += decay(xi - radius, 2) / N;
+    out.upper_hoeffding += decay(xi - radius, 2) / N;
     out.upper_mean += decay(std::sqrt(squares / (1 + 2 / d)) - radius, rest * rest / 2) / N;
   }
-  out.lower_printed = radius > 0 ? std::max(0., 1 - lengths * (1 + kSlack) / (radius * N)) : 0;
+  out.lower_markov = radius > 0 ? std::max(0., 1 - lengths * (1 + kSlack) / (radius * N)) : 0;
   out.lower = double(sure) / N;
   out.upper = double(possible) / N;
   return out;
@@ -349,6 +352,8 @@ Measured measure(const Points& points, const at::Tensor& weights, std::span<cons
     out.distances.assign(size_t(R * K), {kNone, kNone, kNone, kNone, kNone, kNone});
   if (asked.separations)
     out.separations.assign(size_t(R * K), {kNone, kNone, kNone, kNone, kNone, kNone});
+  const int64_t chosen = std::accumulate(asked.tops.begin(), asked.tops.end(), int64_t(0));
+  if (asked.tokens) out.tokens.resize(size_t(R * chosen));
   constexpr int64_t kMostNumbers = 2 << 20;
   const int64_t each = std::max<int64_t>(1, kMostNumbers / ((K + 1) * S));
   for (int64_t first = 0; first < R; first += each) {
@@ -370,13 +375,15 @@ Measured measure(const Points& points, const at::Tensor& weights, std::span<cons
                    c.s_square[size_t(at)]};
       };
       const Top all = top(K, seen.count);
+      int32_t* tokens = asked.tokens ? out.tokens.data() + (first + r) * chosen : nullptr;
       for (int64_t k = 0; k < K && asked.tops[size_t(k)] < seen.count; ++k) {
         const Top t = top(k, asked.tops[size_t(k)]);
         const size_t at = size_t((first + r) * K + k);
         if (asked.distances)
           out.distances[at] =
               distance(row, t, all, asked.bounded.empty() || asked.bounded[size_t(k)]);
-        if (asked.separations) out.separations[at] = separation(row, t);
+        if (asked.separations) out.separations[at] = separation(row, t, tokens);
+        if (tokens) tokens += t.N;
       }
     }
   }

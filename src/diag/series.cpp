@@ -15,14 +15,14 @@ int enough(const std::vector<double>& errors, double most) {
   return n < int(errors.size()) ? n : kMostOrder + 1;
 }
 
-// Relative errors at order 0, 1, … for scores [R, S]; the exact output is o [R, E].
+// Relative errors at order 0, 1, …, `last` for scores [R, S]; the exact output is o [R, E].
 static std::vector<double> errors(const at::Tensor& scores, const at::Tensor& hidden,
-                                  const at::Tensor& v, const at::Tensor& o) {
+                                  const at::Tensor& v, const at::Tensor& o, int last) {
   const at::Tensor x = scores.masked_fill(hidden, 0);
   const double size = std::max(1e-300, o.norm().item<double>());
   at::Tensor term = at::ones_like(x).masked_fill_(hidden, 0), w = term.clone();
   std::vector<double> out;
-  for (int n = 0; n <= kMostOrder; ++n) {
+  for (int n = 0; n <= last; ++n) {
     if (n > 0) w += term.mul_(x).div_(n);
     at::Tensor W = w.sum(-1, true);
     W = at::where(W.abs() < 1e-6, at::where(W < 0, -1e-6, 1e-6).to(W.scalar_type()), W);
@@ -70,22 +70,25 @@ std::vector<HeadSeries> series(const attn::Spec& given, const attn::Inputs& all,
   spec.features = attn::Identity{};
   std::vector<HeadSeries> out(size_t(in.q.size(1)));
   const int64_t S = queries.back().t + 1;
+  const auto own = attn::facts(given.weight).orders;
+  const int last = own ? std::min(own->last, kMostOrder) : kMostOrder;
   for (size_t i = 0; i < out.size(); ++i) {
     const attn::Inputs one = head_of(in, int64_t(i));
-    std::vector<at::Tensor> scores, hidden;
+    std::vector<at::Tensor> scores, hidden, weights;
     nn::for_rows(
         spec, one, queries, [&](const nn::Rows& r) {  // pad every block to the width of the last
           scores.push_back(at::constant_pad_nd(r.scores[0], {0, S - r.scores.size(-1)}));
           hidden.push_back(at::constant_pad_nd(r.hidden[0], {0, S - r.hidden.size(-1)}, 1));
+          weights.push_back(at::constant_pad_nd(r.weights[0], {0, S - r.weights.size(-1)}));
         });
     const at::Tensor x = at::cat(scores), h = at::cat(hidden);  // [R, S]
     const at::Tensor v = one.v[0][0].narrow(0, 0, S);
     const at::Tensor centred =
         x - x.masked_fill(h, 0).sum(-1, true) / h.logical_not().sum(-1, true);
-    const at::Tensor o = at::matmul(x.masked_fill(h, -INFINITY).softmax(-1), v);
+    const at::Tensor o = at::matmul(at::cat(weights), v);
     const at::Tensor seen = x.masked_select(h.logical_not());
     out[i] = {dominant_order(log_term_means(seen)), seen.abs().max().item<double>(),
-              errors(x, h, v, o), errors(centred, h, v, o)};
+              errors(x, h, v, o, last), errors(centred, h, v, o, last)};
   }
   return out;
 }

@@ -15,8 +15,9 @@ int dominant_order(const std::vector<double>& log_term_means);
 struct HeadSeries {
   int dominant = 0;    // dominant_order of its scores
   double largest = 0;  // |x|
-  // The relative error of the head's output over all rows with the series truncated at order
-  // 0, 1, …, plain and centred; up to kMostOrder, or until it is far below 1 %.
+  // The relative error of the head's output, against that of its own operator, over all rows with
+  // the series of exp truncated at order 0, 1, …, plain and centred; up to kMostOrder or the order
+  // of the operator itself, or until it is far below 1 %.
   std::vector<double> plain, centred;
 };
 // For each head, over the rows of `queries`, in double.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attn/stages.h"
+
 namespace horner::diag {
 
 RowNumbers row_numbers(const nn::Rows& r) {
@@ -43,6 +45,17 @@ at::Tensor sensitivity(const at::Tensor& scores, const at::Tensor& hidden, const
     moved = (x + v * (eps / T)).softmax(-1) - a;
   }
   return moved.norm(2, -1) / eps;
+}
+
+at::Tensor sensitivity(const attn::Spec& spec, bool softmax, const RowScores& r, double T,
+                       double eps) {
+  if (softmax) return sensitivity(r.scores, r.hidden, r.v, T, eps);
+  const auto weights = [&](const at::Tensor& x) {
+    at::Tensor shift, w = attn::weights(spec, x / T, {r.hidden, r.count.to(at::kDouble)}, shift);
+    return w / w.sum(-1, true).clamp_min(1e-30);
+  };
+  const at::Tensor x = r.scores.to(at::kDouble);  // a small difference of two results
+  return (weights(x + eps * r.v) - weights(x)).norm(2, -1) / eps;
 }
 
 double sensitivity_bound(double T, double eps) {

@@ -1,5 +1,5 @@
-// Metrics of a softmax row that need no points: dispersion, bounds of its scores, and the
-// sensitivity of its weights to them.
+// Metrics of a row that need no points: dispersion, bounds of its scores, and the sensitivity of
+// its weights to them.
 #pragma once
 
 #include "nn/rows.h"
@@ -24,7 +24,12 @@ RowNumbers row_numbers(const nn::Rows&);
 // has length 1 over the visible tokens and is 0 elsewhere.
 at::Tensor sensitivity(const at::Tensor& scores, const at::Tensor& hidden, const at::Tensor& v,
                        double T, double eps);
-// The bound that holds, and the one printed in Corollary 3.
+// The same for the weights of any operator, a row divided by its sum; count [1, R, 1] tokens seen.
+struct RowScores {
+  at::Tensor scores, hidden, count, v;
+};
+at::Tensor sensitivity(const attn::Spec&, bool softmax, const RowScores&, double T, double eps);
+// For softmax: the bound that holds, and the one printed in Corollary 3.
 double sensitivity_bound(double T, double eps);
 double sensitivity_printed(double T);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "core/check.h"
 
@@ -29,6 +30,18 @@ double quantile(std::vector<double> sample, double p) {
   const double at = p * double(sample.size() - 1);
   const size_t low = size_t(at), high = std::min(low + 1, sample.size() - 1);
   return sample[low] + (at - double(low)) * (sample[high] - sample[low]);
+}
+
+Interval bootstrap_median(std::vector<double> sample, uint64_t seed) {
+  std::erase_if(sample, [](double v) { return !std::isfinite(v); });
+  if (sample.empty()) return {NAN, NAN, NAN};
+  std::mt19937_64 random(seed);
+  std::vector<double> medians, drawn(sample.size());
+  for (int i = 0; i < 2000; ++i) {
+    for (double& x : drawn) x = sample[random() % sample.size()];
+    medians.push_back(quantile(drawn, 0.5));
+  }
+  return {quantile(sample, 0.5), quantile(medians, 0.025), quantile(medians, 0.975)};
 }
 
 // 1 - P(every point (i, j) of a random path has |i / n - j / m| < D). The share of paths to (i, j)

@@ -1,6 +1,8 @@
-// Statistics of samples: linear regression, quantiles, the two-sample Kolmogorov-Smirnov test.
+// Statistics of samples: linear regression, quantiles, the bootstrap, the two-sample
+// Kolmogorov-Smirnov test.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 namespace horner::diag {
@@ -17,6 +19,13 @@ struct Line {
 
 // The p-quantile of the finite values, linearly interpolated.
 double quantile(std::vector<double> sample, double p);
+
+// The median of the finite values, with a 95 % interval: the quantiles of the medians of 2,000
+// samples drawn from them with replacement (percentile bootstrap).
+struct Interval {
+  double middle, low, high;
+};
+Interval bootstrap_median(std::vector<double> sample, uint64_t seed = 0);
 
 struct KolmogorovSmirnov {
   double D;  // largest distance of the two distribution functions

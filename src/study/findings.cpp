@@ -246,7 +246,8 @@ static void say_dominant(const TaskData& t, Sentences& out) {
                 ": in the trained softmax models the largest term of exp's series has " +
                 (least == most ? "order " + std::to_string(least)
                                : "order " + std::to_string(least) + " to " + std::to_string(most) +
-                                     ", depending on the layer") +
+                                     ", depending on the layer" +
+                                     (t.softmax->runs.size() > 1 ? " and the seed" : "")) +
                 ".");
 }
 

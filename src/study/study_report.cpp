@@ -305,7 +305,8 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
   for (const TaskData& t : tasks) {
     add_terms(t, out);
     add_layers(t, "Dominant order",
-               "The order of the largest term of exp's series for the scores of each layer.",
+               "The order of the largest term of exp's series for the scores of each layer; "
+               "means over seeds.",
                "order", dominant_orders, out);
   }
   for (const TaskData& t : tasks)
