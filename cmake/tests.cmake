@@ -1,9 +1,10 @@
 # The tests: programs of GoogleTest, tools that Python tests start, Python tests.
 find_package(GTest REQUIRED)
-set(tests executions_test state_test formulas_test identities_test errors_test fused_cpu_test fused_cuda_test safetensors_test svg_test tasks_test
-    text_test parts_test checkpoint_test product_test diag_test diag_model_test diag_claims_test)
+set(tests executions_test mutants_test state_test formulas_test identities_test errors_test fused_cpu_test fused_cuda_test
+    gradients_cuda_test safetensors_test svg_test tasks_test text_test parts_test checkpoint_test product_test diag_test diag_model_test
+    diag_claims_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels
-  list(REMOVE_ITEM tests tasks_test diag_test diag_model_test diag_claims_test fused_cuda_test)
+  list(REMOVE_ITEM tests tasks_test diag_test diag_model_test diag_claims_test fused_cuda_test gradients_cuda_test mutants_test)
   set_target_properties(horner_train horner_study horner_diag PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 foreach(name ${tests})
@@ -24,13 +25,15 @@ foreach(name ${tests})
     # one variant of each kind of stage: sanitized kernels are slow
     set(kinds softmax softmax_window gated_decay l2 based centred_taylor3 entmax15 topk8 sa_softmax ssmax)
     list(TRANSFORM kinds PREPEND */)
-    list(TRANSFORM kinds APPEND _*_Float)
+    list(TRANSFORM kinds APPEND _Float)
     list(JOIN kinds : kinds)
     list(APPEND arguments --gtest_filter=${kinds})
   endif()
   set(parts 0)
   if(name STREQUAL executions_test)
     set(parts 0 1 2 3)  # the longest: in parts that run side by side
+  elseif(name STREQUAL mutants_test)
+    set(parts 0 1)
   endif()
   list(LENGTH parts all)
   foreach(part ${parts})

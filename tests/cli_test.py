@@ -230,6 +230,16 @@ def test_check_all_executions_of_softmax():
         assert result["result"] == "ok" or result["skipped"][0]["why"]
 
 
+def test_check_notices_every_mutant():
+    report = json.loads(output("check", "--mutants", "--variant", "taylor2", "--execution", "chunked", "--dtype", "bfloat16", "--json"))
+    assert report["ok"] and len(report["results"]) > 30
+    plain, *mutants = report["results"]
+    assert plain["mutant"] is None and plain["result"] == "ok" and plain["cases"] > 5
+    assert {m["result"] for m in mutants} == {"caught"} and all(m["by"] for m in mutants)
+    assert {m["old_rule"] for m in mutants} == {True, False}  # the rule before this one missed some
+    assert "--forward-only" in error("check", "--mutants", "--forward-only")
+
+
 def test_check_what_has_no_name_in_the_table():
     names = ["taylor7", "softmax:norm=l2"]
     args = ["--variant", *names, "--execution", "reference", "--dtype", "float32"]

@@ -1,5 +1,5 @@
 // horner check: every variant × execution × dtype against the reference in double.
-#include "core/check.h"
+#include "cli/check.h"
 
 #include <cmath>
 #include <map>
@@ -11,13 +11,6 @@
 #include "instruments/verify.h"
 
 namespace horner::cli {
-
-struct CheckOptions {
-  std::vector<std::string> variants, executions, dtypes{"float32", "float64", "bfloat16"};
-  std::string device = "cpu";
-  int64_t seed = 0;
-  bool forward_only = false, json = false, verbose = false;
-};
 
 struct Finding {
   instruments::Difference difference;
@@ -67,11 +60,16 @@ static Cell check_one(const attn::Variant& v, const attn::Execution& e,
   return cell;
 }
 
-static std::vector<CheckedRow> check_all(const CheckOptions& o) {
-  const std::vector<attn::Variant> variants = select(o.variants);
+std::vector<const attn::Execution*> selected_executions(const CheckOptions& o) {
   std::vector<const attn::Execution*> executions;
   for (const std::string& name : o.executions) executions.push_back(&attn::execution(name));
   if (executions.empty()) executions.assign(attn::executions().begin(), attn::executions().end());
+  return executions;
+}
+
+static std::vector<CheckedRow> check_all(const CheckOptions& o) {
+  const std::vector<attn::Variant> variants = select(o.variants);
+  const std::vector<const attn::Execution*> executions = selected_executions(o);
   for (const std::string& name : o.dtypes) (void)dtype(name);
   (void)device(o.device);
 
@@ -196,8 +194,10 @@ static Json json(const std::vector<CheckedRow>& rows, const CheckOptions& o, boo
           {"seed", o.seed}, {"gradients", !o.forward_only}, {"results", results}};
 }
 
-static Outcome run(const CheckOptions& o) {
+static Outcome run(CheckOptions o) {
   catch_interrupt();
+  if (o.mutants) return check_mutants(o);
+  if (o.dtypes.empty()) o.dtypes = {"float32", "float64", "bfloat16"};
   const std::vector<CheckedRow> rows = check_all(o);
   bool failed = false;
   for (const CheckedRow& row : rows)
@@ -217,7 +217,11 @@ Action check(CLI::App& app) {
          "float32, float64, bfloat16, float16 [the first three]");
   option(app, "--device", o->device, "NAME", "cpu or cuda [cpu]");
   non_negative(app, "--seed", o->seed, "N", "seed of the random inputs [0]");
-  app.add_flag("--forward-only", o->forward_only, "check outputs only, not gradients");
+  CLI::Option* forward =
+      app.add_flag("--forward-only", o->forward_only, "check outputs only, not gradients");
+  app.add_flag("--mutants", o->mutants,
+               "put faults into the executions, in all four dtypes, and check that each is noticed")
+      ->excludes(forward);
   app.add_flag("--json", o->json, "print every result as JSON");
   app.add_flag("-v,--verbose", o->verbose,
                "print the worst difference of each cell, and why some cannot run");

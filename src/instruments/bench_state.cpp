@@ -6,16 +6,14 @@
 #include <algorithm>
 #include <sstream>
 
-#include "attn/inputs.h"
 #include "core/median.h"
 #include "core/stopwatch.h"
 #include "instruments/verify.h"
 
 namespace horner::instruments {
 
-static Inputs random_tokens(const Spec& spec, const Stream& s, int64_t T, uint64_t seed) {
-  return random_inputs(
-      spec, {.B = s.B, .H = s.H, .G = s.H, .T = T, .S = T, .D = s.D, .E = s.D, .seed = seed});
+static Case tokens_case(const Stream& s, int64_t T, uint64_t seed) {
+  return {.B = s.B, .H = s.H, .G = s.H, .T = T, .S = T, .D = s.D, .E = s.D, .seed = seed};
 }
 
 static State empty_state(const Spec& spec, const Stream& s) {
@@ -24,22 +22,17 @@ static State empty_state(const Spec& spec, const Stream& s) {
 
 std::string why_wrong(const Spec& spec, const Stream& s) {
   constexpr int64_t T = 150, kPrompt = 40;
-  const Inputs in = random_tokens(spec, s, T, 1);
-  Inputs exact = in;
-  for (const Input& i : input_table())
-    if ((in.*i.at).defined()) exact.*i.at = (in.*i.at).to(at::kDouble);
-  const Execution& reference = execution("reference");
-  const at::Tensor truth = reference.run(spec, exact, nullptr);
-  const auto distance = [&](const at::Tensor& o) { return (o - truth).abs().max().item<double>(); };
-  const double own = distance(reference.run(spec, in, nullptr));
+  Case c = tokens_case(s, T, 1);
+  c.gradients = false;
+  const Trial t = trial(spec, c);
   State state = empty_state(spec, s);
-  std::vector<at::Tensor> results{step(state, tokens(in, 0, kPrompt))};
-  for (int64_t t = kPrompt; t < T; ++t) results.push_back(step(state, tokens(in, t, t + 1)));
-  const double error = distance(at::cat(results, 2));
-  const double allowed = 2 * own + 16 * 1.2e-7 * (1 + truth.abs().max().item<double>());
-  if (error <= allowed) return "";
+  std::vector<at::Tensor> results{step(state, tokens(t.in, 0, kPrompt))};
+  for (int64_t i = kPrompt; i < T; ++i) results.push_back(step(state, tokens(t.in, i, i + 1)));
+  const Verdict verdict = judge(t, {at::cat(results, 2), {}});
+  if (verdict.ok()) return "";
   std::ostringstream out;
-  out << "the error is " << error << ", and " << allowed << " is allowed";
+  out << verdict.worst()->of << ": the error is " << verdict.worst()->error << ", and "
+      << verdict.worst()->allowed << " is allowed";
   return out.str();
 }
 
@@ -50,7 +43,8 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
   constexpr int kRuns = 7;
   std::vector<DecodeTime> out;
   State state = empty_state(spec, s);
-  const Inputs prompt = random_tokens(spec, s, kPrompt, 2), next = random_tokens(spec, s, kRun, 3);
+  const Inputs prompt = random_inputs(spec, tokens_case(s, kPrompt, 2)),
+               next = random_inputs(spec, tokens_case(s, kRun, 3));
   for (int64_t context : contexts) {
     while (state.tokens < context && !stop())
       step(state, tokens(prompt, 0, std::min(kPrompt, context - state.tokens)));
@@ -71,7 +65,7 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
 
 double state_gflops(const Spec& spec, const Stream& s, int64_t T) {
   const c10::NoGradGuard without_gradients;
-  const Inputs in = random_tokens(spec, s, T, 4);
+  const Inputs in = random_inputs(spec, tokens_case(s, T, 4));
   State state = empty_state(spec, s);
   step(state, in);
   std::vector<double> seconds;

@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "attn/inputs.h"
 #include "attn/plan.h"
+#include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::instruments {
@@ -95,7 +95,7 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
     // The last sequence is far below the floor of its sum, the others above it: at the floor the
     // gradient jumps.
     if (has_floor && i.at == &Inputs::k) x = 0.75 + 0.5 * x;
-    if (has_floor && i.at == &Inputs::q) x.select(0, c.B - 1).mul_(-2).sub_(2);
+    if (has_floor && i.at == &Inputs::q) x.select(0, c.B - 1).add_(3).mul_(-1.5 / std::sqrt(c.D));
     if (i.at == &Inputs::q && hot) x = x * kHeat;
     // Values whose mean differs between channels, so that the divisor of a norm is not near 0.
     if (i.at == &Inputs::v && !is<NoNorm>(spec.norm))
@@ -110,11 +110,6 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
   return in;
 }
 
-struct Outcome {
-  at::Tensor out;
-  std::vector<std::pair<const Input*, at::Tensor>> gradients;
-};
-
 // Every input as a new leaf in `dtype`.
 static Inputs leaves(Inputs in, at::ScalarType dtype, bool gradients) {
   for (const Input& i : input_table()) {
@@ -125,25 +120,40 @@ static Inputs leaves(Inputs in, at::ScalarType dtype, bool gradients) {
   return in;
 }
 
-static Outcome outcome(const Spec& spec, const Execution& e, const Inputs& given,
-                       at::ScalarType dtype, const at::Tensor& direction) {
-  const Inputs in = leaves(given, dtype, direction.defined());
-  check_inputs(spec, in);
-  Outcome r{e.run(spec, in, nullptr), {}};
-  if (!direction.defined()) return r;
-  r.out.backward(direction.to(r.out.options()));
+static Results run(const Trial& trial, const Execution& e, at::ScalarType dtype,
+                   const Hook& hook = {}) {
+  const bool gradients = trial.direction.defined();
+  const Inputs in = leaves(trial.in, dtype, gradients);
+  check_inputs(trial.spec, in);
+  Results r{hook.forward ? hook.forward(e, trial.spec, in) : e.run(trial.spec, in, nullptr), {}};
+  if (!gradients) return r;
+  r.out.backward(trial.direction.to(r.out.options()));
   r.out = r.out.detach();
   for (const Input& i : input_table()) {
     const at::Tensor& x = in.*i.at;
-    if (x.defined() && x.requires_grad())
+    if (x.defined() && has_gradient(i))
       r.gradients.emplace_back(&i, x.grad().defined() ? x.grad() : at::zeros_like(x));
   }
+  if (hook.gradients) hook.gradients(in, r);
   return r;
 }
 
-static double distance(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == 0) return 0;
-  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+// A gradient jumps where a score reaches the clamp. Queries with a score so near to it that
+// rounding decides on which side it falls are shortened.
+static Inputs away_from_clamp(const Spec& spec, Inputs in) {
+  constexpr double kNear = 1. / 32, kShorter = 7. / 8;
+  if (spec.clamp == kNoClamp) return in;
+  for (int tries = 0; tries < 64; ++tries) {
+    Inputs x = leaves(in, at::kDouble, false);
+    const at::Tensor factor = scale(spec, x, seen(spec.mask, x).count);
+    x.q = mapped(spec.features, x.q, x.query_projection) * factor;
+    x.k = mapped(spec.features, x.k, x.key_projection, x.q.size(1) / x.k.size(1));
+    const at::Tensor scores = at::matmul(x.q, one_key_head_each(x).k.transpose(-1, -2));
+    const at::Tensor near = ((scores / spec.clamp - 1).abs() < kNear).any(-1, true);
+    if (!near.any().item<bool>()) break;
+    in.q = at::where(near, in.q * kShorter, in.q);
+  }
+  return in;
 }
 
 static double ulp(at::ScalarType dtype) {
@@ -154,23 +164,152 @@ static double ulp(at::ScalarType dtype) {
   return std::ldexp(1.0, -bits);
 }
 
+// What is allowed beyond the error of the reference, in units of the truth's RMS: 2 ulps of the
+// dtype of the sums, and half an ulp for rounding a 16-bit result.
+static double floor_of_sums(at::ScalarType dtype) {
+  return 2 * ulp(wide(dtype));
+}
+static double floor_of(at::ScalarType dtype) {
+  return floor_of_sums(dtype) + (wide(dtype) == dtype ? 0 : ulp(dtype) / 2);
+}
+
+static double rms(const at::Tensor& x) {
+  return x.numel() ? x.to(at::kDouble).square().mean().sqrt().item<double>() : 0;
+}
+
+// The size of a gradient of x if each element of x moved its share of the output as far as it moves
+// itself: sqrt(sum (d o)^2 / n) / rms(x), for the output o, its gradient d and the n elements of x.
+static double natural_scale(const Trial& t, const Input& i) {
+  const at::Tensor& x = t.in.*i.at;
+  const double loss = (t.direction.to(at::kDouble) * t.truth.out).norm().item<double>();
+  return x.numel() && rms(x) > 0 ? loss / (std::sqrt(double(x.numel())) * rms(x)) : 0;
+}
+
+// A gradient below a thousandth of its natural scale is what is left of terms that cancel (of a
+// gate before a norm, of the score of an only key). Its errors are those of the terms.
+static constexpr double kCancelled = 1e-3;
+static double unit(const at::Tensor& truth, double scale) {
+  const double size = rms(truth);
+  return size < kCancelled * scale ? scale : size;
+}
+
+static Errors errors(const at::Tensor& x, const at::Tensor& truth, double unit) {
+  if (truth.numel() == 0 || unit == 0) return {rms(x), rms(x), 0};
+  const at::Tensor e = (x.to(at::kDouble) - truth) / unit, R = truth / unit;
+  const at::Tensor along = (e * R).sum().abs() / R.square().sum().clamp_min(1e-30);
+  return {rms(e), (e.abs() / (1 + R.abs())).max().item<double>(), along.item<double>()};
+}
+
+// Independent errors average out along R: by sqrt(n) over n elements of one size.
+static double averaging(const at::Tensor& truth) {
+  const double square = truth.square().sum().item<double>();
+  return square > 0 ? truth.pow(4).sum().sqrt().item<double>() / square : 1;
+}
+
+static double largest(const at::Tensor& x) {
+  return x.numel() ? x.abs().max().item<double>() : 0;
+}
+
+// The rule before this one: 16 ulps of 1 + the largest element, and 128 for hot scores. Only for
+// comparison.
+static double most_by_old_rule(const Case& c, double own, double size) {
+  return 2 * own + 16 * ulp(c.dtype) * (1 + size) * (c.hot ? kHeat : 1);
+}
+
+// From the results of `reference` in the dtype of the case, or in float32 for float64.
+static Limits limits(const Trial& t, std::string of, const at::Tensor& own, const at::Tensor& truth,
+                     double scale, double of_output) {
+  constexpr double kTimes = 2, kLargest = 8, kFactor = 4;
+  const bool exact = t.on.dtype == at::kDouble;
+  const double to_dtype = exact ? ulp(at::kDouble) / ulp(at::kFloat) : 1;
+  Limits l{std::move(of), truth, unit(truth, scale), scale, {}, {}, 0};
+  l.own = errors(own, truth, l.unit);
+  for (double* error : {&l.own.rms, &l.own.largest, &l.own.factor}) *error *= to_dtype;
+  // The own error of n elements is known to 1 / sqrt(n): that of a few may be small by luck. The
+  // error of the output, which has many, moves a gradient by as much of its natural scale.
+  const double n = double(std::max<int64_t>(1, truth.numel()));
+  const double luck = l.unit > 0 ? of_output * scale / l.unit / std::sqrt(n) : 0;
+  l.most.rms = kTimes * (l.own.rms + luck) + floor_of(t.on.dtype);
+  l.most.largest = kTimes * l.own.largest + kLargest * l.most.rms;
+  l.most.factor =
+      kTimes * l.own.factor + kFactor * l.most.rms * averaging(truth) + floor_of_sums(t.on.dtype);
+  if (l.unit == scale) l.most.factor = INFINITY;  // what is left of terms that cancel has none
+  const double error = largest(own.to(at::kDouble) - truth) * to_dtype;
+  l.most_by_old_rule = most_by_old_rule(t.on, error, largest(truth));
+  return l;
+}
+
+Trial trial(const Spec& spec, const Case& c) {
+  const Execution& reference = execution("reference");
+  Trial t{spec, c, away_from_clamp(spec, random_inputs(spec, c)), {}, {}, {}};
+  if (c.gradients)
+    t.direction =
+        at::randn({c.B, c.H, c.T, c.E}, at::make_generator<at::CPUGeneratorImpl>(c.seed + 1),
+                  at::TensorOptions(at::kDouble))
+            .to(c.dtype)
+            .to(c.device);
+  t.truth = run(t, reference, at::kDouble);
+  const Results own = run(t, reference, c.dtype == at::kDouble ? at::kFloat : c.dtype);
+  t.limits.push_back(limits(t, "output", own.out, t.truth.out, 0, 0));
+  for (size_t i = 0; i < own.gradients.size(); ++i) {
+    const auto& [input, gradient] = own.gradients[i];
+    t.limits.push_back(limits(t, std::string("d ") + input->name, gradient,
+                              t.truth.gradients[i].second, natural_scale(t, *input),
+                              t.limits[0].own.rms));
+  }
+  return t;
+}
+
+static void compare(const Limits& l, const at::Tensor& x, double floor, Verdict& verdict) {
+  const Errors found = errors(x, l.truth, l.unit);
+  auto add = [&](const char* what, double error, double own, double most) {
+    verdict.differences.push_back({l.of + what, error, most, error / std::max(own, floor)});
+  };
+  add("", found.rms, l.own.rms, l.most.rms);
+  add(" (largest)", found.largest, l.own.largest, l.most.largest);
+  add(" (factor)", found.factor, l.own.factor, l.most.factor);
+  verdict.old_rule_ok =
+      verdict.old_rule_ok && largest(x.to(at::kDouble) - l.truth) <= l.most_by_old_rule;
+}
+
+Verdict judge(const Trial& t, const Results& found) {
+  Verdict verdict;
+  const double floor = floor_of(t.on.dtype);
+  compare(t.limits[0], found.out, floor, verdict);
+  for (size_t i = 0; i < found.gradients.size(); ++i)
+    compare(t.limits[i + 1], found.gradients[i].second, floor, verdict);
+  return verdict;
+}
+
+// The error of the reference itself. It is a quarter at most, so that with twice as much zeros
+// would still be noticed.
+static void add_own(const Trial& t, Verdict& verdict) {
+  const double most = std::min(128 * ulp(t.on.dtype), 0.25);
+  for (const Limits& l : t.limits) {
+    const double unit = std::max(l.unit, l.scale);
+    const double error = unit > 0 ? l.own.rms * l.unit / unit : 0;
+    verdict.differences.push_back({l.of + " (own)", error, most, 1});
+  }
+}
+
 // The gradients of the reference in double against central differences along random directions.
-static void add_numeric(const Spec& spec, const Execution& e, const Inputs& in,
-                        const at::Tensor& direction, const Outcome& own, Verdict& verdict) {
-  constexpr double h = 1e-5;
-  for (const auto& [input, gradient] : own.gradients) {
+static void add_numeric(const Trial& t, Verdict& verdict) {
+  constexpr double h = 1e-5, kAllowed = 1e-7;
+  const Execution& reference = execution("reference");
+  const Inputs in = leaves(t.in, at::kDouble, false);
+  for (const auto& [input, gradient] : t.truth.gradients) {
     const at::Tensor u = at::randn_like(gradient);
     auto loss = [&, x = input->at](double step) {
       Inputs moved = in;
       moved.*x = in.*x + step * u / u.norm();
-      return (e.run(spec, moved, nullptr) * direction).sum().item<double>();
+      return (reference.run(t.spec, moved, nullptr) * t.direction).sum().item<double>();
     };
     const double numeric = (loss(h) - loss(-h)) / (2 * h);
     const double analytic = ((gradient * u).sum() / u.norm()).item<double>();
-    const double allowed = 1e-6 * (1 + gradient.norm().item<double>());
-    const double error = std::abs(numeric - analytic);
+    const double size = unit(gradient, natural_scale(t, *input)) * std::sqrt(double(u.numel()));
+    const double error = std::abs(numeric - analytic) / size;
     const std::string of = std::string("d ") + input->name + " (numeric)";
-    verdict.differences.push_back({of, error, allowed, error / allowed});
+    verdict.differences.push_back({of, error, kAllowed, error / kAllowed});
   }
 }
 
@@ -182,51 +321,29 @@ const Difference* Verdict::worst() const {
   return worst;
 }
 
-Verdict verify(const Spec& spec, const Execution& e, const Case& c) {
-  const Execution& reference = execution("reference");
-  const Inputs in = random_inputs(spec, c);
-  Verdict verdict{e.why_not(spec, in), {}};
+static std::string why_not(const Execution& e, const Spec& spec, const Inputs& in) {
   constexpr double kMostWork = 2e9;  // a second or two
-  if (verdict.why_not.empty() && e.work && e.work(spec, in) > kMostWork)
-    verdict.why_not = "checking this case would take too long";
-  if (!verdict.why_not.empty()) return verdict;
+  const std::string reason = e.why_not(spec, in);
+  if (reason.empty() && e.work && e.work(spec, in) > kMostWork)
+    return "checking this case would take too long";
+  return reason;
+}
 
-  at::Tensor direction;
-  if (c.gradients)
-    direction =
-        at::randn({c.B, c.H, c.T, c.E}, at::make_generator<at::CPUGeneratorImpl>(c.seed + 1),
-                  at::TensorOptions(at::kDouble))
-            .to(c.dtype)
-            .to(c.device);
-  const Outcome found = outcome(spec, e, in, c.dtype, direction);
-  const Outcome truth = outcome(spec, reference, in, at::kDouble, direction);
-  const bool of_itself = &e == &reference;
-  const auto* sum = std::get_if<Sum>(&spec.denominator);
-  const bool has_constants = (sum && sum->detach) || is<Adaptive>(spec.sharpness);
-  const bool small = c.T <= 200;  // numeric derivatives take two runs for each input
-  if (of_itself && c.dtype == at::kDouble && c.gradients && small && !c.hot && !has_constants)
-    add_numeric(spec, reference, in, direction, found, verdict);
-
-  // The rounding error of the reference in this dtype; for double, scaled from float.
-  const bool exact = c.dtype == at::kDouble;
-  const Outcome naive = of_itself && !exact
-                            ? found
-                            : outcome(spec, reference, in, exact ? at::kFloat : c.dtype, direction);
-  const double to_dtype = exact ? ulp(at::kDouble) / ulp(at::kFloat) : 1;
-  auto compare = [&](const std::string& of, const at::Tensor& x, const at::Tensor& plain,
-                     const at::Tensor& right) {
-    const double error = distance(x, right), own = distance(plain, right) * to_dtype;
-    const double size = right.numel() ? right.abs().max().item<double>() : 0;
-    const double unit = ulp(c.dtype) * (1 + size) * (c.hot ? kHeat : 1);
-    constexpr double kFewUlps = 16, kReferenceUlps = 256;
-    const double allowed = of_itself ? kReferenceUlps * unit : 2 * own + kFewUlps * unit;
-    verdict.differences.push_back({of, error, allowed, error / std::max(own, unit / 2)});
-  };
-  compare("output", found.out, naive.out, truth.out);
-  for (size_t i = 0; i < found.gradients.size(); ++i)
-    compare(std::string("d ") + found.gradients[i].first->name, found.gradients[i].second,
-            naive.gradients[i].second, truth.gradients[i].second);
+Verdict verify(const Trial& t, const Execution& e, const Hook& hook) {
+  if (const std::string reason = why_not(e, t.spec, t.in); !reason.empty()) return {reason, {}};
+  Verdict verdict = judge(t, run(t, e, t.on.dtype, hook));
+  if (&e != &execution("reference") || hook.forward || hook.gradients) return verdict;
+  add_own(t, verdict);
+  const auto* sum = std::get_if<Sum>(&t.spec.denominator);
+  const bool has_constants = (sum && sum->detach) || is<Adaptive>(t.spec.sharpness);
+  const bool small = t.on.T <= 200;  // numeric derivatives take two runs for each input
+  if (t.on.dtype == at::kDouble && small && !t.on.hot && !has_constants) add_numeric(t, verdict);
   return verdict;
+}
+
+Verdict verify(const Spec& spec, const Execution& e, const Case& c) {
+  const std::string reason = why_not(e, spec, random_inputs(spec, c));
+  return reason.empty() ? verify(trial(spec, c), e) : Verdict{reason, {}};
 }
 
 }  // namespace horner::instruments
