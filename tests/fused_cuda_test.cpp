@@ -2,13 +2,8 @@
 // inputs, deterministic results where torch requires them, statistics, memory that does not grow
 // with T squared. Without a GPU every test is skipped.
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <map>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
@@ -24,8 +19,9 @@ const char* const kVariants[] = {"softmax",
                                  "taylor3",
                                  "gated",
                                  "gated_decay",
-                                 "mamba_exp",
+                                 "gated_decay@code",
                                  "linear_mamba",
+                                 "linear_decay",
                                  "retention",
                                  "centred_taylor4",
                                  "rms",
@@ -170,7 +166,7 @@ TEST_F(Cuda, HopperRunsDecayAndCentredScores) {
     return execution("hopper_cuda").why_not(spec, random_inputs(spec, c));
   };
   if (!why_not(find("softmax").spec).empty()) GTEST_SKIP() << "no GPU of compute capability 9.0";
-  for (const char* name : {"gated_decay", "mamba_exp", "linear_mamba", "retention"}) {
+  for (const char* name : {"gated_decay", "linear_mamba", "linear_decay", "retention"}) {
     Spec spec = find(name).spec;
     EXPECT_EQ(why_not(spec), "") << name;
     spec.denominator = Sum{};
@@ -217,99 +213,25 @@ TEST_F(Cuda, EveryNumberOfChunksIsRight) {
         }
 }
 
-// The gradients of all inputs, in double.
-using Gradients = std::vector<std::pair<std::string, at::Tensor>>;
-Gradients gradients(const Spec& spec, const char* name, Inputs in, at::ScalarType dtype) {
-  for (const Input& i : input_table())
-    if (at::Tensor& x = in.*i.at; x.defined() && i.role != Role::mask)
-      x = x.to(dtype, false, true).requires_grad_();
-  const at::Tensor o = execution(name).run(spec, in, nullptr);
-  const auto random = at::make_generator<at::CPUGeneratorImpl>(uint64_t(1));
-  o.backward(at::randn(o.sizes(), random, at::TensorOptions(at::kDouble))
-                 .to(at::kBFloat16)
-                 .to(o.options()));
-  Gradients all;
-  for (const Input& i : input_table())
-    if (const at::Tensor& x = in.*i.at; x.defined() && x.requires_grad())
-      all.emplace_back(i.name, x.grad().defined() ? x.grad().to(at::kDouble) : at::zeros_like(x));
-  return all;
-}
-
-// Sums of squares over several draws: of the error, of the reference's error, of the truth.
-struct Squares {
-  double error = 0, own = 0, truth = 0;
-
-  static double sum(const at::Tensor& x) { return x.square().sum().item<double>(); }
-  void add(const at::Tensor& found, const at::Tensor& plain, const at::Tensor& right) {
-    error += sum(found - right), own += sum(plain - right), truth += sum(right);
-  }
-  double ratio() const { return std::sqrt(error / own); }
-};
-
-// The RMS error of each gradient is at most twice the reference's. In float16 the reference keeps
-// the gradient of the sums in float32, where the kernels round it: there, two ulps more. Returns
-// the largest ratio of d decay.
-double expect_as_exact_as_the_reference(const std::string& name, const Spec& spec, Case c) {
-  std::map<std::pair<std::string, std::string>, Squares> all;  // by execution and input
-  for (c.seed = 1; c.seed <= 3; ++c.seed) {
-    const Inputs in = random_inputs(spec, c);
-    const Gradients truth = gradients(spec, "reference", in, at::kDouble);
-    const Gradients plain = gradients(spec, "reference", in, c.dtype);
-    for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
-      if (!execution(kernels).why_not(spec, in).empty()) continue;
-      const Gradients found = gradients(spec, kernels, in, c.dtype);
-      for (size_t i = 0; i < truth.size(); ++i)
-        all[{kernels, truth[i].first}].add(found[i].second, plain[i].second, truth[i].second);
-    }
-  }
-  double worst = 0;
-  for (const auto& [of, squares] : all) {
-    const auto& [error, own, truth] = squares;
-    const double floor = c.dtype == at::kHalf ? 0x1p-9 : 1e-7;
-    EXPECT_LE(std::sqrt(error), 2 * std::sqrt(own) + floor * std::sqrt(truth))
-        << of.first << " " << name << " " << c10::toString(c.dtype) << " d " << of.second
-        << ": ratio " << squares.ratio() << ", relative error of the reference "
-        << std::sqrt(own / truth) << ", on " << text(c);
-    if (of.second == "decay") worst = std::max(worst, squares.ratio());
-  }
-  return worst;
-}
-
-// The gradient of a decay is a difference of large sums: they must sum the same numbers.
-TEST_F(Cuda, GradientsWithDecayAreAsExactAsTheReferences) {
-  std::vector<std::pair<std::string, Spec>> rows = {
-      {"softmax with decay", {.decay = TokenGate{}}},
-      {"centred", {.centred = true, .decay = TokenGate{}, .denominator = Count{}}},
-      {"sigmoid", {.weight = Sigmoid{}, .decay = TokenGate{}, .denominator = Count{}}},
-      {"1 + x", {.weight = Taylor{1}, .decay = TokenGate{}, .denominator = Count{}}},
-      {"order 2",
-       {.weight = Taylor{2}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}}}};
-  for (const char* name : {"gated_decay", "mamba_exp", "linear_mamba", "retention"})
-    rows.emplace_back(name, find(name).spec);
-  for (at::ScalarType dtype : kDtypes) {
-    double worst = 0;
-    for (const auto& [name, spec] : rows) {
-      std::vector<Case> cases = {
-          {.T = 37, .S = 37},
-          {.T = 37, .S = 37, .D = 6, .E = 7, .padded = true},
-          {.T = 37, .S = 37, .D = 7, .E = 4, .packed = true},
-          {.T = 200, .S = 200},
-          {.B = 1, .H = 2, .G = 1, .T = 150, .S = 170, .D = 64, .E = 64},
-          {.B = 1, .H = 2, .G = 1, .T = 520, .S = 520, .D = 64, .E = 64, .padded = true},
-          {.B = 1, .H = 2, .G = 2, .T = 1024, .S = 1024, .D = 64, .E = 64},
-          {.B = 1, .H = 2, .G = 1, .T = 1024, .S = 1024, .D = 128, .E = 128}};
-      // A hot row with a sum may have only weights so small that the sum is replaced by 1e-6.
-      if (!is<Sum>(spec.denominator))
-        cases.push_back(
-            {.B = 1, .H = 2, .G = 1, .T = 300, .S = 300, .D = 64, .E = 64, .hot = true});
-      for (Case c : cases) {
-        c.dtype = dtype, c.device = at::kCUDA;
-        worst = std::max(worst, expect_as_exact_as_the_reference(name, spec, c));
-      }
-    }
-    std::printf("%s: d decay has at most %.2f times the reference's error\n", c10::toString(dtype),
-                worst);
-  }
+// The row's log n is a constant centre.
+TEST_F(Cuda, ScoresLessLogCountAreRight) {
+  const std::pair<const char*, Spec> rows[] = {
+      {"sigmoid", find("sigmoid").spec},
+      {"exp", {.less_log_count = true, .clamp = 1, .denominator = Nothing{}}},
+      {"order 2", {.less_log_count = true, .weight = Taylor{2}, .denominator = Nothing{}}},
+      {"centred", {.centred = true, .less_log_count = true, .weight = Taylor{2}}}};
+  for (const auto& [name, spec] : rows)
+    for (at::ScalarType dtype : kDtypes)
+      for (int64_t D : {64, 128})
+        for (bool padded : {false, true})
+          expect_right(name, spec,
+                       {.T = 150,
+                        .S = 170,
+                        .D = D,
+                        .E = D,
+                        .dtype = dtype,
+                        .device = at::kCUDA,
+                        .padded = padded});
 }
 
 // A prompt, then tokens one by one: as if all were attended to at once.

@@ -142,7 +142,7 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
   const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, r.W.options());
   const DecayGradient d_decay(f, x.decay);
   at::Tensor after;
-  if (x.decay.defined()) after = at::zeros({f.B, f.G, p.chunks()}, r.decay.options());
+  if (f.d_decay_key) after = at::zeros({f.B, f.G, p.chunks()}, r.decay.options());
   p.d_after = memory<double>(after), f.decay = memory<double>(r.decay);
   f.o = r.o.data_ptr(), f.u = memory<void>(r.u), f.d_o = view(grad), f.g = memory<void>(g);
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
@@ -152,7 +152,7 @@ static FusedTensors backward(const ChunksJob& job, const FusedTensors& x, const 
 
   if (r.prefix.S.defined()) p.prefix = r.prefix.pointers();
   cuda::chunk_backward_queries(p, stream());
-  const bool one_memory = last && !p.scans() && !f.decay;
+  const bool one_memory = last && !p.scans() && !p.d_after;
   const StatesMemory suffix = states(p, x.q, true, one_memory ? r.prefix : StatesMemory{});
   cuda::chunk_backward_keys(p, stream());
   d.decay = d_decay.of_gates(x.decay, after, p.length);
@@ -188,8 +188,9 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const Features before = job.relu ? Features{Identity{}} : spec.features;
   const at::Tensor q = mapped_on_gpu(before, in.q, in.query_projection, 1, of_row);
   const at::Tensor k = mapped_on_gpu(before, in.k, in.key_projection, repeats);
-  const at::Tensor gate = spec.input_gate ? in.input_gate.unsqueeze(-1) : at::Tensor();
-  const at::Tensor v = mapped_on_gpu(Identity{}, in.v, {}, 1, gate);
+  const at::Tensor gate = value_gates(spec, in);
+  const at::Tensor v =
+      mapped_on_gpu(Identity{}, in.v, {}, 1, gate.defined() ? gate.unsqueeze(-1) : at::Tensor());
   FusedTensors x{laid_out(q), laid_out(k), laid_out(v)};
   x.decay = gates(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
@@ -206,7 +207,8 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
   if (facts(spec.weight).orders->last > 2) return "supports only orders 1 and 2";
-  if (spec.centred) return "does not support centred scores";
+  if (spec.centred || spec.less_log_count)
+    return "does not support centred scores, or scores less log n";
   if (in.cu_seqlens.defined()) return "does not support packed sequences";
   if (in.q.size(2) != in.k.size(2)) return "requires as many queries as keys";
   if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxChunkedChannels)

@@ -84,7 +84,7 @@ at::Tensor decay_sums(const at::Tensor& gates) {
   return sums;
 }
 DecayGradient::DecayGradient(cuda::Fused& f, const at::Tensor& gates) {
-  if (!gates.defined()) return;
+  if (!gates.defined() || !gates.requires_grad()) return;
   const auto dtype = f.dtype == cuda::Dtype::float32 ? at::kDouble : at::kFloat;
   query = at::zeros({f.B, f.H, f.T}, gates.options().dtype(dtype));
   key = at::empty({f.B, f.G, f.S}, gates.options().dtype(at::kDouble));
@@ -92,7 +92,7 @@ DecayGradient::DecayGradient(cuda::Fused& f, const at::Tensor& gates) {
 }
 at::Tensor DecayGradient::of_gates(const at::Tensor& gates, const at::Tensor& after,
                                    int part) const {
-  if (!gates.defined()) return {};
+  if (!key.defined()) return {};
   const at::Tensor d_gates = at::empty_like(gates);
   cuda::DecaySums p = decay_problem(gates);
   if (after.defined()) p.part = part, p.d_after = memory<double>(after);
@@ -105,11 +105,8 @@ at::Tensor DecayGradient::of_gates(const at::Tensor& gates, const at::Tensor& af
   return d_gates;
 }
 
-static at::Tensor by_count(const Spec& spec, const Inputs& in, cuda::CountedRows::Kind kind,
-                           const at::Tensor& learned) {
-  CountedJob<cuda::CountedRows> job(spec, in);
-  job.p.kind = kind, job.p.scale = float(scale_factor(spec, in));
-  return counted_rows(job, learned);
+static at::Tensor by_row(const Inputs& in, const at::Tensor& x) {  // from [.., T, 1] to [B, H, T]
+  return plain(x.squeeze(-1).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
 }
 
 struct DivisorOnGpu {
@@ -117,23 +114,15 @@ struct DivisorOnGpu {
   const Inputs& in;
   const CountedKeys& counted;
 
-  at::Tensor operator()(Sum) const { return {}; }
+  at::Tensor operator()(Sum z) const { return z.floor == 0 ? at::Tensor() : (*this)(Count{}); }
   at::Tensor operator()(Nothing) const { return {}; }
   at::Tensor operator()(Count) const {
-    return in.keep.defined() ? by_row(counted.count()) : at::Tensor();  // the kernels count
-  }
-  at::Tensor operator()(CountPower) const {
-    if (!in.keep.defined())
-      return by_count(spec, in, cuda::CountedRows::count_power, in.count_exponent);
-    return by_row(counted.count().pow(in.count_exponent.sigmoid().view({-1, 1, 1})));
+    return in.keep.defined() ? by_row(in, counted.count()) : at::Tensor();  // the kernels count
   }
   at::Tensor operator()(CumulativeGate z) const {
     CountedJob<cuda::GateSums> job(spec, in);
     job.p.G = int(in.k.size(1)), job.p.least = z.least, job.p.times_count = z.times_count;
     return counted_rows(job, in.denominator_gate);
-  }
-  at::Tensor by_row(const at::Tensor& x) const {  // [B, H, T]
-    return plain(x.squeeze(-1).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
   }
 };
 at::Tensor divisor_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
@@ -142,7 +131,18 @@ at::Tensor divisor_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys&
 
 at::Tensor scale_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
   if (!is<LogLength>(spec.sharpness) || in.keep.defined()) return scale(spec, in, counted.count());
-  return by_count(spec, in, cuda::CountedRows::log_length, in.length_scale).unsqueeze(-1);
+  CountedJob<cuda::CountedRows> job(spec, in);
+  job.p.scale = float(scale_factor(spec, in));
+  return counted_rows(job, in.length_scale).unsqueeze(-1);
+}
+at::Tensor log_count_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
+  if (in.keep.defined()) return by_row(in, counted.count().log());
+  CountedJob<cuda::CountedRows> job(spec, in);
+  const at::Tensor y =
+      at::empty({job.p.B, job.p.H, job.p.seen.T}, in.q.options().dtype(at::kFloat));
+  job.p.scale = 1;
+  if (y.numel() > 0) launch(job.p, {}, memory<float>(y), nullptr, {});
+  return y;
 }
 
 }  // namespace horner::attn::exec

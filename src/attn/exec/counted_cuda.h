@@ -15,14 +15,19 @@ at::Tensor decay_sums(const at::Tensor& gates);
 struct DecayGradient {
   at::Tensor query, key;
 
-  DecayGradient(kernels::cuda::Fused&, const at::Tensor& gates);  // undefined without gates
+  // Undefined where the gates have no gradient.
+  DecayGradient(kernels::cuda::Fused&, const at::Tensor& gates);
   at::Tensor of_gates(const at::Tensor& gates, const at::Tensor& after = {}, int part = 0) const;
 };
 
-// The divisor of each row where the kernels do not compute it: float32 [B, H, T], else undefined.
+// The divisor of each row, or the count for the floor of its sum, where the kernels do not compute
+// it: float32 [B, H, T], else undefined.
 at::Tensor divisor_on_gpu(const Spec&, const Inputs&, const CountedKeys&);
 
 // Scale and sharpness of LogLength and LogPower: float32, broadcasts to [B, H, T, 1].
 at::Tensor scale_on_gpu(const Spec&, const Inputs&, const CountedKeys&);
+
+// log n of each row: float32 [B, H, T].
+at::Tensor log_count_on_gpu(const Spec&, const Inputs&, const CountedKeys&);
 
 }  // namespace horner::attn::exec

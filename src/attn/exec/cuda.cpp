@@ -49,10 +49,9 @@ struct SetCudaDenominator {
   bool keep;
 
   void operator()(Sum z) const {
-    p.by_sum = true, p.plus = z.plus, p.least = z.least, p.detach = z.detach;
+    p.by_sum = true, p.plus = z.plus, p.least = z.least, p.floor = z.floor, p.detach = z.detach;
   }
   void operator()(Count) const { p.by_count = !keep; }
-  void operator()(CountPower) const {}
   void operator()(CumulativeGate) const {}
   void operator()(Nothing) const {}
 };

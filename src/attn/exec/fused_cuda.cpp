@@ -145,7 +145,7 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   if (!keeps_graph()) g = r.u;
   if (job.has_g() && !g.defined()) g = at::empty_like(r.o);
   if (job.thresholds.defined()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
-  if (x.centre.defined()) d.centre = at::zeros_like(x.centre);
+  if (job.centre) d.centre = at::zeros_like(x.centre);  // else a constant
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
   const DecayGradient d_decay(f, x.decay);
   r.give(f);
@@ -211,7 +211,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   if (!by_row && factor <= 0) q = q * factor;
   x.q = kernels.laid_out(q), x.k = kernels.laid_out(k);
   x.v = kernels.laid_out(in.v);
-  if (spec.input_gate) x.gate = plain(in.input_gate);
+  x.gate = plain(value_gates(spec, in));
   if (from == SharpnessFrom::entropy) {
     q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(job, x.q.detach(), x.k.detach()));
     x.q = kernels.laid_out(q);
@@ -221,6 +221,10 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
     if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
     x.centre = centre(of, x.q.detach(), x.k.detach());
     job.centre = of;
+  }
+  if (spec.less_log_count) {
+    const at::Tensor log = log_count_on_gpu(spec, in, counted);
+    x.centre = x.centre.defined() ? x.centre + log : log;
   }
   // The centre reads both after the kernels.
   job.own_q = !spec.centred && !x.q.is_alias_of(in.q);

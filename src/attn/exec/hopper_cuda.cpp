@@ -37,7 +37,7 @@ static void forward(const Fused& f, const cuda::Weights& w, cuda::Stream stream)
 // Without atomic additions `fused_dq` sums the queries' part of the decay's gradient, from weights
 // that are not rounded: the keys' part must then come from such weights too.
 static void backward(const Fused& f, const cuda::Weights& w, cuda::Stream stream) {
-  (f.decay && !f.dq_sum ? cuda::fused_backward : cuda::hopper_backward)(f, w, stream);
+  (f.d_decay_key && !f.dq_sum ? cuda::fused_backward : cuda::hopper_backward)(f, w, stream);
 }
 
 static constexpr TileKernels kKernels{
@@ -66,7 +66,8 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   const bool decays = !is<NoDecay>(spec.decay);
   if (decays && cuda_epilogue(spec, in).by_sum)
     return "does not support decay with a sum as denominator";
-  if (spec.centred && decays) return "does not support centred scores with decay";
+  if ((spec.centred || spec.less_log_count) && decays)
+    return "does not support centred scores, or scores less log n, with decay";
   if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxHopperChannels)
     return "supports head dimensions up to 128";
   return "";

@@ -120,10 +120,6 @@ struct LinearChunkTiles {
           (gates_to(f, key_head, min(first + n, f.S - 1)) - gates_to(f, key_head, first - 1)) *
           double(kLog2e));
   }
-  // The decay factor at token `here` of what token `there` added.
-  static __device__ float decay_between(float here, float there) {
-    return exp2_fast(fminf(here - there, 0.f));
-  }
   // Sums of both parts: eight elements of S, two of z, one of order 0.
   static __device__ Vec<8> sums_of(const Loads& x, int j) {
     const float decay = Shape::kDecay ? x.decay : 1;

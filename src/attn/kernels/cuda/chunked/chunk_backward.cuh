@@ -17,7 +17,7 @@ struct LinearChunk : LinearChunkTiles<Shape> {
   using typename Base::Rows;
   using Sums = float[8][4];
   using Base::is_first, Base::is_last, Base::is_kept, Base::unit, Base::factors, Base::column_pair;
-  using Base::kTokens, Base::LinearChunkTiles, Base::gates, Base::decay_between, Base::last;
+  using Base::kTokens, Base::LinearChunkTiles, Base::gates, Base::last;
   using Base::p, Base::f, Base::key_head, Base::b, Base::g, Base::first, Base::own;
   using Base::q, Base::k, Base::v, Base::d_o, Base::state, Base::column, Base::constant;
 
@@ -165,7 +165,8 @@ struct LinearChunk : LinearChunkTiles<Shape> {
   __device__ void queries(int head) const {
     const int real = f.T - first - own;
     const int64_t row = int64_t(b * f.H + head) * f.T + first + own;
-    const bool has_constant = Shape::kDecay && p.w.c[0] != 0;
+    const bool sums_decay = Shape::kDecay && f.d_decay_key,
+               has_constant = sums_decay && p.w.c[0] != 0;
     if (real <= 0) return;
     Query query[2];
 #pragma unroll
@@ -198,7 +199,7 @@ struct LinearChunk : LinearChunkTiles<Shape> {
       mma_ab_add(dq, M::to_a_operand(x, 0), k(), s);
     }
     const Rows of = q();
-    if constexpr (Shape::kDecay) {
+    if (sums_decay) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float sum = quad_sum(d_decay[r] + row_dot(of, dq, r));
@@ -289,16 +290,16 @@ struct LinearChunk : LinearChunkTiles<Shape> {
     const int s0 = first + own;
     float crossing = 0;
     const auto part = [&]<bool of_values>(std::bool_constant<of_values>, void* to, int channels) {
-      constexpr bool kDecays = Shape::kDecay && !of_values;
+      const bool sums_decay = Shape::kDecay && !of_values && f.d_decay_key;
       Sums sums = {};
       float d_decay[2] = {};
       if (!is_last()) apply_suffix_state<of_values>(sums);
-      if (kDecays && !is_last()) crossing = crossing_end(sums, d_decay);
+      if (sums_decay && !is_last()) crossing = crossing_end(sums, d_decay);
       for (int h = 0; h < each; ++h) {
         next(h, of_values);
         add_queries<of_values>(sums, d_decay);
       }
-      if (kDecays) store_decay(sums, d_decay);
+      if (sums_decay) store_decay(sums, d_decay);
       const Rows of = k();
       store(
           to, int64_t(key_head) * f.S + s0, channels, f.S - s0, sums,
@@ -431,7 +432,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_
     if (!block.is_last()) suffix = block.load_state(p.suffix, true);
     block.store_state(0, prefix);
     block.store_state(1, suffix);
-    if constexpr (Shape::kDecay) crossing = block.crossing(prefix, suffix);
+    if (Shape::kDecay && p.d_after) crossing = block.crossing(prefix, suffix);
   }
   cp_async_wait_all();
   block.rectify(block.q());
@@ -447,7 +448,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void linear_chunk_
   }
   // Back and forth over the heads: the last one is still in shared memory.
   crossing += block.keys(each, [&](int h, bool back) { next(back ? each - 1 - h : h); });
-  if constexpr (Shape::kDecay) block.store_after(crossing);
+  if (Shape::kDecay && p.d_after) block.store_after(crossing);
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -42,8 +42,8 @@ struct Chunks {
   ChunkStates prefix;  // of the keys before each chunk
   ChunkStates suffix;  // of the queries after each chunk
   float* sums;         // [B, G, chunks, tiles, 16], scratch for z in chunk_states
-  // [B, G, chunks], zero-initialised: with decay, the gradient of the gate after each chunk, from
-  // the states on both sides. Inside a chunk, f.d_decay_query and f.d_decay_key give the others.
+  // [B, G, chunks], zero-initialised, where the decay has a gradient: that of the gate after each
+  // chunk, from the states on both sides. f.d_decay_query and f.d_decay_key give the others.
   double* d_after;
 
   HORNER_HD int blocks() const { return (f.D + 15) / 16; }
@@ -65,7 +65,7 @@ int chunk_shared_memory();  // bytes, the most of any kernel
 void chunk_states(const Chunks&, bool of_queries, Stream);  // `prefix`, or `suffix`
 void chunk_forward(const Chunks&, Stream);
 // If `scans()`, chunk_backward_keys computes dq, dk and dv together, from prefix and suffix.
-// Otherwise dq needs only prefix, dk and dv only suffix: without decay, the two may share memory.
+// Otherwise dq needs only prefix, dk and dv only suffix: without d_after, the two may share memory.
 void chunk_backward_queries(const Chunks&, Stream);
 void chunk_backward_keys(const Chunks&, Stream);
 

@@ -116,8 +116,9 @@ void ChunkedLaunch<T>::backward_keys(const Chunks& p, Stream stream) {
   if (launch_linear<T>(p, true, stream)) return;
   if (!p.f.decay) return keys_of<false>(p, stream);
   keys_of<true>(p, stream);
-  launch(chunk_crossings_kernel<T>, {int64_t(p.f.B) * p.f.G, p.chunks() - 1, kCrossingThreads, 0},
-         stream, p);
+  if (p.d_after)
+    launch(chunk_crossings_kernel<T>, {int64_t(p.f.B) * p.f.G, p.chunks() - 1, kCrossingThreads, 0},
+           stream, p);
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -149,8 +149,10 @@ __device__ inline void score_gradients(const ChunkQueries<T, Shape>& block, int 
       s.seen = seen_keys<2 * n>(f.seen, block.head.b, t + 8 * r, s0 + lane() % 4 * 2);
     if (Shape::kDecay) {
       const double here = gates_at_query(f, block.head, t + 8 * r);
-      const auto decay = vec<2 * n>(
-          [&](int j) { return decay_factor(here, gates[lane() % 4 * 2 + j / 2 * 8 + j % 2]); });
+      const auto decay = vec<2 * n>([&](int j) {
+        const double key = gates[lane() % 4 * 2 + j / 2 * 8 + j % 2];
+        return s.seen >> j & 1 ? decay_factor(here, key) : 0;
+      });
       s.a = s.a * decay, s.dW = s.dW * decay;
     }
     const auto y = score_gradients<path, 2 * n>(block.p.w, f, s, [](int) { return 0; });
@@ -231,7 +233,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void chunk_backwar
       const int t = t0 + 8 * i + lane() / 4;
       DecaySum<T> sum = d_decay[i];
       for (int step = 1; step < 4; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (lane() % 4 == 0 && t < f.T) *d_decay_at<T>(f, block.head.row(f, t)) = sum;
+      if (f.d_decay_key && lane() % 4 == 0 && t < f.T)
+        *d_decay_at<T>(f, block.head.row(f, t)) = sum;
     }
   to.template store<T>(f.dq, block.head.row(f, t0), f.D, f.T - t0, [](int) { return true; });
 }
@@ -312,7 +315,7 @@ __device__ inline void store_keys(const Fused& f, int key_head, const Sums& sums
       d += __shfl_xor_sync(~0u, d, 1);
       d += __shfl_xor_sync(~0u, d, 2);
       const int s = 8 * i + lane() / 4;
-      if (lane() % 4 == 0 && s < rows) f.d_decay_key[at + s] = kept(s) ? -d : 0;
+      if (f.d_decay_key && lane() % 4 == 0 && s < rows) f.d_decay_key[at + s] = kept(s) ? -d : 0;
     }
   }
 }

@@ -26,15 +26,19 @@ struct Divisor {
   float Z;
   bool follows_w;
 };
+__device__ inline float keys_seen(const Epilogue& p, int64_t row) {  // at least 1
+  const int t = int(uint32_t(row) % uint32_t(p.counted.T));
+  return float(max(p.counted.hi(t) - p.counted.lo(t), 1));
+}
 __device__ inline Divisor divisor(const Epilogue& p, int64_t row, float W, float shift) {
-  if (p.by_count) {
-    const int t = int(uint32_t(row) % uint32_t(p.counted.T));
-    return {float(max(p.counted.hi(t) - p.counted.lo(t), 1)), false};
-  }
+  if (p.by_count) return {keys_seen(p, row), false};
   if (!p.by_sum) return {p.divisor ? p.divisor[row] : 1, false};
-  const float unit = p.plus != 0 || p.least != 0 ? expf(-shift) : 0;
+  float least = p.least;
+  if (p.floor != 0)
+    least = fmaxf(least, p.floor * (p.divisor ? p.divisor[row] : keys_seen(p, row)));
+  const float unit = p.plus != 0 || least != 0 ? expf(-shift) : 0;
   Divisor d{p.plus != 0 ? W + p.plus * unit : W, !p.detach};
-  if (p.least != 0 && d.Z < p.least * unit) d = {p.least * unit, false};
+  if (least != 0 && d.Z < least * unit) d = {least * unit, false};
   if (fabsf(d.Z) < kTinySum) d = {d.Z < 0 ? -kTinySum : kTinySum, false};
   return d;
 }

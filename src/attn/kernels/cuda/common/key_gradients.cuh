@@ -22,7 +22,7 @@ struct KeyGradients : KeyScoreGradients<T, C, W, Shape> {
       : Base(f, w, s0, first), dk{}, dv{} {}
 
   // Adds a tile of queries. `weight` is w, or specialized by degree; `general` is for decay and
-  // centred scores, `factored` where they have a separate kernel.
+  // centres with a gradient, `factored` where they have a separate kernel.
   template <bool general, bool factored = false, class Weight>
   __device__ __forceinline__ void add(const Weight& weight, const Queries& tile, Tile<T, C> k,
                                       Tile<T, C> v) {
@@ -56,7 +56,7 @@ struct KeyGradients : KeyScoreGradients<T, C, W, Shape> {
     }
   }
   __device__ __forceinline__ void add(const Queries& tile, Tile<T, C> k, Tile<T, C> v) {
-    has_decay_or_centre(f) ? add<true>(w, tile, k, v) : add<false>(w, tile, k, v);
+    sums_general_gradients(f) ? add<true>(w, tile, k, v) : add<false>(w, tile, k, v);
   }
   template <class Writer>
   static __device__ __forceinline__ void write(const Writer& to, int at, const Fragments& x) {

@@ -92,12 +92,12 @@ struct TypedPointer {
 
 // Denominator, gates and norm. A null pointer disables its stage.
 struct Epilogue {
-  bool by_sum;  // Z = max(W + plus, least); otherwise Z is the divisor
-  float plus, least;
+  bool by_sum;  // Z = max(W + plus, least, floor n); otherwise Z is the divisor
+  float plus, least, floor;
   bool by_count;  // the divisor is the number of keys that a query sees in `counted`
   Seen counted;
   bool detach;
-  const float* divisor;              // [B, H, T]
+  const float* divisor;              // [B, H, T]; with a floor, n where keys are hidden
   TypedPointer out_gate, post_gate;  // likewise
   enum Norm { none, l2, rms, layer } norm;
   bool times_dim;
@@ -122,7 +122,7 @@ struct Fused {
   Dtype dtype;
   float scale, clamp;  // scale > 0
   View q, k, v;
-  const float* centre;  // [B, H, T], or null
+  const float* centre;  // [B, H, T], subtracted from the scores of a row; or null
   const double* decay;  // [B, G, S], running sums of the log gates, or null
   const float* gate;    // [B, G, S], factor of the values, or null
   Seen seen;
@@ -147,11 +147,11 @@ struct Fused {
   int dq_rows, dq_row;
   void* dq;         // [B, H, T, D]
   void *dk, *dv;    // [B, G, S, D], [B, G, S, E]
-  float* d_centre;  // [B, H, T], zero-initialised, or null
+  float* d_centre;  // [B, H, T], zero-initialised, or null if the centre is a constant
   // The weights times their gradients, summed over keys [B, H, T] (zero-initialised; double in
-  // float32, else float) and over queries, negated, [B, G, S]; or null. A gate's gradient is the
-  // difference of many of both, so they sum the same numbers: rounding that differed between the
-  // two would add up over the tokens.
+  // float32, else float) and over queries, negated, [B, G, S]; or null if the decay is a constant.
+  // A gate's gradient is the difference of many of both, so they sum the same numbers: rounding
+  // that differed between the two would add up over the tokens.
   void* d_decay_query;
   double* d_decay_key;
   float* d_gate;  // [B, G, S], zero-initialised, if there is a gate

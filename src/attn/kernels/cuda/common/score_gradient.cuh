@@ -146,7 +146,8 @@ struct KeyScoreGradients {
       }
       if (path == Path::general && f.decay) {
         const auto decay = vec<n>([&](int i) {
-          return decay_factor(tile.gates[column_of(i)], gates_at_key(f, tile.head, key(row_of(i))));
+          const double at_key = gates_at_key(f, tile.head, key(row_of(i)));
+          return s.seen >> i & 1 ? decay_factor(tile.gates[column_of(i)], at_key) : 0;
         });
         s.a = s.a * decay, s.dW = s.dW * decay;
       }
@@ -161,7 +162,7 @@ struct KeyScoreGradients {
         aw[atom][column] = Mma<T>::rounded(x[atom][column]);
         dx[atom][column] = Mma<T>::rounded(dp[atom][column]);
       }
-      if (path == Path::general && f.decay) add_decay(tile, column_of(0), s, y);
+      if (path == Path::general && f.d_decay_key) add_decay(tile, column_of(0), s, y);
       // The centre is subtracted from its query's scores.
       if (path == Path::general && f.d_centre && adds_rows())
         over_queries(tile, column_of(0), y.dx,
@@ -238,7 +239,7 @@ struct KeyScoreGradients {
     const auto row_of = [](int i) { return i / 4 * 2 + i / 2 % 2; };
     const uint32_t kept = path == Path::general && f.seen.keep ? kept_keys(tile.head.b) : ~0u;
     float log_decay[2 * kAtoms], of_keys[2 * kAtoms] = {};
-    ColumnSums decays, centres;
+    ColumnSums rows;
     if (path == Path::general && f.decay)
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) log_decay[i] = key_log2_decay(i, tile.head);
@@ -264,12 +265,13 @@ struct KeyScoreGradients {
           return decay_between(at_query, log_decay[row_of(i)]);
         });
         if (!added) y = {y.w * decay, y.dx * decay};
+      }
+      if (f.d_decay_key) {
         const auto dw = vec<n>([&](int i) { return y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]); });
 #pragma unroll
         for (int i = 0; i < n; ++i) of_keys[row_of(i)] += dw[i];
-        add_columns(decays, j, dw);
+        add_columns(rows, j, dw);
       }
-      if (f.d_centre) add_columns(centres, j, y.dx);
 #pragma unroll
       for (int i = 0; i < n; ++i)
         x[i / 4][j][i % 4] = y.w[i] * s.a[i], dp[i / 4][j][i % 4] = y.dx[i];
@@ -277,14 +279,18 @@ struct KeyScoreGradients {
       for (int i = 0; i < kAtoms; ++i)
         aw[i][j] = Mma<T>::rounded(x[i][j]), dx[i][j] = Mma<T>::rounded(dp[i][j]);
     }
-    if (f.decay)
+    const int t = tile.t0 + at + ColumnSums::column();
+    if (f.d_decay_key) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) d_decay[i / 2][i % 2] += of_keys[i];
-    if (!adds_rows()) return;
-    const int t = tile.t0 + at + ColumnSums::column();
-    if (f.decay) add_row(static_cast<float*>(f.d_decay_query), tile.head, t, decays.total());
-    // The centre is subtracted from its query's scores.
-    if (f.d_centre) add_row(f.d_centre, tile.head, t, -centres.total());
+      if (adds_rows()) add_row(static_cast<float*>(f.d_decay_query), tile.head, t, rows.total());
+    }
+    if (f.d_centre && adds_rows()) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+        add_columns(rows, j, vec<n>([&](int i) { return dp[i / 4][j][i % 4]; }));
+      add_row(f.d_centre, tile.head, t, -rows.total());  // subtracted from its query's scores
+    }
   }
   template <int n>
   static __device__ __forceinline__ void add_columns(ColumnSums& to, int tile, const Vec<n>& x) {

@@ -158,8 +158,13 @@ __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) 
 HORNER_HD bool has_decay_or_centre(const Fused& f) {
   return f.decay || f.centre;
 }
-// Whether that is a separate kernel, with decay as a row times a column factor (`factored`). If
-// not, as in float32, scores decay one by one, in double, with one loop for all degrees.
+// Whether the backward sums more than dq, dk and dv, or has decay: a constant centre needs neither.
+HORNER_HD bool sums_general_gradients(const Fused& f) {
+  return f.decay || f.d_centre;
+}
+// Whether decay and centred scores have a separate kernel, with decay as a row times a column
+// factor (`factored`). If not, as in float32, scores decay one by one, in double, with one loop for
+// all degrees.
 template <class T, class W>
 inline constexpr bool kHasDecayFactors =
     sizeof(T) == 2 && (std::is_same_v<W, Exp> || std::is_same_v<W, Polynomial>);
@@ -170,15 +175,16 @@ HORNER_HD int known_degree(int degree) {
   return sizeof(T) == 2 ? degree : 0;
 }
 
-// The product of the gates in (s, t], from their running log sums, subtracted in double.
+// Running sums of the log gates; gates may be above 1.
 __device__ inline double gates_at_key(const Fused& f, const Head& head, int s) {
   return f.decay[head.key(f, min(max(s, 0), f.S - 1))];
 }
 __device__ inline double gates_at_query(const Fused& f, const Head& head, int t) {
   return gates_at_key(f, head, t + f.S - f.T);
 }
+// The product of the gates in (s, t], subtracted in double; finite for any two tokens.
 __device__ inline float decay_factor(double query, double key) {
-  const double x = fmin(query - key, 0.0);
+  const double x = fmin(query - key, 87.0);
   const float high = float(x);
   return expf(high) * (1 + float(x - double(high)));
 }
@@ -188,10 +194,12 @@ __device__ inline float decay_factor(double query, double key) {
 __device__ inline float log2_decay(double gates, double reference) {
   return float(gates - reference) * kLog2e;
 }
-// The product of the gates in (s, t]. If the reference is between s and t, it is the key's factor
-// 2^-at_key times the query's factor 2^at_query, both at most 1.
+// The product of the gates in (s, t], finite for any two tokens. If the reference is between s and
+// t, it is the key's factor 2^-at_key times the query's factor 2^at_query, both at most 1 for gates
+// up to 1.
 __device__ inline float decay_between(float at_query, float at_key) {
-  return exp2_fast(fminf(at_query - at_key, 0));
+  constexpr float kLargestExponent = 126;
+  return exp2_fast(fminf(at_query - at_key, kLargestExponent));
 }
 
 // The sums of Fused::d_decay_query in a problem of dtype T.

@@ -216,7 +216,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_backwar
   };
   if constexpr (factored) {
     with_slopes(w, general);
-  } else if (!kHasDecayFactors<T, W> && has_decay_or_centre(f)) {
+  } else if (!kHasDecayFactors<T, W> && sums_general_gradients(f)) {
     with_any_degree(w, general);
   } else if constexpr (sizeof(T) == 4) {
     with_any_degree(w, plain);

@@ -60,9 +60,12 @@ struct QueryBlock {
       return seen >> j & 1 ? min_nan(y[j] * f.scale - centre, f.clamp) : -INFINITY;
     });
   }
-  __device__ Vec<n> decay_factors(int i, int s0) const {
+  // The decay of each key, 0 where its bit in `seen` is not set.
+  __device__ Vec<n> decay_factors(int i, int s0, uint32_t seen) const {
     const double here = gates_at_query(f, head, query(i));
-    return vec<n>([&](int j) { return decay_factor(here, gates_at_key(f, head, key(s0, j))); });
+    return vec<n>([&](int j) {
+      return seen >> j & 1 ? decay_factor(here, gates_at_key(f, head, key(s0, j))) : 0;
+    });
   }
 
   // Calls each(s0, x, dp, k) for every tile of keys: x = q.k, and if `Values` dp = g.v, v gated.
@@ -128,7 +131,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
       s.dW = vec<n>([&](int) { return query[i].dW; });
       s.seen = seen_keys<n>(f.seen, block.head.b, block.query(i), Block::key(s0, 0));
       if (f.decay) {
-        const auto decay = block.decay_factors(i, s0);
+        const auto decay = block.decay_factors(i, s0, s.seen);
         s.a = s.a * decay, s.dW = s.dW * decay;
       }
       ScoreGradients<n> gradients;
@@ -138,7 +141,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
       });
 #pragma unroll
       for (int j = 0; j < n; ++j) {
-        if (f.decay) d_decay[i] += gradients.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
+        if (f.d_decay_key) d_decay[i] += gradients.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
         x[0][j / 2][i * 2 + j % 2] = gradients.dx[j];
         d_centre[i] -= gradients.dx[j];
       }
@@ -153,7 +156,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
     if (block.query(i) >= f.T) continue;
     const int64_t at = block.row(i);
     if (f.d_centre && lane() % 4 == 0) f.d_centre[at] = centre;
-    if (f.decay && lane() % 4 == 0) *d_decay_at<T>(f, at) = decay;
+    if (f.d_decay_key && lane() % 4 == 0) *d_decay_at<T>(f, at) = decay;
 #pragma unroll
     for (int j = 0; j < C / 8; ++j) {
       const int c = 8 * j + lane() % 4 * 2;

@@ -203,7 +203,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
         if (!(y[j] > -INFINITY)) continue;
         const WeightJacobian p = weight_jacobian(w, y[j], threshold[i]);
         float dw = query[i].a * d[j] + query[i].dW;
-        if (f.decay) dw *= block.decay_factors(i, s0)[j];
+        if (f.decay) dw *= block.decay_factors(i, s0, ~0u)[j];
         row_dot[i] += p.row * dw;
         column_dot[i] += p.column * dw;
         lowest[i] += is_near(y[j], threshold[i].threshold, threshold[i]);
@@ -249,7 +249,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
         if (!std::is_same_v<W, Exp>) y = y * exp_fast(-by);
       }
       Vec<n> decay = vec<n>([](int) { return 1.0f; });
-      if (f.decay) decay = block.decay_factors(i, s0);
+      if (f.decay) decay = block.decay_factors(i, s0, ~0u);
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         const float v = score[j] > -INFINITY ? y[j] * decay[j] : 0, a = fabsf(v);

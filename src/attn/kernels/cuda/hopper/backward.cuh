@@ -154,7 +154,7 @@ __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory
     sum = quad_sum(sum);
     if (lane() % 4 == 0 && s0 + row < f.S) {
       if (!has_decay || f.gate) f.d_gate[head.key(f, s0 + row)] = sum;
-      if constexpr (has_decay) {
+      if (has_decay && f.d_decay_key) {
         const float gate = f.gate ? gate_of_key(f, head, s0 + row) : 1;
         f.d_decay_key[head.key(f, s0 + row)] = -double(sum) * gate;
       }
@@ -224,8 +224,9 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
     if (!std::is_same_v<Weight, Linear> && f.gate)
       gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
     if constexpr (kHasDecay<W>)
-      add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
-                                                        weights, dp, gates.of);
+      if (f.d_decay_key)
+        add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
+                                                          weights, dp, gates.of);
     hopper_score_gradients<T, W>(of, bits, x, dp, slopes);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
@@ -276,8 +277,9 @@ __device__ __forceinline__ void backward_with_shared_dq(
     if (!std::is_same_v<Weight, Linear> && f.gate)
       gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
     if constexpr (kHasDecay<W>)
-      add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
-                                                        weights, dp, gates.of);
+      if (f.d_decay_key)
+        add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
+                                                          weights, dp, gates.of);
     hopper_score_gradients<T, W>(of, bits, x, dp, slopes);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
@@ -321,7 +323,7 @@ __device__ __forceinline__ void backward_keys(const Fused& f, const Weight& w,
       backward_with_shared_dq<W, T>(f, w, memory, tiles, decay, gates, sums);
     }
   }
-  if (kHasDecay<W> || f.gate) {
+  if (f.gate || (kHasDecay<W> && f.d_decay_key)) {
     const Head head(tiles.b, 0, tiles.g);
     store_gates<T, kHasDecay<W>>(f, memory, head, tiles.s0, sums.dv);
     if (!kHasDecay<W> || f.gate)

@@ -8,7 +8,7 @@
 
 namespace horner::attn::kernels::cuda {
 
-// A weight of centred scores, with separate kernels.
+// A weight of scores less a centre, which may be a constant, with separate kernels.
 template <class W>
 struct WithCentre {
   W of;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void begin_centres(float (&sum)[1][4], SwizzledTile<R
 __device__ __forceinline__ void add_centre_gradients(const Fused& f, int b, int h, int t0,
                                                      const float (&sum)[4]) {
   const int of_four = lane() % 4, t = t0 + warp() % 4 * 16 + lane() / 4 + 8 * of_four;
-  if (of_four < 2 && t < f.T)
+  if (f.d_centre && of_four < 2 && t < f.T)
     atomicAdd(f.d_centre + (int64_t(b) * f.H + h) * f.T + t, -(of_four ? sum[2] : sum[0]));
 }
 

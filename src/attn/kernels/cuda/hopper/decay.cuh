@@ -1,8 +1,8 @@
 // Decay on Hopper. With c the running sums of the log gates, in double, a weight is multiplied by
 //   exp(c_t - c_s) = 2^(row + key),   row = log2(e) (c_t - c_ref),   key = log2(e) (c_ref - c_s)
 // Usually this is a query factor times a key factor. Where gates decay so fast that a factor would
-// overflow a float, the exponents are added first ("log space"): their sum is never above 0 where t
-// sees s.
+// overflow a float, the exponents are added first ("log space"): their sum is small where t sees s.
+// Gates may be above 1; their product over any tokens must be below 2^80.
 #pragma once
 
 #include "attn/kernels/cuda/common/tiles.cuh"
@@ -146,7 +146,8 @@ struct TileDecay {
         by[0] = row[0] + y, by[1] = row[1] + y;
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) f(x[j][i], fminf(by[i / 2] + (i % 2 ? key.y : key.x), 0));
+      for (int i = 0; i < 4; ++i)
+        f(x[j][i], fminf(by[i / 2] + (i % 2 ? key.y : key.x), kMaxLog2Factor));
     }
   }
 };
@@ -174,7 +175,8 @@ struct RowDecay<T, keys, true> {
       row[i] = log2_decay_rn(gates_at_query(f, head, first + 8 * i), here);
   }
   // The first of the `own` tiles of keys from `begin` on whose factors would be too large, or
-  // `own`. Factors grow with the key and exceed 1 only after the warpgroup's first query.
+  // `own`. Of gates up to 1, factors grow with the key and exceed 1 only after the warpgroup's
+  // first query.
   __device__ int log_space_from(const Fused& f, const Head& head, int t0, int begin,
                                 int own) const {
     const int at = t0 + f.S - f.T;
@@ -189,7 +191,7 @@ struct RowDecay<T, keys, true> {
     Factors y;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
-      y.by[i] = log_space ? 1 : exp2_fast(fminf(Decay::from(here, factors, i), kMaxLog2));
+      y.by[i] = log_space ? 1 : exp2_fast(fminf(Decay::from(here, factors, i), kMaxLog2Factor));
     return y;
   }
   __device__ Decay decay(uint32_t at, const Factors& of, bool log_space) const {

@@ -177,20 +177,16 @@ __global__ __launch_bounds__(kScanThreads) void gate_divisor_backward_kernel(
   }
 }
 
-// A row's value and its derivative with respect to the learned parameter.
-__device__ inline float2 counted_row(const CountedRows& p, float learned, int t) {
-  const float n = float(max(p.seen.hi(t) - p.seen.lo(t), 1)), log_n = logf(n);
-  if (p.kind == CountedRows::log_length) return {p.scale * learned * log_n, p.scale * log_n};
-  const float power = 1 / (1 + expf(-learned)), value = powf(n, power);
-  return {value, value * log_n * power * (1 - power)};
+// A row's value without its learned factor.
+__device__ inline float counted_row(const CountedRows& p, int t) {
+  return p.scale * logf(float(max(p.seen.hi(t) - p.seen.lo(t), 1)));
 }
 
 __global__ __launch_bounds__(kScanThreads) void counted_rows_kernel(
     const __grid_constant__ CountedRows p) {
   const int t = int(blockIdx.y * kScanThreads + threadIdx.x);
-  if (t < p.seen.T)
-    p.value[int64_t(blockIdx.x) * p.seen.T + t] =
-        counted_row(p, p.learned[blockIdx.x % unsigned(p.H)], t).x;
+  const float learned = p.learned ? p.learned[blockIdx.x % unsigned(p.H)] : 1;
+  if (t < p.seen.T) p.value[int64_t(blockIdx.x) * p.seen.T + t] = learned * counted_row(p, t);
 }
 
 // One block per head.
@@ -198,12 +194,11 @@ __global__ __launch_bounds__(kScanThreads) void counted_rows_backward_kernel(
     const __grid_constant__ CountedRows p) {
   __shared__ double of_warps[kScanThreads / 32];
   const int h = int(blockIdx.x);
-  const float learned = p.learned[h];
   double sum = 0;
   for (int t = int(threadIdx.x); t < p.seen.T; t += kScanThreads) {
     float d = 0;
     for (int b = 0; b < p.B; ++b) d += p.d_value[(int64_t(b) * p.H + h) * p.seen.T + t];
-    sum += d * counted_row(p, learned, t).y;
+    sum += d * counted_row(p, t);
   }
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);

@@ -1,7 +1,7 @@
 // Row values from the keys that a row sees, other than its weights, on an NVIDIA GPU.
 //   CumulativeGate: Z_t = max(sum of e^gate over keys seen, least), optionally times their count
 //   decay: c_s, the running sum of the log gates up to token s
-//   LogLength: scale s_h log n_t, and CountPower: n_t^sigmoid(m_h), n_t the number of keys seen
+//   LogLength: scale s_h log n_t, n_t the number of keys seen
 // Interval sums are differences of running sums, in double.
 #pragma once
 
@@ -46,13 +46,12 @@ struct DecaySums {
   HORNER_HD int parts() const { return (S + part - 1) / part; }
 };
 
-// A function of a learned parameter per head and the number of keys. `keep` must hide no key.
+// scale s_h log n. `keep` must hide no key.
 struct CountedRows {
-  enum Kind { log_length, count_power } kind;
   int B, H;
   Seen seen;
-  TypedPointer learned;    // [H]
-  float scale;             // log_length
+  TypedPointer learned;  // [H], or null: 1
+  float scale;
   float* value;            // [B, H, T]
   const float* d_value;    // likewise, backward only
   TypedPointer d_learned;  // [H]
