@@ -9,6 +9,7 @@
 """
 
 import inspect
+import operator
 from pathlib import Path
 from typing import Callable, Optional, TypeVar, Union
 
@@ -46,10 +47,61 @@ def _with_inputs(function: _Function) -> _Function:
     return function
 
 
-def _check_names(inputs):
+def _check_tensors(q, k, v, inputs):
     unknown = [name for name in inputs if name not in _INPUTS]
     if unknown:
         raise TypeError(f"unknown input {unknown[0]!r}; possible: {', '.join(_INPUTS)}")
+    for name, x in (("q", q), ("k", k), ("v", v), *inputs.items()):
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {_kind(x)}")
+        if x.is_nested:
+            raise RuntimeError(f"{name} must be a dense tensor, got a nested one")
+
+
+def _kind(x):
+    return "None" if x is None else type(x).__name__
+
+
+def _text(name, x):
+    if not isinstance(x, str):
+        raise TypeError(f"{name} must be a str, got {_kind(x)}")
+    return x if x.isprintable() else x.encode("unicode_escape").decode()  # a NUL would end the message
+
+
+def _number(name, x):
+    if x is None or isinstance(x, float):
+        return x
+    try:
+        if not isinstance(x, (str, bytes, bytearray)):
+            return float(x)
+    except OverflowError:
+        return float("inf")  # which the library refuses
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise TypeError(f"{name} must be a number, got {_kind(x)}")
+
+
+def _size(name, x):
+    try:
+        n = operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {_kind(x)}") from None
+    if not 0 < n < 2**31:
+        raise RuntimeError(f"{name} must be 1 to {2**31 - 1}, got {n}")
+    return n
+
+
+def _settings(variant, execution, mask, scale, temperature, clamp):
+    return (
+        _text("variant", variant),
+        _text("execution", execution),
+        None if mask is None else _text("mask", mask),
+        _number("scale", scale),
+        _number("temperature", temperature),
+        _number("clamp", clamp),
+    )
 
 
 @_with_inputs
@@ -87,9 +139,8 @@ def attend(
 
     {inputs}
     """
-    if inputs:
-        _check_names(inputs)
-    return _attend(q, k, v, variant, execution, mask, scale, temperature, clamp, **inputs)
+    _check_tensors(q, k, v, inputs)
+    return _attend(q, k, v, *_settings(variant, execution, mask, scale, temperature, clamp), **inputs)
 
 
 @_with_inputs
@@ -112,8 +163,9 @@ def statistics(
     entropy: -sum a/A log(a/A); largest: the largest a/A; first: a/A of the first key; negative: the sum of a/A over
     negative weights. The arguments are those of `attend`.
     """
-    _check_names(inputs)
-    out, *rows = _statistics(q, k, v, variant, execution, mask, scale, temperature, clamp, **inputs)
+    _check_tensors(q, k, v, inputs)
+    settings = _settings(variant, execution, mask, scale, temperature, clamp)
+    out, *rows = _statistics(q, k, v, *settings, **inputs)
     return out, dict(zip(("entropy", "largest", "first", "negative"), rows))
 
 
@@ -132,8 +184,8 @@ def why_not(
     **inputs: Optional[torch.Tensor],
 ) -> str:
     """Why an execution cannot run these inputs; "" if it can. The arguments are those of `attend`."""
-    _check_names(inputs)
-    return _why_not(q, k, v, variant, execution, mask, scale, temperature, clamp, **inputs)
+    _check_tensors(q, k, v, inputs)
+    return _why_not(q, k, v, *_settings(variant, execution, mask, scale, temperature, clamp), **inputs)
 
 
 class State:
@@ -164,18 +216,27 @@ class State:
         temperature: Optional[float] = None,
         clamp: Optional[float] = None,
     ):
-        device = torch.empty(0, device=device).device  # "cuda" becomes the current one, "cuda:0"
-        shape = [batch, heads, dim, value_dim or dim]
-        self._state = torch.classes.horner.State(variant, mask, scale, temperature, clamp, shape, dtype, device)
+        try:
+            device = torch.empty(0, device=device).device  # "cuda" becomes the current one, "cuda:0"
+        except (AssertionError, RuntimeError, TypeError) as error:
+            raise RuntimeError(f"cannot use device {device!r}: {str(error).partition(chr(10))[0]}") from None
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {_kind(dtype)}")
+        sizes = {"batch": batch, "heads": heads, "dim": dim, "value_dim": dim if value_dim is None else value_dim}
+        shape = [_size(name, n) for name, n in sizes.items()]
+        variant, _, *settings = _settings(variant, "auto", mask, scale, temperature, clamp)
+        self._state = torch.classes.horner.State(variant, *settings, shape, dtype, device)
 
     @_with_inputs
     def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **inputs: Optional[torch.Tensor]) -> torch.Tensor:
         """Adds T tokens and returns their results [B, H, T, E]. The inputs are those of `attend`."""
-        _check_names(inputs)
+        _check_tensors(q, k, v, inputs)
         return self._state.step([q, k, v, *(inputs.get(name) for name in _INPUTS)])
 
     def select(self, rows: torch.Tensor) -> "State":
         """A copy with these rows of the batch, in this order."""
+        if not isinstance(rows, torch.Tensor):
+            raise TypeError(f"rows must be a torch.Tensor, got {_kind(rows)}")
         copy = object.__new__(State)
         copy._state = self._state.select(rows)
         return copy
@@ -204,4 +265,4 @@ def executions() -> list[str]:
 def describe(variant: str) -> dict[str, str]:
     """A variant's name, about, source, spec, notes, the inputs that it requires, and no_state: why it has no state of
     fixed size ("" if it has one)."""
-    return dict(_ops.describe(variant))
+    return dict(_ops.describe(_text("variant", variant)))

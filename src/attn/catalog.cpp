@@ -44,11 +44,11 @@ static const Variant kCatalog[] = {
     {"gated_no_out",        {.clamp = 5, .input_gate = true, .denominator = Count{}, .norm = Layer{}},                 "gated, without the output gate",                                 kPaper1, "gated_softmax_no_out_gate"},
     {"gated_in_only",       {.clamp = 5, .input_gate = true, .denominator = Count{}},                                  "gated, with only the input gate",                                kPaper1, "gated_softmax_no_out_gate_no_norm"},
     {"gated_decay",         {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}}, "gated, with decay",        kPaper1, "gated_softmax_decay"},
-    {"gated_decay@code",    {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true}, "decay by the previous token's raw gate / 1024, no positions, no norm", kPaper1, "", {.rope = false, .raw_decay = true}},
+    {"gated_decay@code",    {.clamp = 5, .decay = TokenGate{}, .input_gate = true, .denominator = Count{}, .output_gate = true}, "decay by raw gates / 1024, no positions, no norm", kPaper1, "", {.rope = false, .raw_decay = true}},
     {"gated_conv",          {.clamp = 5, .input_gate = true, .denominator = Count{}, .output_gate = true, .norm = Layer{}},  "gated, on q, k, v that the model convolves over 4 tokens", kPaper1, "gated_softmax_plusplus gated_softmax_plusplus_extratoks", {.short_conv = 4}},
     {"cumulative_gate",     {.clamp = 5, .denominator = CumulativeGate{.least = 1}},                                   "a running sum of exp gates for the denominator",                 kPaper1, "gated_softmax_cumgate"},
     {"cumulative_gate_count",      {.clamp = 5, .denominator = CumulativeGate{.times_count = true}},                   "the same, times the count",                                      kPaper1, "cumulative_gated_softmax"},
-    {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "the sum taken over an axis of length 1: a gate exp(−x) and the count", kPaper1, "", {.exp_gate = true}},
+    {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "a gate exp(−x) for the running sum, and the count", kPaper1, "", {.exp_gate = true}},
 
     // Weights other than exp.
     {"relu_l2",             {.features = Relu{}, .weight = Power{1}, .denominator = Nothing{}, .norm = L2{}},          "relu for exp, and a norm",                                       kPaper1, "gated_ReLU_no_gate_L2norm_nodivS_noclamp"},
@@ -208,11 +208,11 @@ std::vector<std::string> notes(const Spec& spec) {
       spec.centred && taylor && taylor->order == 1 && is<NoDecay>(spec.decay);
   const auto* sum = std::get_if<Sum>(&spec.denominator);
   if (may_be_negative(spec) && sum && !sums_to_count)
-    out.push_back(sum->floor > 0
-                      ? "weights of odd order change sign: where their sum is below its floor, no "
-                        "gradient flows through it"
-                      : "may be ill-conditioned: weights of odd order change sign, so their sum "
-                        "can come near 0");
+    out.push_back(
+        sum->floor > 0
+            ? "weights of odd order change sign: below its floor, their sum has no gradient"
+            : "may be ill-conditioned: weights of odd order change sign, so their sum "
+              "can come near 0");
   const bool scale_free = is<L2>(spec.norm) || is<Rms>(spec.norm) || is<Layer>(spec.norm);
   if (spec.output_gate && scale_free)
     out.push_back("its output gate has no effect: the norm after it does not see a row's scale");

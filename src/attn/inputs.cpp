@@ -93,12 +93,33 @@ static void check_shape(const Input& i, const at::Tensor& x, Sizes& sizes) {
   }
 }
 
+// Executions read the memory of a tensor: the numbers have to be there, one after another and as
+// they are.
+static void check_memory(const Input& i, const at::Tensor& x) {
+  using Key = c10::DispatchKey;
+  static const c10::DispatchKeySet lazy({Key::Negative, Key::Conjugate, Key::ZeroTensor});
+  static const c10::DispatchKeySet stand_ins =
+      c10::DispatchKeySet({Key::Python, Key::Functionalize, Key::Batched}) |
+      c10::functorch_transforms_ks;
+  if (x.layout() != at::kStrided || x.is_nested())
+    fail(i.name, " must be a dense tensor, got a ", x.is_nested() ? "nested" : "sparse", " one");
+  if (x.key_set().has_any(lazy))
+    fail(i.name, " must be in memory, got a view that torch has yet to compute; call clone()");
+  if (x.key_set().has_any(stand_ins) || !x.has_storage())
+    fail(i.name, " must be a plain tensor, got one that a transform of torch or a subclass wraps");
+  if (x.numel() > 0 && !x.is_meta() && !x.storage())
+    fail(i.name, " must be in memory, got a tensor whose storage was freed");
+}
+
 static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
   const at::ScalarType dtype = x.scalar_type();
   if (x.device() != in.q.device())
     fail(i.name, " must be on the same device as q (", in.q.device(), "), got ", x.device());
+  if (!x.is_cpu() && !x.is_cuda())
+    fail(i.name, " must be on the CPU or on a CUDA device, got ", x.device());
   const char* expected = "float64, float32, bfloat16 or float16";
-  bool ok = at::isFloatingType(dtype);
+  bool ok =
+      dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
   if (i.at == &Inputs::keep) expected = "bool", ok = dtype == at::kBool;
   if (i.at == &Inputs::cu_seqlens)
     expected = "int32 or int64", ok = dtype == at::kInt || dtype == at::kLong;
@@ -145,6 +166,7 @@ void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) 
     const at::Tensor& x = in.*i.at;
     check_presence(i, spec, x.defined(), variant);
     if (!x.defined()) continue;
+    check_memory(i, x);
     check_shape(i, x, sizes);
     check_type(i, x, in);
   }
@@ -153,7 +175,8 @@ void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) 
         sizes['G']);
   check(sizes['S'] > 0, "k must have at least one key, got ", in.k.sizes());
   check(sizes['D'] > 0 && sizes['E'] > 0,
-        "head dimensions must be at least 1, got D = ", sizes['D'], " and E = ", sizes['E']);
+        "head dimensions must be at least 1, got D = ", sizes['D'], " and E = ", sizes['E'],
+        ": q is ", in.q.sizes(), ", v is ", in.v.sizes());
   if (in.cu_seqlens.defined()) check_packing(in);
 }
 

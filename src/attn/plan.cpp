@@ -67,7 +67,7 @@ double feature_count(const Spec& spec, int64_t D) {
 bool sums_in_double(const Spec& spec) {
   constexpr int kHighestInFloat = 3;
   const auto orders = facts(spec.weight).orders;
-  return orders && orders->last > kHighestInFloat;
+  return orders && (spec.centred || orders->last > kHighestInFloat);
 }
 
 double state_bytes(const Spec& spec, int64_t D, int64_t E) {

@@ -48,14 +48,13 @@ at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& proj
 }
 
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
-  const int64_t T = in.q.size(2);
-  at::Tensor cuts = in.cu_seqlens.to(at::kInt).contiguous();
-  if (!cuts.is_cpu()) {
-    // check_inputs does not wait for the GPU to read them: no kernel may read beyond the tokens.
-    const at::Tensor between = cuts.narrow(0, 1, cuts.size(0) - 2).clamp(0, T);
-    const at::Tensor growing = between.numel() ? std::get<0>(between.cummax(0)) : between;
-    cuts = at::cat({at::zeros({1}, cuts.options()), growing, at::full({1}, T, cuts.options())});
+  const int64_t T = in.q.size(2), n = in.cu_seqlens.numel();
+  at::Tensor cuts = in.cu_seqlens;
+  if (!cuts.is_cpu()) {  // which no check has read: kernels index by what they are made into here
+    cuts = std::get<0>(cuts.clamp(0, T).cummax(0));
+    cuts.narrow(0, 0, 1).fill_(0), cuts.narrow(0, n - 1, 1).fill_(T);
   }
+  cuts = cuts.to(at::kInt).contiguous();
   const at::Tensor t = at::arange(T, cuts.options());
   const at::Tensor next = at::searchsorted(cuts, t, /*out_int32=*/false, /*right=*/true);
   return {cuts.index_select(0, next - 1), cuts.index_select(0, next)};
@@ -84,7 +83,9 @@ struct LogGates {
   const Inputs& in;
 
   at::Tensor operator()(NoDecay) const { return {}; }
-  at::Tensor operator()(TokenGate) const { return in.decay; }
+  // e^1000 is inf and e^-1000 is 0 in every dtype. Larger logs, such as that of a gate of 0, would
+  // leave no digits of the others in running sums, or inf - inf.
+  at::Tensor operator()(TokenGate) const { return in.decay.clamp(-1000, 1000); }
   at::Tensor operator()(HeadSlope) const {
     const int64_t B = in.k.size(0), G = in.k.size(1), S = in.k.size(2);
     return -in.slope.view({1, G, 1}).expand({B, G, S});

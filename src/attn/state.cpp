@@ -93,7 +93,7 @@ static void add_counts(State& s, const Inputs& in) {
     s.carry.count.add_(double(n));
   if (s.carry.gates.defined()) {
     at::Tensor share = in.denominator_gate.to(at::kDouble).exp();
-    if (in.keep.defined()) share = share * in.keep.unsqueeze(1);
+    if (in.keep.defined()) share = share.masked_fill(in.keep.logical_not().unsqueeze(1), 0);
     s.carry.gates.add_(share.sum(-1));
   }
   s.tokens += n;
@@ -226,7 +226,8 @@ static void add_to_buffer(State& s, const Inputs& in) {
   if (s.decay_sums.defined()) put_decay(s, log_gates(spec.decay, in));
   add_counts(s, in);
   if (spec.centred) {
-    const at::Tensor seen = in.keep.defined() ? k * in.keep.view({-1, 1, n, 1}) : k;
+    const at::Tensor seen =
+        in.keep.defined() ? k.masked_fill(in.keep.logical_not().view({-1, 1, n, 1}), 0) : k;
     s.carry.keys.add_(n == 1 ? seen.select(2, 0) : seen.to(at::kDouble).sum(2));
   }
   s.held += n;

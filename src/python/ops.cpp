@@ -269,6 +269,12 @@ static StreamPtr make_stream(const std::string& variant, const Text& mask, Numbe
   const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
   const attn::Spec spec = make_spec(variant, mask, scale, temperature, clamp);
   attn::check_spec(spec);
+  check(dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
+        "a state has dtype float64, float32, bfloat16 or float16, got ", attn::dtype_name(dtype));
+  check(device.is_cpu() || device.is_cuda(), "a state is on the CPU or on a CUDA device, got ",
+        device);
+  check(double(s.B) * double(s.G) * sizeof(double) <= attn::kMostStateBytes, "a state of batch ",
+        s.B, " with ", s.G, " heads is too large");
   return c10::make_intrusive<Stream>(attn::make_state(spec, s, dtype, attn::kWaiting, device));
 }
 
@@ -298,7 +304,13 @@ static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Te
 // A copy with these rows of the batch.
 static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
   attn::State s = self->state;
-  const at::Tensor index = rows.to(s.carry.count.device());
+  check(rows.dim() == 1 && at::isIntegralType(rows.scalar_type(), false) && !rows.is_meta(),
+        "rows must have shape [n] and dtype int32 or int64, got ", rows.sizes(), " ",
+        attn::dtype_name(rows.scalar_type()));
+  const at::Tensor index = rows.to(s.carry.count.device()).to(at::kLong);
+  check(index.numel() == 0 ||
+            (index.min().item<int64_t>() >= 0 && index.max().item<int64_t>() < s.shape.B),
+        "rows must be 0 to ", s.shape.B - 1, ", the batch of this state");
   parts(s, [&](const at::Tensor& x) { return x.index_select(0, index); });
   s.shape.B = rows.numel();
   return c10::make_intrusive<Stream>(std::move(s));
@@ -396,11 +408,7 @@ TORCH_LIBRARY(horner, m) {
       .def("bytes", &bytes);
 }
 
-TORCH_LIBRARY_IMPL(horner, CPU, m) {
-  m.impl("attend", boxed<&attend>());
-  m.impl("attend_backward", boxed<&attend_backward>());
-}
-TORCH_LIBRARY_IMPL(horner, CUDA, m) {
+TORCH_LIBRARY_IMPL(horner, CompositeExplicitAutograd, m) {  // what is not dense meets our own error
   m.impl("attend", boxed<&attend>());
   m.impl("attend_backward", boxed<&attend_backward>());
 }

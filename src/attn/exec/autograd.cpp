@@ -22,6 +22,13 @@ bool keeps_graph() {
   return torch::autograd::get_current_graph_task_keep_graph();
 }
 
+static bool is_stand_in(const at::Tensor& x) {
+  static const c10::DispatchKeySet keys =
+      c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::Functionalize}) |
+      c10::functorch_transforms_ks;
+  return x.key_set().has_any(keys);
+}
+
 struct Backward : torch::CustomClassHolder {
   explicit Backward(const Recorded& r)
       : execution(r.execution), inputs(r.inputs.size()), run(r.backward) {}
@@ -44,6 +51,10 @@ struct Record : torch::autograd::Function<Record> {
     const auto& backward = static_cast<const Backward&>(*held);
     check(!c10::GradMode::is_enabled(), "double backward is supported only by 'reference', not '",
           backward.execution, "'");
+    for (const at::Tensor& x : grads)  // kernels read its memory
+      check(!x.defined() || (x.layout() == at::kStrided && x.has_storage() && !is_stand_in(x)),
+            "a gradient of '", backward.execution,
+            "' must be a plain dense tensor: vmap over gradients is not supported");
     const TensorVector saved = ctx->get_saved_variables();
     const at::TensorList all = saved, inputs = all.slice(0, backward.inputs);
     const c10::DeviceGuard guard(inputs[0].device());

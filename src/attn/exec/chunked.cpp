@@ -141,6 +141,27 @@ static ChunkTensors backward(const ChunkJob& job, const ChunkTensors& x, const C
   return d;
 }
 
+// The same in double, from tensors in float32. The gradient of a decay is a running sum of
+// differences between what queries and keys take from the state. In float32 the two would be
+// rounded apart, and the running sum would drift.
+static ChunkTensors backward_in_double(const ChunkJob& job, const ChunkTensors& x,
+                                       const ChunkResult& r, const ChunkResult& grads) {
+  const auto convert = [](const auto& fields) {
+    for (at::Tensor* y : fields)
+      if (y->defined()) *y = y->to(at::kDouble);
+  };
+  ChunkTensors exact = x;
+  ChunkResult saved = r, given = grads;
+  convert(ChunkTensors::fields(exact));
+  convert(ChunkResult::saved(saved)), convert(ChunkResult::outputs(given));
+  ChunkTensors d = backward<double>(job, exact, saved, given);
+  const auto inputs = ChunkTensors::fields(x);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (at::Tensor* y = ChunkTensors::fields(d)[i]; y->defined())
+      *y = y->to(inputs[i]->scalar_type());
+  return d;
+}
+
 // Where packed sequences begin: [T], bool.
 static at::Tensor beginnings(const Inputs& in) {
   if (!in.cu_seqlens.defined()) return {};
@@ -185,7 +206,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   x.decay = p.decay;
   at::Tensor keys;
   if (spec.centred) {
-    keys = p.seen.sums(p.k * p.ones);  // [B, G, T, D], double
+    keys = p.seen.sums(p.kept_keys());  // [B, G, T, D], double
     if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2);
     const at::Tensor mean = (keys / p.count.clamp_min(1)).repeat_interleave(p.repeats, 1);
     x.centre = (q * mean).sum(-1) * job.scale;
@@ -197,8 +218,11 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
     x.S = padded(before->S, dtype), x.z = before->z.to(dtype).contiguous();
   }
   const bool exact = dtype == at::kDouble;
+  const bool drifts = in.q.scalar_type() == at::kFloat && x.decay.defined();
   const ChunkResult r = differentiable("chunked", job, x, exact ? forward<double> : forward<float>,
-                                       exact ? backward<double> : backward<float>);
+                                       exact    ? backward<double>
+                                       : drifts ? backward_in_double
+                                                : backward<float>);
 
   const auto part = [](const at::Tensor& x, int64_t axis, int64_t n) {  // the last n
     return n == x.size(axis) ? x : x.narrow(axis, x.size(axis) - n, n);

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "attn/exec/isa.h"
 #include "attn/parallel.h"
 #include "attn/stages.h"
@@ -24,10 +26,22 @@ Intervals::Intervals(const Mask& mask, const Inputs& in) {
   }
 }
 
-// Differences of running sums, in double.
+// Differences of running sums, in double. A number that is not finite would stay in the running
+// sums, so such numbers are counted instead.
 at::Tensor Intervals::sums(const at::Tensor& x) const {
-  const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
-  return running.index_select(-2, hi) - running.index_select(-2, at::minimum(lo, hi));
+  const at::Tensor from = at::minimum(lo, hi);
+  const auto differences = [&](const at::Tensor& x) {
+    const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
+    return running.index_select(-2, hi) - running.index_select(-2, from);
+  };
+  if (!x.is_floating_point() || x.detach().sum(at::kDouble).isfinite().item<bool>())
+    return differences(x);
+  at::Tensor sums = differences(x.masked_fill(x.isfinite().logical_not(), 0));
+  for (const double odd : {double(INFINITY), -double(INFINITY), double(NAN)}) {
+    const at::Tensor is = odd == odd ? x == odd : x.isnan();
+    sums = sums + at::zeros_like(sums).masked_fill_(differences(is) > 0, odd);
+  }
+  return sums;
 }
 
 Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before, bool counted)
@@ -53,8 +67,13 @@ at::Tensor Prepared::log_count() const {
   return count.clamp_min(1).log().squeeze(-1).expand({q.size(0), q.size(1), q.size(2)});
 }
 
+at::Tensor Prepared::kept_keys() const {
+  return k.masked_fill(ones.logical_not(), 0);
+}
+
 at::Tensor Prepared::gates(const Inputs& in) const {
-  const at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1) * ones;
+  const at::Tensor gates = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1);
+  const at::Tensor share = gates.masked_fill(ones.logical_not(), 0);
   return seen.sums(share).to(wide(in.q.scalar_type())).repeat_interleave(repeats, 1);
 }
 

@@ -31,6 +31,7 @@ struct Prepared {
   // undefined where the caller does not count keys and the factor does not need it.
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
   at::Tensor log_count() const;  // of each query: [B, H, T]
+  at::Tensor kept_keys() const;  // f(k), 0 for a key that `keep` hides
   // The sums of e^denominator_gate over the keys seen: [B, H, T, 1].
   at::Tensor gates(const Inputs&) const;
 };

@@ -203,7 +203,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   const auto dtype = paired ? at::kBFloat16 : at::kFloat;
   FusedTensors x{padded(q, dtype), padded(p.k, dtype), padded(in.v, dtype)};
   if (spec.centred) {  // the query times the mean key
-    const at::Tensor mean = p.seen.sums(p.k * p.ones) / p.count.clamp_min(1);
+    const at::Tensor mean = p.seen.sums(p.kept_keys()) / p.count.clamp_min(1);
     const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(p.repeats, 1);
     x.centre = plain((q * per_head).sum(-1) * job.scale);
   }

@@ -115,12 +115,16 @@ inline Vec largest_each(Vec (&r)[kWidth]) {
   return fold_each(r, [](Vec a, Vec b) { return max(a, b); });
 }
 
-// e^x within 1 ulp, for -87.3 <= x <= 88.7: x = n log 2 + r with |r| <= log 2 / 2, and e^r by a
-// polynomial of degree 6. n is added to the exponent bits.
-inline Vec exp_inside(Vec x) {
+// e^x within 1 ulp, for x <= 88.7 or NaN; 0 below -87.3: x = n log 2 + r with |r| <= log 2 / 2, and
+// e^r by a polynomial of degree 6, times 2^n. The result of a NaN is one, whatever its bits.
+inline Vec exp_down(Vec x) {
+  const Vec bottom = splat(-87.33654f);
   const Vec magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const Vec shifted = x * 1.44269504f + magic;
-  const Vec n = shifted - magic;
+#ifndef __AVX512F__
+  const VecInt below = x < bottom;
+  x = max(bottom, x);
+#endif
+  const Vec n = x * 1.44269504f + magic - magic;
   Vec r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
   Vec p = r * 1.3814593295e-3f + 8.3687177377e-3f;
@@ -128,17 +132,18 @@ inline Vec exp_inside(Vec x) {
   p = p * r + 1.6666520623e-1f;
   p = p * r + 4.9999993447e-1f;
   p = p * (r * r) + r + 1.f;
-  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(p) +
-                               (reinterpret_cast<VecInt>(shifted) << 23));
+#ifdef __AVX512F__
+  const __mmask16 inside = _mm512_cmp_ps_mask((__m512)x, (__m512)bottom, _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(inside, (__m512)p, (__m512)n);
+#else
+  const VecInt bits = reinterpret_cast<VecInt>(p) + (__builtin_convertvector(n, VecInt) << 23);
+  return choose(below, Vec{}, reinterpret_cast<Vec>(bits));
+#endif
 }
-// For x <= 0; below -87.3 the result is e^-87.3, not 0.
-inline Vec exp_down(Vec x) {
-  return exp_inside(max(splat(-87.33654f), x));
-}
-// For any x: 0 below -87.3 (so also for -inf), the largest float above 88.7.
+// For any x; inf above 88.7.
 inline Vec exp(Vec x) {
-  const Vec bottom = splat(-87.33654f);
-  return choose(x < bottom, Vec{}, exp_inside(min(splat(88.72283f), max(bottom, x))));
+  const Vec top = splat(88.72283f);
+  return choose(x > top, splat(__builtin_inff()), exp_down(min(top, x)));
 }
 
 inline Vec abs(Vec x) {

@@ -71,6 +71,8 @@ struct Chunk {
       query[i] = i >= n ? R(0) : c.decay ? R(std::exp(gate(t0 + i) - before)) : R(1);
     }
     transpose(keys(), wide, c.D, kT);
+    for (int i = 0; c.keep && i < n; ++i)
+      for (int64_t d = 0; d < c.D && !kept(i); ++d) kT[d * C + i] = 0;
     if (c.decay || c.keep) fill_decay();
   }
   // decay_ts * keep_s inside the chunk, 0 for s > t: products of the gates, row by row in double.
@@ -114,7 +116,7 @@ struct Chunk {
     if (!c.decay && !c.keep) return values();
     for (int i = 0; i < n; ++i)
       for (int64_t e = 0; e < c.E; e += kL)
-        store(y + i * c.E + e, load(values() + i * c.E + e) * share[i]);
+        store(y + i * c.E + e, kept(i) ? load(values() + i * c.E + e) * share[i] : V{});
     return y;
   }
 
@@ -137,12 +139,15 @@ struct Chunk {
     }
   }
   void hide(R* row, int i, int cols) const {
-    if (!c.decay && !c.keep) {
-      for (int s = i + 1; s < cols; ++s) row[s] = 0;
-      return;
-    }
-    for (int s = 0; s < cols; s += kL)
+    for (int s = 0; (c.decay || c.keep) && s < cols; s += kL)
       store(row + s, load(row + s) * load(decay_factor + i * C + s));
+    clear_hidden(row, i, cols);
+  }
+  // Sets, rather than multiplies by 0, what query i does not see: it may be NaN.
+  void clear_hidden(R* row, int i, int cols) const {
+    for (int s = i + 1; s < cols; ++s) row[s] = 0;
+    for (int s = 0; c.keep && s <= i; ++s)
+      if (!kept(s)) row[s] = 0;
   }
   // N and W of the r-th head, from the keys inside the chunk.
   void inside(int r) const {
@@ -182,14 +187,16 @@ struct Chunk {
   void row_backward(int r, int i, int cols) const {
     const R dW = c.dW[row(r) + i];
     R* d = dw + i * C;
+    for (int s = 0; s < cols; s += kL) store(d + s, load(d + s) + dW);
+    clear_hidden(d, i, cols);
     if (c.d_decay)
       for (int s = 0; s < i + 1; ++s) {
-        const double flow = double(w[i * C + s]) * (d[s] + dW);
+        const double flow = double(w[i * C + s]) * d[s];
         c.d_decay[gh * c.T + t0 + i] += flow, c.d_decay[gh * c.T + t0 + s] -= flow;
       }
     V sum{};
     for (int s = 0; s < cols; s += kL) {
-      const V x = (load(d + s) + dW) * load(slope + i * C + s);
+      const V x = load(d + s) * load(slope + i * C + s);
       store(d + s, x * c.scale), sum += x;
     }
     if (c.d_centre) c.d_centre[row(r) + i] = -sum_lanes<R>(sum);

@@ -206,24 +206,30 @@ static void backward_task(const Chunked<R>& c, int64_t i, R* scratch) {
   t.backward(S, z, t.at(c.dS, t.segment + 1), t.at_z(c.dz, t.segment + 1));
 }
 
+// Whether the state survives a segment: no packed sequence begins in it.
+template <class R>
+static bool survives(const Chunked<R>& c, int64_t segment) {
+  const int64_t from = segment * c.length, to = from + c.length < c.T ? from + c.length : c.T;
+  for (int64_t t = from > 0 ? from : 1; c.begins && t < to; ++t)
+    if (c.begins[t]) return false;
+  return true;
+}
 // Decay of the state over a segment.
 template <class R>
 static R carried(const Chunked<R>& c, int64_t head, int64_t segment) {
-  const int64_t from = segment * c.length, to = from + c.length < c.T ? from + c.length : c.T;
-  for (int64_t t = from > 0 ? from : 1; c.begins && t < to; ++t)
-    if (c.begins[t]) return 0;
   if (!c.decay) return 1;
+  const int64_t from = segment * c.length, to = from + c.length < c.T ? from + c.length : c.T;
   const double* g = c.decay + head * c.T;
   return R(std::exp(g[to - 1] - (from > 0 ? g[from - 1] : 0)));
 }
 template <class R>
 static void add(R* to, const R* from, R factor, int64_t n) {
-  if (factor == 0) return;
   for (int64_t i = 0; i < n; ++i) to[i] += factor * from[i];
 }
 template <class R>
 static void scan(const Chunked<R>& c, int64_t head) {
   for (int64_t j = 0; j + 1 < c.segments; ++j) {
+    if (!survives(c, j)) continue;
     const int64_t from = head * (c.segments + 1) + j, n = c.F * c.E;
     const R left = carried(c, head, j);
     add(c.S + (from + 1) * n, c.S + from * n, left, n);
@@ -233,6 +239,7 @@ static void scan(const Chunked<R>& c, int64_t head) {
 template <class R>
 static void backward_scan(const Chunked<R>& c, int64_t head) {
   for (int64_t j = c.segments - 1; j > 0; --j) {
+    if (!survives(c, j)) continue;
     const int64_t to = head * (c.segments + 1) + j, n = c.F * c.E;
     const R left = carried(c, head, j);
     add(c.dS + to * n, c.dS + (to + 1) * n, left, n);

@@ -47,7 +47,8 @@ struct Step {
   double gate_sum(int64_t s) const { return c.decay[gh * c.room + s]; }
   double now() const { return c.decay && c.to > 0 ? gate_sum(c.to - 1) : 0; }
 
-  // x[r, j] of n keys from s.
+  bool kept(int64_t s) const { return !c.keep || c.keep[b * c.room + s]; }
+  // x[r, j] of n keys from s; 0 where masked.
   void scores(int64_t s, int n) const {
     for (int r = 0; r < heads; ++r) {
       const R *q = query(r), centre = c.centre ? c.centre[gh * heads + r] : R(0);
@@ -56,17 +57,15 @@ struct Step {
         V sum{};
         for (int64_t d = 0; d < c.width; d += kL) sum += load(q + d) * load(k + d);
         const R y = sum_lanes<R>(sum) * c.scale - centre;
-        x[r * kKeys + j] = y < c.clamp ? y : c.clamp;
+        x[r * kKeys + j] = !kept(s + j) ? 0 : y > c.clamp ? c.clamp : y;
       }
       for (int j = n; j < kKeys; ++j) x[r * kKeys + j] = 0;
     }
   }
   // Decay and mask of n keys from s.
   void shares(int64_t s, int n) const {
-    for (int j = 0; j < n; ++j) {
-      const bool kept = !c.keep || c.keep[b * c.room + s + j];
-      share[j] = !kept ? R(0) : c.decay ? R(std::exp(now() - gate_sum(s + j))) : R(1);
-    }
+    for (int j = 0; j < n; ++j)
+      share[j] = !kept(s + j) ? R(0) : c.decay ? R(std::exp(now() - gate_sum(s + j))) : R(1);
     for (int j = n; j < kKeys; ++j) share[j] = 0;
   }
   void add_values(int64_t s, int n, R* w) const {
@@ -95,7 +94,8 @@ struct Step {
     for (int r = 0; r < heads; ++r) {
       V largest = splat(top[r]);
       for (int j = 0; j < kKeys; j += kL) {
-        const V y = load(share + j) == 0 ? splat(R(-INFINITY)) : load(x + r * kKeys + j);
+        const V score = load(x + r * kKeys + j);  // has no weight where its share is 0, unless NaN
+        const V y = (load(share + j) == 0) & (score == score) ? splat(R(-INFINITY)) : score;
         store(x + r * kKeys + j, y);
         largest = y > largest ? y : largest;
       }
@@ -107,16 +107,14 @@ struct Step {
         W[r] *= left;
         for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= left;
       }
-      if (top[r] == -INFINITY) continue;  // all are masked
+      const R shift = top[r] == -INFINITY ? 0 : top[r];
       V sum{};
       for (int j = 0; j < kKeys; j += kL) {
-        const V w = Maths<V>::exp(load(x + r * kKeys + j) - top[r]) * load(share + j);
+        const V w = Maths<V>::exp(load(x + r * kKeys + j) - shift) * load(share + j);
         store(x + r * kKeys + j, w), sum += w;
       }
       W[r] += sum_lanes<R>(sum);
     }
-    for (int r = 0; r < heads; ++r)
-      for (int j = 0; top[r] == -INFINITY && j < kKeys; ++j) x[r * kKeys + j] = 0;
     add_values(s, n, x);
   }
 
@@ -172,10 +170,10 @@ struct Step {
                 C = (n + kHeads - 1) / kHeads * kHeads;
       shares(s, n);
       for (int64_t d = 0; d < c.D; ++d)
-        for (int j = 0; j < C; ++j) kT[d * C + j] = j < n ? key(s + j)[d] : R(0);
+        for (int j = 0; j < C; ++j) kT[d * C + j] = j < n && kept(s + j) ? key(s + j)[d] : R(0);
       for (int j = 0; j < n; ++j)
         for (int64_t e = 0; e < c.E; e += kL)
-          store(y + j * c.E + e, load(value(s + j) + e) * share[j]);
+          store(y + j * c.E + e, kept(s + j) ? load(value(s + j) + e) * share[j] : V{});
       const Monomials<R> m{int(c.D), c.first, c.last, C, true, kT, levels, block, nullptr};
       m.expand();
       kernels::HORNER_ISA::fold(m, Fold<R>{y, share, n, c.E, S, z});

@@ -43,7 +43,7 @@ struct Row {
       r = p.by_sum ? 1 : expf(shift);
     } else if (p.norm == Epilogue::l2) {
       const float length = sqrtf(squares(0));
-      at_bound = !(length > kTinyLength);
+      at_bound = length <= kTinyLength;
       r = (p.times_dim ? n : 1) / (at_bound ? kTinyLength : length);
     } else {
       eps = p.eps * (p.by_sum ? 1 : expf(-2 * shift));
@@ -128,8 +128,12 @@ struct Row {
     float dy_y = dot * eps * r * r;
     if (p.norm == Epilogue::none || at_bound)
       dy_y = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * to_y;
+    const float out = p.out_gate ? p.out_gate[row] : 1;
+    const float d_out =
+        out != 0 ? dy_y / out
+                 : over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) / Z;
     for (int64_t e = 0; e < E; e += kWidth) store(d + e, load(d + e) * to_y);
-    if (p.d_out_gate) p.d_out_gate[row] = dy_y / p.out_gate[row];
+    if (p.d_out_gate) p.d_out_gate[row] = d_out;
     const float dZ = -dy_y / Z;
     if (p.d_divisor) p.d_divisor[row] = p.by_sum ? 0 : dZ;
     return z_follows_w ? dZ : 0;
@@ -137,6 +141,10 @@ struct Row {
 
   // From the gradient of u = (y - mean) r to that of y.
   void through_norm(float* d, float d_sum, float d_dot) const {
+    if (p.norm == Epilogue::none) {
+      for (int64_t e = 0; e < E; e += kWidth) store(d + e, load(d + e) * r);
+      return;
+    }
     const float n = float(p.channels);
     float by_u = 0, less = 0;
     if (p.norm == Epilogue::l2) {

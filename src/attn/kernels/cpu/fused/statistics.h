@@ -49,10 +49,11 @@ inline void write(const RowStatistics* rows, const float* W, int n, bool logs_kn
   const Vec A = sum_each(total), top = largest_each(most);
   Vec M = sum_each(moment);
   if (!logs_known) M = (M + A * kLogStart) * 0.69314718f;
-  const Vec share = choose(A > Vec{}, 1 / A, Vec{}), none{};
-  const Vec entropy = choose(A > Vec{}, log(A) - M * share, none);
-  const Vec out[4] = {max(entropy, none), top * share, load(firsts) * share,
-                      max((A - load(sums)) * 0.5f * share, none)};
+  // NaN for a row of which some weight is NaN or infinite; max keeps its second argument then.
+  const Vec none{}, share = choose(A == none, none, 1 / A + (A - A));
+  const Vec entropy = choose(A == none, none, log(A) - M * share);
+  const Vec out[4] = {max(none, entropy), top * share, load(firsts) * share,
+                      max(none, (A - load(sums)) * 0.5f * share)};
   for (int s = 0; s < 4; ++s)
     for (int i = 0; i < n; ++i) to[s * stride + i] = out[s][i];
 }

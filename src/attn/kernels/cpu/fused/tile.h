@@ -48,15 +48,16 @@ struct Tile {
     if (f.centre) y -= f.centre[row(i)];
     return min(splat(f.clamp), y);
   }
-  // The log of the decay factor, the sum of log gates in (s, t], for kWidth keys from j.
+  // The log of the decay factor, the sum of log gates in (s, t], for kWidth keys from j; 0 where
+  // the query does not see the key.
+  template <bool Partial>
   Vec log_decay(int i, int j) const {
     const double* gate = f.decay + (b * f.G + g) * f.S;
     const double query = gate[query_position(i)];
     float x[kWidth];
     for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
-    return min(load(x), Vec{});
+    return Partial ? choose(seen(i, j), load(x), Vec{}) : load(x);
   }
-  Vec decay_factor(int i, int j) const { return exp(log_decay(i, j)); }
   int64_t query_position(int i) const {
     const int64_t p = t0 + i + f.S - f.T;
     return p > 0 ? p : 0;
@@ -90,9 +91,56 @@ static void raise(float new_max, const Fused& f, int i, Sums& sums) {
     store(sums.N + i * f.E + e, load(sums.N + i * f.E + e) * keep);
 }
 
-// weigh() for the simplest tiles: exp of a scaled product, with every key seen.
+// From the products of row i to its weights, in place. Adds the weights to W, and for exp to the
+// statistics: there the weights are positive and their logs are known.
+template <bool Partial, bool Statistics, class W>
+static void weigh_row(const W& w, const Tile& tile, int i, float* x, Sums& sums) {
+  constexpr bool is_exp = __is_same(W, Exp);
+  if constexpr (is_exp) {
+    Vec top = splat(-INFINITY);
+    for (int j = 0; j < kTile; j += kWidth) {
+      Vec y = tile.score(x, i, j);
+      if constexpr (Partial) y = choose(tile.seen(i, j), y, splat(-INFINITY));
+      top = max(top, y);
+      store(x + i * kTile + j, y);
+    }
+    raise(largest(top), tile.f, i, sums);
+  }
+  const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
+  Vec total{}, moment{}, most{};
+  for (int j = 0; j < kTile; j += kWidth) {
+    Vec y, log_y{};
+    if constexpr (is_exp) {
+      log_y = load(x + i * kTile + j) - shift;
+      y = exp(log_y);
+    } else {
+      y = weight(w, tile.score(x, i, j)).w;
+      if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
+    }
+    if (tile.f.decay) {
+      const Vec log_decay = tile.log_decay<Partial>(i, j);
+      y *= exp(log_decay);
+      log_y += log_decay;
+    }
+    store(x + i * kTile + j, y);
+    total += y;
+    if constexpr (Statistics) {
+      moment += y * max(splat(-1000), log_y);  // 0 where masked: y = 0
+      most = max(most, y);
+    }
+  }
+  if constexpr (Statistics) {
+    sums.moment[i] += moment;
+    sums.most[i] = max(sums.most[i], most);
+  }
+  sums.W[i] += total;
+}
+
+// The same for the simplest tiles: exp of a scaled product, with every key seen. Scores that are
+// large or not finite take weigh_row, which rounds a score before it subtracts the largest.
 template <bool Statistics, bool Clamped>
 static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
+  constexpr float kLarge = 4096;
   const float clamp = tile.f.clamp;
   for (int i = 0; i < tile.rows; ++i) {
     float* row = x + i * kTile;
@@ -100,6 +148,10 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
     for (int j = kWidth; j < kTile; j += kWidth) top = max(top, load(row + j));
     const float most = largest(top) * tile.f.scale;
     raise(Clamped && most > clamp ? clamp : most, tile.f, i, sums);
+    if (!(fabsf(sums.shift[i]) < kLarge)) {
+      weigh_row<false, Statistics>(Exp{}, tile, i, x, sums);
+      continue;
+    }
     Vec total{}, moment{};
     for (int j = 0; j < kTile; j += kWidth) {
       Vec score = load(row + j) * tile.f.scale;
@@ -114,54 +166,12 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
   }
 }
 
-// From products to weights, in place. Adds the weights to W, and for exp to the statistics: there
-// the weights are positive and their logs are known.
 template <bool Partial, bool Statistics, class W>
 static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
-  constexpr bool is_exp = __is_same(W, Exp);
-  if (is_exp && !Partial && tile.plain())
+  if (__is_same(W, Exp) && !Partial && tile.plain())
     return tile.f.clamp == INFINITY ? weigh_plain<Statistics, false>(tile, x, sums)
                                     : weigh_plain<Statistics, true>(tile, x, sums);
-  for (int i = 0; i < tile.rows; ++i) {
-    if constexpr (is_exp) {
-      Vec top = splat(-INFINITY);
-      for (int j = 0; j < kTile; j += kWidth) {
-        Vec y = tile.score(x, i, j);
-        if constexpr (Partial) y = choose(tile.seen(i, j), y, splat(-INFINITY));
-        top = max(top, y);
-        store(x + i * kTile + j, y);
-      }
-      raise(largest(top), tile.f, i, sums);
-    }
-    const Vec shift = splat(is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0);
-    Vec total{}, moment{}, most{};
-    for (int j = 0; j < kTile; j += kWidth) {
-      Vec y, log_y{};
-      if constexpr (is_exp) {
-        log_y = load(x + i * kTile + j) - shift;
-        y = exp(log_y);
-      } else {
-        y = weight(w, tile.score(x, i, j)).w;
-        if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
-      }
-      if (tile.f.decay) {
-        const Vec log_decay = tile.log_decay(i, j);
-        y *= exp(log_decay);
-        log_y += log_decay;
-      }
-      store(x + i * kTile + j, y);
-      total += y;
-      if constexpr (Statistics) {
-        moment += y * max(splat(-1000), log_y);  // 0 where masked: y = 0
-        most = max(most, y);
-      }
-    }
-    if constexpr (Statistics) {
-      sums.moment[i] += moment;
-      sums.most[i] = max(sums.most[i], most);
-    }
-    sums.W[i] += total;
-  }
+  for (int i = 0; i < tile.rows; ++i) weigh_row<Partial, Statistics>(w, tile, i, x, sums);
 }
 
 template <bool Positive>
@@ -226,38 +236,50 @@ static void gate_values(const Tile& tile, float* x) {
 
 // Backward.
 
+// The gradient of a decay is a running sum of differences between rows and columns, in which most
+// terms cancel: both are summed in double, from the same products.
+typedef double VecSums __attribute__((vector_size(kWidth * 8)));
+
+static double total(VecSums x) {
+  double all = 0;
+  for (int i = 0; i < kWidth; ++i) all += x[i];
+  return all;
+}
+
 // From products x and dp = v.dN to the weights (in x) and the gradients of the products (in dp).
 template <bool Partial, class W>
 static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
   const Fused& f = tile.f;
-  Vec d_key[kVecs] = {};
+  VecSums d_key[kVecs] = {};
   for (int i = 0; i < tile.rows; ++i) {
     const int64_t row = tile.row(i);
-    const Vec shift = splat(f.shift[row]), dW = splat(f.dW[row]), clamp = splat(f.clamp);
-    Vec d_centre{}, d_decay{};
+    const Vec shift = splat(f.shift[row]), dW = splat(f.dW[row]);
+    const Vec clamp = splat(f.clamp < INFINITY ? f.clamp : NAN);  // then no score reaches it
+    Vec d_centre{};
+    VecSums d_decay{};
     for (int j = 0; j < kTile; j += kWidth) {
       const Vec score = tile.score(x, i, j);
       Slope<Vec> y = weight(w, score - shift);
       Vec dw = load(dp + i * kTile + j) + dW;
       if constexpr (Partial) {
         const VecInt seen = tile.seen(i, j);
-        y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})};
+        y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})}, dw = choose(seen, dw, Vec{});
       }
       if (f.decay) {
-        const Vec decay_factor = tile.decay_factor(i, j);
+        const Vec decay_factor = exp(tile.log_decay<Partial>(i, j));
         y.w *= decay_factor;
+        const Vec d = y.w * dw;
         dw *= decay_factor;
-        const Vec d = y.w * (load(dp + i * kTile + j) + dW);
-        d_decay += d;
-        d_key[j / kWidth] += d;
+        d_decay += __builtin_convertvector(d, VecSums);
+        d_key[j / kWidth] += __builtin_convertvector(d, VecSums);
       }
-      const Vec dx = choose(score < clamp, y.dw * dw, Vec{});
+      const Vec dx = choose(score >= clamp, Vec{}, y.dw * dw);
       d_centre += dx;
       store(x + i * kTile + j, y.w);
       store(dp + i * kTile + j, dx * f.scale);
     }
     if (f.d_centre) f.d_centre[row] -= sum(d_centre);
-    if (f.decay) f.d_decay_query[row] += sum(d_decay);
+    if (f.decay) f.d_decay_query[row] += total(d_decay);
   }
   if (!f.decay) return;
   for (int j = 0; j < tile.columns; ++j)

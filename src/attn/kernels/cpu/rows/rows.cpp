@@ -46,14 +46,15 @@ struct Block {
     const int64_t j = f.lo[t0 + i] - s0;
     return j >= 0 && j < width ? fabsf(row[j]) : 0;
   }
-  // The product of the decay gates in (s, t], for kWidth keys from j.
+  // The product of the decay gates in (s, t], for kWidth keys from j; 1 where the query does not
+  // see the key.
   Vec decay_factor(int i, int64_t j) const {
     const double* gate = f.decay + key_head() * f.S;
     const int64_t position = t0 + i + f.S - f.T;
     const double query = gate[position > 0 ? position : 0];
     float x[kWidth];
     for (int l = 0; l < kWidth; ++l) x[l] = s0 + j + l < f.S ? float(query - gate[s0 + j + l]) : 0;
-    return exp(min(load(x), Vec{}));
+    return exp(all_seen(i, j) ? load(x) : choose(seen(i, j), load(x), Vec{}));
   }
 };
 
@@ -79,19 +80,22 @@ static void centre(const Block& k, int i, float* x) {
     store(x + j, load(x + j) - choose(k.seen(i, j), splat(mean), Vec{}));
 }
 
-// From the products of query i to its scores, in place. Computes `beta` unless it is given.
-static void score(const Block& k, int i, float* x, float* beta, bool given) {
+// From the products of query i to its scores, in place: -inf where masked. Computes `beta` unless
+// it is given.
+template <class W>
+static void score(const W&, const Block& k, int i, float* x, float* beta, bool given) {
   const Rows& f = k.f;
   const float scale = f.scale[k.row(i)];
   for (int64_t j = 0; j < k.width; j += kWidth) {
-    const Vec y = load(x + j) * scale;
+    Vec y = load(x + j) * scale;
+    if (__is_same(W, SelfAdjusted)) y = choose(y == -INFINITY, splat(NAN), y);  // has no range
     store(x + j, k.all_seen(i, j) ? y : choose(k.seen(i, j), y, splat(-INFINITY)));
   }
   if (!given) *beta = f.adaptive ? sharpness({x, k.width, nullptr}) : 1;
   if (*beta == 1 && !f.centred && f.clamp == INFINITY) return;
   for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, load(x + j) * *beta);
   if (f.centred) centre(k, i, x);
-  for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, min(load(x + j), splat(f.clamp)));
+  for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, min(splat(f.clamp), load(x + j)));
 }
 
 template <class W>
@@ -101,7 +105,7 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
   for (int i = 0; i < k.rows; ++i) {
     float* const row = x + i * f.stride;
     RowThreshold r{};
-    score(k, i, row, &r.beta, false);
+    score(w, k, i, row, &r.beta, false);
     const Scores scores{row, k.width, spare};
     r.top = top(scores);
     if (r.top == -INFINITY)
@@ -150,6 +154,7 @@ static Shared shared(const W& w, const Block& k, int i, const float* x, float* d
   for (int64_t j = 0; j < k.width; j += kWidth) {
     const Parts p = parts(w, load(x + j), r);
     Vec dw = load(dp + j) + dW;
+    if (!k.all_seen(i, j)) dw = choose(k.seen(i, j), dw, Vec{});
     if (k.f.decay) dw *= k.decay_factor(i, j);
     store(dp + j, dw);
     pull += p.pull * dw;
@@ -174,25 +179,26 @@ static void slopes(const W& w, const Block& k, int i, float* x, float* dp, doubl
   const Rows& f = k.f;
   const int64_t row = k.row(i);
   RowThreshold r = f.thresholds[row];
-  score(k, i, x, &r.beta, true);
+  score(w, k, i, x, &r.beta, true);
   const Shared s = shared(w, k, i, x, dp, r);
   const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
   double d_decay = 0;
   for (int64_t j = 0; j < k.width; j += kWidth) {
     const Vec y = load(x + j), dw = load(dp + j);
-    const Parts p = parts(w, y, r);
+    Parts p = parts(w, y, r);
+    if (r.top != r.top) p.w = p.slope = choose(k.seen(i, j), splat(NAN), Vec{}), p.share = Vec{};
     Vec dx = p.slope * dw - p.share * s.pull;
     if constexpr (__is_same(W, SelfAdjusted))
       dx += (p.share * dw + choose(y == low, splat(s.at_low), Vec{}) +
              choose(y == high, splat(s.at_high), Vec{})) /
             range(r);
-    dx = choose(y < f.clamp, dx * r.beta, Vec{});
+    dx = choose(y >= splat(f.clamp), Vec{}, dx * r.beta);
     store(dp + j, dx);
     store(x + j, f.decay ? p.w * k.decay_factor(i, j) : p.w);
     if (!f.decay) continue;
     const Vec d = p.w * dw;
-    d_decay += sum(d);
-    for (int l = 0; l < kWidth && k.s0 + j + l < f.S; ++l) d_decay_key[k.key(j + l)] -= d[l];
+    for (int l = 0; l < kWidth && k.s0 + j + l < f.S; ++l)
+      d_decay += d[l], d_decay_key[k.key(j + l)] -= d[l];
   }
   if (f.centred) centre(k, i, dp);
   if (f.decay) f.d_decay_query[row] = d_decay;
