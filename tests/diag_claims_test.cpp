@@ -9,6 +9,7 @@
 #include "diag/claims.h"
 #include "diag/softmax_rows.h"
 #include "diag_case.h"
+#include "nn/slots.h"
 
 namespace horner::diag {
 namespace {
@@ -152,9 +153,11 @@ TEST(Growth, RecoversAnExponent) {
 }
 
 TEST(Growth, AVerdictNeedsAnIntervalOnOneSideOfZero) {
-  EXPECT_STREQ(verdict({0.5, 0.1, 0.9}), "grows");
-  EXPECT_STREQ(verdict({-0.5, -0.9, -0.1}), "falls");
-  EXPECT_STREQ(verdict({0.5, -0.1, 0.9}), "undecided");
+  EXPECT_STREQ(verdict({0.5, 0.1, 0.9}, 6), "grows");
+  EXPECT_STREQ(verdict({-0.5, -0.9, -0.1}, 6), "falls");
+  EXPECT_STREQ(verdict({0.5, -0.1, 0.9}, 6), "undecided");
+  EXPECT_STREQ(verdict({0.5, 0.1, 0.9}, 5), "too few heads");
+  EXPECT_STREQ(verdict({NAN, NAN, NAN}, 6), "rows too short");
 }
 
 TEST(Statistics, BootstrapOfAMedian) {
@@ -225,6 +228,27 @@ TEST(Sensitivity, ByRawProductsIsThePapersDefinition) {
         EXPECT_TRUE(at::allclose(got.to(at::kDouble), want, 1e-3, 1e-6 / T)) << T << " " << eps;
       }
   });
+}
+
+// The same of a whole model: over every fourth row, so up to a sampling error.
+TEST(Sensitivity, ByRawProductsOfAModel) {
+  const Block b = block("softmax");
+  const double scale = 0.25;  // 16 channels
+  Settings s{.lengths = {64}, .tops = {1, 5}, .temperatures = {0.5, 40}, .epsilons = {0.1}};
+  const Diagnosis raw = diagnose(b.model, b.tokens, s);
+  s.temperatures = {0.5 * scale, 40 * scale}, s.epsilons = {0.1 * scale};
+  const Diagnosis own = diagnose(b.model, b.tokens, s);
+  for (size_t i : {0u, 1u}) {
+    double sum = 0, want = 0;
+    for (size_t h = 0; h < raw.heads.size(); ++h) {
+      EXPECT_EQ(raw.heads[h].scale, scale);
+      sum += raw.heads[h].raw_sensitivity.mean[i][0];
+      want += own.heads[h].sensitivity.mean[i][0] * scale;
+      EXPECT_LE(raw.heads[h].raw_sensitivity.most[i][0],
+                own.heads[h].sensitivity.most[i][0] * scale * (1 + 1e-5));
+    }
+    EXPECT_NEAR(sum / want, 1, 0.25) << i;
+  }
 }
 
 // Numbers of a model that is not softmax are about its own weights.

@@ -233,7 +233,7 @@ bool has_gate(const attn::Spec& s) {
 TEST(Study, PaperTrainsAsTheAuthors) {
   const Json j = find_study("paper");
   int gated = 0;
-  for (const Run& r : read_study(j, "paper", "out").runs) {
+  for (const study::Run& r : read_study(j, "paper", "out").runs) {
     const bool gate = has_gate(attn::find(r.settings.attention).spec);
     gated += gate;
     EXPECT_EQ(r.settings.clip, gate ? 1 : 0) << r.name;
@@ -249,7 +249,7 @@ TEST(Study, SettingsOfAVariantOverrideThoseOfItsTask) {
             {"attention-settings", {{"gate*", {{"clip", 3}}}, {"gated", {{"steps", 7}}}}},
             {"tasks", Json::array({{{"task", "text"}, {"settings", {{"clip", 2}}}}})}};
   std::map<std::string, std::pair<double, int64_t>> found;
-  for (const Run& r : read_study(j, "test", "out").runs)
+  for (const study::Run& r : read_study(j, "test", "out").runs)
     found[r.settings.attention] = {r.settings.clip, r.settings.steps};
   const std::map<std::string, std::pair<double, int64_t>> wanted = {
       {"softmax", {2, 5}}, {"gate", {3, 5}}, {"gated", {3, 7}}};

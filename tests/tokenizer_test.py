@@ -249,7 +249,7 @@ def test_features_that_are_not_known_are_named(trained, tmp_path):
         (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer.type"),
         (lambda d: d.update(truncation={"max_length": 5}), "truncation"),
         (lambda d: d.update(decoder={"type": "WordPiece"}), "decoder.type"),
-        (lambda d: d.update(post_processor={"type": "BertProcessing"}), "post_processor.type"),
+        (lambda d: d.update(post_processor={"type": "Unheard"}), "post_processor.type"),
         (lambda d: d["added_tokens"][0].update(id=3), "added_tokens[0]"),
         (lambda d: d["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex=r"\w+"), "\\w"),
         (lambda d: d["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex="(a"), "pretokenizers[0].pattern"),

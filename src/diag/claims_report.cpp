@@ -98,7 +98,7 @@ void add_growth(Report& r, const Diagnosis& d) {
   for (const Exponents& e : exponents(d))
     t.rows.push_back({{e.fraction == 1 ? "n − 1" : number_text(e.fraction) + " n"},
                       interval_cell(e.distance),
-                      {verdict(e.distance)},
+                      {verdict(e.distance, d.heads.size())},
                       interval_cell(e.each),
                       interval_cell(e.expected)});
   const LastToken last = last_token(d);

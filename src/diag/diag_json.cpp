@@ -55,7 +55,7 @@ static void add_claims_json(const Diagnosis& d, Json& out) {
   for (const Exponents& e : exponents(d))
     out["growth"]["fractions"].push_back({{"fraction", e.fraction},
                                           {"distance", interval_json(e.distance)},
-                                          {"verdict", verdict(e.distance)},
+                                          {"verdict", verdict(e.distance, d.heads.size())},
                                           {"per_token_left_out", interval_json(e.each)},
                                           {"expected_A", interval_json(e.expected)}});
   const LastToken last = last_token(d);

@@ -161,8 +161,8 @@ static Finding coverage(const Diagnosis& d) {
     if (x.N <= 16) c = x;
   f.text = "at N = " + std::to_string(c.N) + " one head separates p = " + number_text(c.share) +
            " of its tokens, the heads of a layer together " + number_text(c.measured) +
-           "; independent heads would " + number_text(c.expected) + ", and 1 - (1 - p)^H is " +
-           number_text(c.paper);
+           "; independent heads would separate " + number_text(c.expected) +
+           ", and 1 - (1 - p)^H is " + number_text(c.paper);
   return f;
 }
 
@@ -174,11 +174,12 @@ static Finding growth(const Diagnosis& d) {
                 "distance of rows that select N = f n of n tokens, least squares of its log on "
                 "log n; median over heads, 95 % bootstrap interval over heads; the distance tends "
                 "to 0 only if the interval is below 0"};
-  const bool grows = paper.distance.low > 0, falls = paper.distance.high < 0;
-  f.text = std::string("'distance → 0 as N grows with L' ") +
-           (grows   ? "does not hold"
-            : falls ? "is supported"
-                    : "is undecided") +
+  const std::string says = verdict(paper.distance, d.heads.size());
+  f.text = "'distance → 0 as N grows with L' " +
+           (says == "grows"       ? std::string("does not hold")
+            : says == "falls"     ? std::string("is supported")
+            : says == "undecided" ? std::string("is undecided")
+                                  : "is undecided (" + says + ")") +
            ": with N = " + number_text(paper.fraction) + " n it scales as n to the power " +
            interval(paper.distance);
   for (const Exponents& e : all)

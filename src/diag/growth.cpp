@@ -36,7 +36,9 @@ std::vector<nn::Query> growth_queries(const std::vector<int64_t>& lengths) {
   return out;
 }
 
-const char* verdict(const Interval& slope) {
+const char* verdict(const Interval& slope, size_t heads) {
+  if (std::isnan(slope.middle)) return "rows too short";
+  if (heads < kLeastHeads) return "too few heads";
   return slope.low > 0 ? "grows" : slope.high < 0 ? "falls" : "undecided";
 }
 

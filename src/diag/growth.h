@@ -32,7 +32,9 @@ void add_row(Growth&, const std::vector<int64_t>& lengths, int64_t t, int64_t n,
 // 16 evenly spaced queries among those that see between half of each length and all of it.
 std::vector<nn::Query> growth_queries(const std::vector<int64_t>& lengths);
 
-// "grows" if the interval is above 0, "falls" if it is below, else "undecided".
-const char* verdict(const Interval&);
+// "grows" if the interval is above 0, "falls" if it is below, else "undecided". Fewer than six
+// heads have no 95 % interval (all of them are on the same side of a median in 2 of 2^heads cases).
+inline constexpr size_t kLeastHeads = 6;
+const char* verdict(const Interval&, size_t heads);
 
 }  // namespace horner::diag

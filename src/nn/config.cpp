@@ -98,6 +98,11 @@ static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer, i
         "config.json: 'horner.short_conv' must be ", l.around.mamba ? "1 to " : "0 (none) to ",
         kMostTokens, ", got ", n);
   l.around.short_conv = int(n);
+  if (l.around.raw_decay) {  // the layer makes it part of the gates
+    check(l.attention.input_gate && l.attention.output_gate, "variant '", variant.name,
+          "': its decay requires an input and an output gate");
+    l.attention.decay = attn::NoDecay{};
+  }
   if (window && attn::is<attn::Causal>(l.attention.mask))
     l.attention.mask = attn::Window{int(size(j, "sliding_window"))};
   if (f.query_scalar > 0 && attn::is<attn::RootDim>(l.attention.scale))

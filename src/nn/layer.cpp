@@ -11,47 +11,59 @@ parts::Norm norm_of(const ModelConfig& c) {
   return {kind == NormKind::layer, kind == NormKind::rms_plus_one ? 1. : 0., c.eps};
 }
 
-// x [B, T, channels] after the n rows before it: those in `past`, or zeros. The last n rows of all
-// replace `past`, unless that is null.
-static at::Tensor with_past(const at::Tensor& x, int64_t n, at::Tensor* past) {
-  const at::Tensor before =
-      past && past->defined() ? *past : at::zeros({x.size(0), n, x.size(2)}, x.options());
-  const at::Tensor all = at::cat({before, x}, 1);
-  if (past) *past = all.narrow(1, x.size(1), n).clone();
-  return all;
+// W x + b of the variant's gate `name`, [B, heads, T], in float32: logarithms in bfloat16 are too
+// coarse to sum.
+static at::Tensor gate_logits(const Pass& p, size_t i, const std::string& name,
+                              const at::Tensor& x) {
+  const auto& own = p.m.layers[i].variant;
+  at::Tensor out = parts::product(x, {own.at(name + ".weight")}, {own.at(name + ".bias")});
+  if (at::isReducedFloatingType(out.scalar_type())) out = out.to(at::kFloat);
+  return out.view({p.B, p.T, -1}).transpose(1, 2);
 }
 
-// An input of each token as the operator takes it, [B, T, heads], from x = W token + b. The first
-// paper's code has two exceptions: raw_decay and exp_gate of attn::Around.
-static at::Tensor gate_of(const Pass& p, size_t i, const attn::Input& input, const at::Tensor& x) {
-  constexpr double kRawDecay = 1024;
-  const attn::Around& around = p.m.config.layers[i].around;
-  LayerState* const state = p.state(i);
-  if (around.raw_decay && input.at == &attn::Inputs::decay)
-    return with_past(x, 1, state ? &state->decays : nullptr).narrow(1, 0, p.T) / kRawDecay;
-  if (around.exp_gate && input.at == &attn::Inputs::output_gate) return (-x).exp();
-  return input.role == attn::Role::gate       ? x.sigmoid()
-         : input.role == attn::Role::log_gate ? at::log_sigmoid(x)
-                                              : x;  // a logit
-}
-
-// Gates are float32: logarithms in bfloat16 are too coarse to sum.
 void add_variant_inputs(const Pass& p, size_t i, const at::Tensor& x, attn::Inputs& in) {
-  const Layer& l = p.m.layers[i];
+  const LayerConfig& layer = p.m.config.layers[i];
   for (const attn::Input& input : attn::input_table()) {
-    if (input.role == attn::Role::tensor || input.role == attn::Role::mask) continue;
-    if (!input.wanted(p.m.config.layers[i].attention) || (in.*input.at).defined()) continue;
-    const std::string name = input.name;
-    if (input.role == attn::Role::parameter || input.role == attn::Role::constant) {
-      const at::Tensor& own = l.variant.at(name);
-      in.*input.at = input.role == attn::Role::constant ? own.detach() : own;
-      continue;
+    if (!input.wanted || !input.wanted(layer.attention) || (in.*input.at).defined()) continue;
+    at::Tensor& to = in.*input.at;
+    switch (input.role) {
+      case attn::Role::tensor:
+      case attn::Role::mask:
+        break;
+      case attn::Role::parameter:
+        to = p.m.layers[i].variant.at(input.name);
+        break;
+      case attn::Role::constant:
+        to = p.m.layers[i].variant.at(input.name).detach();
+        break;
+      case attn::Role::logit:
+        to = gate_logits(p, i, input.name, x);
+        break;
+      case attn::Role::log_gate:
+        to = at::log_sigmoid(gate_logits(p, i, input.name, x));
+        break;
+      case attn::Role::gate:
+        to = gate_logits(p, i, input.name, x);
+        to = layer.around.exp_gate && &to == &in.output_gate ? (-to).exp() : to.sigmoid();
+        break;
     }
-    at::Tensor gate =
-        parts::product(x, {l.variant.at(name + ".weight")}, {l.variant.at(name + ".bias")});
-    if (at::isReducedFloatingType(gate.scalar_type())) gate = gate.to(at::kFloat);
-    in.*input.at = gate_of(p, i, input, gate.view({p.B, p.T, -1})).transpose(1, 2);
   }
+}
+
+// e^(c_t - c_s), with c_t the sum of (W x + b) / 1024 over the tokens before t, as a factor of the
+// output gate and one of the input gate: it may grow, which executions do not expect of a decay.
+static void add_raw_decay(const Pass& p, size_t i, const at::Tensor& x, attn::Inputs& in) {
+  constexpr double kTokens = 1024;
+  const at::Tensor each = gate_logits(p, i, "decay", x).to(at::kDouble) / kTokens;  // [B, G, T]
+  at::Tensor sums = each.cumsum(-1);
+  if (LayerState* const state = p.state(i)) {
+    if (state->decay.defined()) sums = sums + state->decay;
+    state->decay = sums.narrow(-1, p.T - 1, 1).clone();
+  }
+  sums = sums - each;
+  const at::Tensor of_query = sums.repeat_interleave(in.q.size(1) / in.k.size(1), 1);
+  in.input_gate = in.input_gate * (-sums).exp().to(in.input_gate.scalar_type());
+  in.output_gate = in.output_gate * of_query.exp().to(in.output_gate.scalar_type());
 }
 
 at::Tensor operate(const Pass& p, size_t i, const attn::Inputs& in) {
@@ -61,6 +73,16 @@ at::Tensor operate(const Pass& p, size_t i, const attn::Inputs& in) {
                              : attn::attend(spec, in, p.run.execution);
   if (p.run.probe && p.run.probe->attention) p.run.probe->attention(int64_t(i), spec, in, a);
   return a.transpose(1, 2).reshape({p.B * p.T, -1});
+}
+
+// x [B, T, channels] after the n rows before it: those in `past`, or zeros. The last n rows of all
+// replace `past`, unless that is null.
+static at::Tensor with_past(const at::Tensor& x, int64_t n, at::Tensor* past) {
+  const at::Tensor before =
+      past && past->defined() ? *past : at::zeros({x.size(0), n, x.size(2)}, x.options());
+  const at::Tensor all = at::cat({before, x}, 1);
+  if (past) *past = all.narrow(1, x.size(1), n).clone();
+  return all;
 }
 
 // The sum is in the dtype of the weight, float32 in mixed precision.
@@ -119,6 +141,7 @@ at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x, const parts::
                    each ? l.q_norm : at::Tensor(), each ? l.k_norm : at::Tensor(), by);
   attn::Inputs in{.q = q, .k = k, .v = v};
   add_variant_inputs(p, i, x, in);
+  if (c.layers[i].around.raw_decay) add_raw_decay(p, i, x, in);
   return parts::product(operate(p, i, in), {l.o}, {l.o_bias});
 }
 

@@ -56,7 +56,7 @@ std::vector<LayerState> empty_states(const Model& m, int64_t batch) {
 
 int64_t bytes(const LayerState& s) {
   int64_t n = attn::bytes(s.attention);
-  for (const at::Tensor& x : {s.inputs, s.projections, s.decays})
+  for (const at::Tensor& x : {s.inputs, s.projections, s.decay})
     if (x.defined()) n += int64_t(x.nbytes());
   return n;
 }

@@ -48,12 +48,12 @@ struct Probe {
 };
 
 // What a layer keeps of the tokens so far: the state of its attention, and the last rows of what
-// its key shift, its convolution and its raw decay read. An undefined tensor stands for zeros.
+// its key shift and its convolution read. An undefined tensor stands for zeros.
 struct LayerState {
   attn::State attention;
   at::Tensor inputs = {};       // [B, 1, C], with key_shift
   at::Tensor projections = {};  // [B, n - 1, channels], before a convolution over n tokens
-  at::Tensor decays = {};       // [B, 1, G], with raw_decay
+  at::Tensor decay = {};        // [B, G, 1], double: the sum of raw decays
 };
 int64_t bytes(const LayerState&);
 

@@ -150,6 +150,11 @@ struct Adder {  // fills the list of slots
              : name == 'F' && projected   ? projected->dim
                                           : name - '0';
     };
+    const auto add_gate = [&](const std::string& name, int64_t heads) {  // from the token
+      add_own(prefix, l, name + ".weight", {heads, c.C}, product_start(c.C));
+      add_own(prefix, l, name + ".bias", {heads}, product_start(c.C, /*bias=*/true));
+    };
+    if (layer.around.raw_decay) add_gate("decay", c.G);
     for (const attn::Input& i : attn::input_table()) {
       if (i.role == attn::Role::tensor || i.role == attn::Role::mask || !i.wanted(spec)) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
@@ -161,9 +166,7 @@ struct Adder {  // fills the list of slots
         out.back().fixed = i.role == attn::Role::constant;
         continue;
       }
-      const int64_t heads = letter(i.shape[1]);  // one number per head and token, from the token
-      add_own(prefix, l, name + ".weight", {heads, c.C}, product_start(c.C));
-      add_own(prefix, l, name + ".bias", {heads}, product_start(c.C, /*bias=*/true));
+      add_gate(name, letter(i.shape[1]));
     }
   }
   // A convolution starts as torch's does.

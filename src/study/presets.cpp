@@ -36,6 +36,18 @@ static const Preset kPresets[] = {
   },
   "tasks": ["text"]
 })"},
+    {"orders",
+     "for a GPU: the order sweep, 1 to 10, plain, centred and without a floor, 3 seeds, 10 M model",
+     R"({
+  "title": "The order sweep: the series of exp, plain, centred and without a floor",
+  "attention": ["softmax", "taylor{1..10}", "centred_taylor{1..10}", "raw_taylor{1,3,5,7,9}"],
+  "seeds": [0, 1, 2],
+  "settings": {
+    "model": "10m", "dtype": "bfloat16", "steps": 600, "batch": 32, "length": 512, "learning-rate": 2e-3, "warmup": 60,
+    "evaluate-every": 100, "evaluate-sequences": 128, "checkpoint-every": 600, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
     {"recall", "for a GPU: recall against the number of pairs", R"({
   "title": "How much can it hold? Recall against the number of pairs",
   "attention": ["softmax", "l2", "taylor{1..6}", "centred_taylor{1..4}", "linear_{elu,relu,cosine}", "elu_taylor{2,4}"],
@@ -50,13 +62,14 @@ static const Preset kPresets[] = {
             "recall:pairs=64,vocabulary=256"]
 })"},
     {"paper",
-     "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token file; "
+     "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token "
+     "file; "
      "--list says where it differs",
-     R"({
+     R"json({
   "title": "The ablation in the paper's own setting",
-  "about": "As in the authors' code: sizes, optimizer, schedule, initial distributions (embedding and head normal 0.02, layers and gates as torch's modules, norms 1), weight decay of all parameters, gradient clipping at 1 for variants with a gate and none otherwise, steps with a NaN or infinite gradient skipped (their GradScaler does that). Differences: sequences are 1,024 consecutive tokens of one stream, where theirs are documents, cut or padded to that length; a twentieth of the text is held out, not a thousandth; the learning rate is at most two steps of the schedule away; RMSNorm of heads has eps 1e-5, theirs the machine epsilon of its dtype; variants follow the equations, those that end in @code the code.",
-  "attention": ["softmax", "l2", "rms", "layer_norm", "by_count", "by_count_gate", "gated", "taylor{1..4}", "taylor{6,8,10}",
-                "linear_elu", "linear_relu", "linear_cosine"],
+  "about": "As in the authors' code: sizes, optimizer, schedule, initial distributions (embedding and head normal 0.02, layers and gates as torch's modules, norms 1), eps of norms (RMSNorm over a head: 2^-7, the machine epsilon of bfloat16, torch's default in their version), weight decay of all parameters, gradient clipping at 1 for variants with a gate and none otherwise, steps with a NaN or infinite gradient skipped (their GradScaler does that). Differences: sequences are 1,024 consecutive tokens of one stream, where theirs are documents, cut or padded to that length; a twentieth of the text is held out, not a thousandth; the learning rate is at most two steps of the schedule away; variants follow the equations, those that end in @code the code.",
+  "attention": ["softmax", "l2", "rms:norm=rms(eps=0.0078125)", "layer_norm", "by_count", "by_count_gate", "gated",
+                "taylor{1..4}", "taylor{6,8,10}", "linear_elu", "linear_relu", "linear_cosine"],
   "seeds": [0],
   "settings": {
     "model": "small", "data": "train.bin", "dtype": "bfloat16", "steps": 100000, "batch": 36, "length": 1024,
@@ -66,7 +79,7 @@ static const Preset kPresets[] = {
   },
   "attention-settings": {"*gate*": {"clip": 1}},
   "tasks": ["text"]
-})"},
+})json"},
 };
 
 std::vector<Preset> presets() {
