@@ -74,7 +74,7 @@ TEST(Shapes, OfQueriesKeysAndValues) {
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.k = in.k.narrow(0, 0, 1); }),
             "k must have shape [B, G, S, D] with B = 2, got [1, 2, 7, 3]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.q = in.q.narrow(1, 0, 3); }),
-            "the heads of q must be a multiple of the heads of k and v, got 3 and 2");
+            "the heads of q must be a multiple of the heads of k and v, both at least 1, got 3 and 2");
   expect_parts(
       of_inputs("softmax",
                 [](Inputs& in) { in.q = in.q.narrow(3, 0, 0), in.k = in.k.narrow(3, 0, 0); }),
@@ -82,7 +82,7 @@ TEST(Shapes, OfQueriesKeysAndValues) {
   expect_parts(
       of_inputs("softmax",
                 [](Inputs& in) { in.k = in.k.narrow(1, 0, 0), in.v = in.v.narrow(1, 0, 0); }),
-      {"the heads of q must be a multiple of the heads of k and v, got 4 and 0"});
+      {"the heads of q must be a multiple of the heads of k and v, both at least 1, got 4 and 0"});
 }
 
 TEST(Shapes, OfGatesParametersAndMasks) {

@@ -56,8 +56,8 @@ def _check_tensors(q, k, v, inputs):
             continue
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {_kind(x)}")
-        if x.is_nested:
-            raise RuntimeError(f"{name} must be a dense tensor, got a nested one")
+        if x.is_nested or x.layout is not torch.strided:
+            raise RuntimeError(f"{name} must be a dense tensor, got {'a nested one' if x.is_nested else x.layout}")
 
 
 def _kind(x):
@@ -218,7 +218,7 @@ class State:
     ):
         try:
             device = torch.empty(0, device=device).device  # "cuda" becomes the current one, "cuda:0"
-        except (AssertionError, RuntimeError, TypeError) as error:
+        except (AssertionError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise RuntimeError(f"cannot use device {device!r}: {str(error).partition(chr(10))[0]}") from None
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype must be a torch.dtype, got {_kind(dtype)}")

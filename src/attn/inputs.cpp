@@ -93,6 +93,11 @@ static void check_shape(const Input& i, const at::Tensor& x, Sizes& sizes) {
   }
 }
 
+static size_t bytes_spanned(const at::Tensor& x) {
+  return at::detail::computeStorageNbytes(x.sizes(), x.strides(), x.itemsize(),
+                                          size_t(x.storage_offset()));
+}
+
 // Executions read the memory of a tensor: the numbers have to be there, one after another and as
 // they are.
 static void check_memory(const Input& i, const at::Tensor& x) {
@@ -107,7 +112,7 @@ static void check_memory(const Input& i, const at::Tensor& x) {
     fail(i.name, " must be in memory, got a view that torch has yet to compute; call clone()");
   if (x.key_set().has_any(stand_ins) || !x.has_storage())
     fail(i.name, " must be a plain tensor, got one that a transform of torch or a subclass wraps");
-  if (x.numel() > 0 && !x.is_meta() && !x.storage())
+  if (x.numel() > 0 && !x.is_meta() && bytes_spanned(x) > x.storage().nbytes())
     fail(i.name, " must be in memory, got a tensor whose storage was freed");
 }
 
@@ -146,6 +151,24 @@ static void check_packing(const Inputs& in) {
     check(at[i - 1] <= at[i], "cu_seqlens must not decrease, got ", at[i - 1], " before ", at[i]);
 }
 
+// Logs of gates above 1 grow without bound: no form but the reference can follow them far. Reading
+// them on a GPU would wait for it.
+static void check_decay(const Inputs& in) {
+  constexpr double kMost = 1, kGate = 0.05;
+  const at::Tensor x = in.decay.defined() ? in.decay.detach() : -in.slope.detach();
+  if (!x.is_cpu() || x.numel() == 0) return;
+  const auto [least, most] = x.aminmax();
+  const double from = least.item<double>(), to = most.item<double>();
+  if (!in.decay.defined()) {
+    check(!(to > kMost), "slope must be at least -1, got ", -to);
+    return;
+  }
+  check(!(to > kMost), "decay holds the logs of gates and must be at most 1, got ", to,
+        "; a gate g in (0, 1) is passed as log(g)");
+  check(!(from > kGate), "decay holds the logs of gates, 0 or less; all those given are between ",
+        from, " and ", to, " and would grow: pass log(gate) if they are gates");
+}
+
 static void check_presence(const Input& i, const Spec& spec, bool given, std::string_view variant) {
   if (!i.wanted || i.wanted(spec) == given) return;
   const std::string user =
@@ -170,14 +193,15 @@ void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) 
     check_shape(i, x, sizes);
     check_type(i, x, in);
   }
-  check(sizes['G'] > 0 && sizes['H'] % sizes['G'] == 0,
-        "the heads of q must be a multiple of the heads of k and v, got ", sizes['H'], " and ",
-        sizes['G']);
+  check(sizes['G'] > 0 && sizes['H'] > 0 && sizes['H'] % sizes['G'] == 0,
+        "the heads of q must be a multiple of the heads of k and v, both at least 1, got ",
+        sizes['H'], " and ", sizes['G']);
   check(sizes['S'] > 0, "k must have at least one key, got ", in.k.sizes());
   check(sizes['D'] > 0 && sizes['E'] > 0,
         "head dimensions must be at least 1, got D = ", sizes['D'], " and E = ", sizes['E'],
         ": q is ", in.q.sizes(), ", v is ", in.v.sizes());
   if (in.cu_seqlens.defined()) check_packing(in);
+  if (in.decay.defined() || in.slope.defined()) check_decay(in);
 }
 
 }  // namespace horner::attn

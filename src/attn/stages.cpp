@@ -88,7 +88,7 @@ struct LogGates {
   at::Tensor operator()(TokenGate) const { return in.decay.clamp(-1000, 1000); }
   at::Tensor operator()(HeadSlope) const {
     const int64_t B = in.k.size(0), G = in.k.size(1), S = in.k.size(2);
-    return -in.slope.view({1, G, 1}).expand({B, G, S});
+    return -in.slope.clamp(-1000, 1000).view({1, G, 1}).expand({B, G, S});
   }
 };
 
@@ -206,13 +206,18 @@ struct Divided {
   Scaled operator()(Sum z) const {
     at::Tensor Z = sums.W;
     if (z.plus != 0) Z = Z + z.plus * (-sums.shift).exp();
-    if (z.least != 0) Z = at::maximum(Z, z.least * (-sums.shift).exp());
-    if (z.floor != 0) Z = at::maximum(Z, z.floor * sums.count * (-sums.shift).exp());
+    if (z.least != 0) Z = at_least(Z, z.least * (-sums.shift).exp());
+    if (z.floor != 0) Z = at_least(Z, z.floor * sums.count * (-sums.shift).exp());
     if (z.detach) Z = Z.detach();
     const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
     // Multiplying by 1 / Z takes one pass less in backward than dividing.
     const at::Tensor per_Z = at::where(Z.detach().abs() < kTiny, tiny, Z).reciprocal();
     return {sums.N * per_Z, at::zeros_like(sums.shift)};
+  }
+
+  // The gradient goes to Z where both are equal.
+  static at::Tensor at_least(const at::Tensor& Z, const at::Tensor& least) {
+    return at::where(Z < least, least, Z);
   }
 
   static constexpr double kTiny = 1e-6;

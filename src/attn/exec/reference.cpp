@@ -46,9 +46,9 @@ struct Weighed {
   // p = max((alpha - 1) x - tau, 0)^(1 / (alpha - 1)), with the tau for which the row sums to 1.
   at::Tensor operator()(Entmax w) const {
     const double a = w.alpha - 1.0;
-    const at::Tensor top = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach();
-    const at::Tensor y =
-        ((x - top.masked_fill(hidden.all(-1, true), 0)) * a).masked_fill(hidden, -INFINITY);
+    at::Tensor top = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach();
+    top = top.masked_fill(top == -INFINITY, 0);
+    const at::Tensor y = ((x - top) * a).masked_fill(hidden, -INFINITY);
     auto p = [&](const at::Tensor& y, const at::Tensor& tau) {
       return (y - tau).clamp_min(0).pow(1 / a);
     };
@@ -64,14 +64,15 @@ struct Weighed {
     // gradient and the value 0.
     const at::Tensor once = p(exact, low);
     const at::Tensor slope = once.pow(1 - a).masked_fill(once == 0, 0).to(y.scalar_type());
-    const at::Tensor tau =
-        (slope * y.masked_fill(hidden, 0)).sum(-1, true) / slope.sum(-1, true).clamp_min(1e-30);
+    const at::Tensor tau = (slope * y.masked_fill(y == -INFINITY, 0)).sum(-1, true) /
+                           slope.sum(-1, true).clamp_min(1e-30);
     return p(y, low.to(y.scalar_type()) + tau - tau.detach());
   }
 
   // Softmax that gives zeros for a row of -inf.
   static at::Tensor softmax(const at::Tensor& y) {
-    return y.softmax(-1).masked_fill(y == -INFINITY, 0);
+    const at::Tensor none = y == -INFINITY;
+    return y.masked_fill(none.all(-1, true), 0).softmax(-1).masked_fill(none, 0);
   }
 };
 
@@ -100,15 +101,19 @@ struct Decayed {
   int64_t T = hidden.size(2), S = hidden.size(3);
 
   at::Tensor operator()(NoDecay) const { return w; }
-  // e^(sum of the log gates over (s, t])
+  // e^(sum of the log gates over (s, t]), added up for every pair: a gate of 0, whose log is -inf,
+  // hides the keys before it and leaves the others as they are.
   at::Tensor operator()(TokenGate) const {
-    const at::Tensor g = in.decay.to(at::kDouble).cumsum(-1);  // [B, H, S]
-    const at::Tensor at_query = g.index_select(2, at::arange(S - T, S, whole).clamp_min(0));
-    return times_exp(at_query.unsqueeze(-1) - g.unsqueeze(-2));
+    const at::Tensor next =
+        at::constant_pad_nd(in.decay.to(at::kDouble).narrow(2, 1, S - 1), {0, 1});
+    const at::Tensor t = at::arange(S - T, S, whole).unsqueeze(-1), s = at::arange(S, whole);
+    const at::Tensor terms = next.unsqueeze(-2).where(s < t, 0);  // [B, H, T, S]
+    return times_exp(terms.flip(-1).cumsum(-1).flip(-1));
   }
   at::Tensor operator()(HeadSlope) const {
     const at::Tensor t = at::arange(S - T, S, whole).unsqueeze(-1), s = at::arange(S, whole);
-    return times_exp(-in.slope.to(at::kDouble).view({-1, 1, 1}) * (t - s));
+    const at::Tensor slope = in.slope.to(at::kDouble).clamp_max(1000);  // 0 * inf is NaN
+    return times_exp(-slope.view({-1, 1, 1}) * (t - s));
   }
   at::Tensor times_exp(const at::Tensor& log) const {
     return w * log.masked_fill(hidden, 0).exp().to(w.scalar_type());

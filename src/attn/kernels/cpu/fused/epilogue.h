@@ -129,9 +129,10 @@ struct Row {
     if (p.norm == Epilogue::none || at_bound)
       dy_y = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * to_y;
     const float out = p.out_gate ? p.out_gate[row] : 1;
-    const float d_out =
-        out != 0 ? dy_y / out
-                 : over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) / Z;
+    constexpr float kTinyGate = 1e-30f;  // y has few digits or none below it
+    const float d_out = !(fabsf(out) < kTinyGate) ? dy_y / out : over_channels(E, [&](int64_t e) {
+                                                                   return load(d + e) * load(N + e);
+                                                                 }) / Z;
     for (int64_t e = 0; e < E; e += kWidth) store(d + e, load(d + e) * to_y);
     if (p.d_out_gate) p.d_out_gate[row] = d_out;
     const float dZ = -dy_y / Z;

@@ -159,7 +159,7 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
       const Vec log_y = score - sums.shift[i], y = exp_down(log_y);
       store(row + j, y);
       total += y;
-      if constexpr (Statistics) moment += y * log_y;
+      if constexpr (Statistics) moment += y * max(splat(-1000), log_y);
     }
     sums.W[i] += total;
     if constexpr (Statistics) sums.moment[i] += moment;
