@@ -62,6 +62,11 @@ def freed(rng, x):
     return x
 
 
+def is_freed(x):
+    """Then torch itself would read what is not there."""
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_nested and x.numel() > 0 and x.untyped_storage().nbytes() == 0
+
+
 def inference(rng, x):
     with torch.inference_mode():
         return x.detach().clone()
@@ -146,7 +151,7 @@ def spoil(rng, inputs, device):
         inputs[name] = torch.tensor([rng.choice([-5, 0, 0, 1, 3, 70, 2**31 - 1, 2**40]) for _ in range(rng.randint(0, 4))], device=device)
     else:
         x = inputs.get(name)
-        x = x if isinstance(x, torch.Tensor) else torch.rand(rng.choice([(2, 4, 5), (3,), (2, 5), ()]), device=device)
+        x = x if isinstance(x, torch.Tensor) and not is_freed(x) else torch.rand(rng.choice([(2, 4, 5), (3,), (2, 5), ()]), device=device)
         try:
             inputs[name] = rng.choice(TENSORS)(rng, x)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):

@@ -93,9 +93,12 @@ static void check_shape(const Input& i, const at::Tensor& x, Sizes& sizes) {
   }
 }
 
-static size_t bytes_spanned(const at::Tensor& x) {
-  return at::detail::computeStorageNbytes(x.sizes(), x.strides(), x.itemsize(),
-                                          size_t(x.storage_offset()));
+void check_storage(const char* name, const at::Tensor& x) {
+  if (x.numel() == 0 || x.is_meta()) return;
+  const size_t spanned = at::detail::computeStorageNbytes(x.sizes(), x.strides(), x.itemsize(),
+                                                          size_t(x.storage_offset()));
+  if (spanned > x.storage().nbytes())
+    fail(name, " must be in memory, got a tensor whose storage was freed");
 }
 
 // Executions read the memory of a tensor: the numbers have to be there, one after another and as
@@ -112,8 +115,7 @@ static void check_memory(const Input& i, const at::Tensor& x) {
     fail(i.name, " must be in memory, got a view that torch has yet to compute; call clone()");
   if (x.key_set().has_any(stand_ins) || !x.has_storage())
     fail(i.name, " must be a plain tensor, got one that a transform of torch or a subclass wraps");
-  if (x.numel() > 0 && !x.is_meta() && bytes_spanned(x) > x.storage().nbytes())
-    fail(i.name, " must be in memory, got a tensor whose storage was freed");
+  check_storage(i.name, x);
 }
 
 static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {

@@ -38,6 +38,9 @@ Inputs tokens(Inputs, int64_t from, int64_t to);
 
 std::string dtype_name(at::ScalarType);  // "float32"
 
+// An error if the storage of a plain tensor was freed or made smaller.
+void check_storage(const char* name, const at::Tensor&);
+
 // Throws unless the inputs are those that the spec requires. The messages name `variant` where it
 // is given.
 void check_inputs(const Spec&, const Inputs&, std::string_view variant = {});

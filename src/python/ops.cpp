@@ -154,6 +154,8 @@ static at::Tensor unwritten(const at::Tensor& like, std::vector<c10::SymInt> sha
 static void attend_meta(const c10::OperatorHandle&, Stack* stack) {
   const Call c = Call::read(*stack);
   const at::Tensor &q = c.inputs.q, &v = c.inputs.v;
+  check(q.dim() == 4, "q must have shape [B, H, T, D], got ", q.sym_sizes());
+  check(v.dim() == 4, "v must have shape [B, G, S, E], got ", v.sym_sizes());
   stack->emplace_back(unwritten(q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), v.sym_size(3)}));
 }
 
@@ -210,17 +212,21 @@ static at::Tensor apply(Call c, std::index_sequence<I...>) {
   return Attend::apply(c.settings, optional(c.input(I))...);
 }
 
-// Plain tensors go straight to the library, whose executions save what their gradients need;
-// tensors that stand for others (in torch.compile and the like) see one operator and its gradient.
-static void attend_autograd(const c10::OperatorHandle& op, Stack* stack) {
-  static const c10::DispatchKeySet stand_ins =
+// A tensor that stands for another, in torch.compile and the like.
+static bool is_stand_in(const at::Tensor& x) {
+  static const c10::DispatchKeySet keys =
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}) |
       c10::functorch_transforms_ks;
+  return x.key_set().has_any(keys);
+}
+
+// Plain tensors go straight to the library, whose executions save what their gradients need;
+// stand-ins see one operator and its gradient.
+static void attend_autograd(const c10::OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, kArguments);
   const at::Tensor& q = arguments[0].toTensor();
   bool plain = q.is_cpu() || q.is_cuda();
-  for (const IValue& x : arguments)
-    plain &= !x.isTensor() || !x.toTensor().key_set().has_any(stand_ins);
+  for (const IValue& x : arguments) plain &= !x.isTensor() || !is_stand_in(x.toTensor());
   if (plain)
     attend(op, stack);
   else
@@ -234,6 +240,10 @@ static void attend_autocast(const c10::OperatorHandle&, Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard off(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const auto dtype = at::autocast::get_autocast_dtype(device);
+  for (const attn::Input& i : attn::input_table()) {
+    at::Tensor& x = c.inputs.*i.at;
+    if (x.defined() && x.has_storage() && !is_stand_in(x)) attn::check_storage(i.name, x);
+  }
   for (const attn::Input& i : attn::input_table())
     if (i.role == attn::Role::tensor)
       c.inputs.*i.at = at::autocast::cached_cast(dtype, c.inputs.*i.at, device);
