@@ -20,11 +20,12 @@ def inputs(variant, dtype=torch.double, **sizes):
     """q, k, v and what the variant's stages take, all positive: no sum comes near zero."""
     sizes = {**SIZES, **sizes}
 
-    def new(shape):
-        return (torch.rand([sizes[letter] for letter in shape], dtype=dtype) * 0.8 + 0.1).requires_grad_()
+    def new(shape, log=False):
+        x = torch.rand([sizes[letter] for letter in shape], dtype=dtype) * 0.8 + 0.1
+        return (x.log() if log else x).requires_grad_()
 
     names = horner.describe(variant)["inputs"].split()
-    return new("BHTD"), new("BGSD"), new("BGSE"), {name: new(SHAPES[name]).detach_() if name in CONSTANTS else new(SHAPES[name]) for name in names}
+    return new("BHTD"), new("BGSD"), new("BGSE"), {name: new(SHAPES[name]).detach_() if name in CONSTANTS else new(SHAPES[name], name == "decay") for name in names}
 
 
 def call(variant, q, k, v, stages):
