@@ -4,6 +4,7 @@ HORNER_LONG=1 adds what takes minutes: torch.compile of a whole model, 20,000 to
 """
 
 import copy
+import json
 import os
 import re
 import resource
@@ -142,7 +143,6 @@ def test_variants_by_name_by_config_and_by_layer():
     l2 = model("llama", "horner:l2")(ids).logits
     assert not torch.allclose(l2, model("llama")(ids).logits, atol=0.01)
     torch.testing.assert_close(model("llama", horner_variant="l2")(ids).logits, l2)
-    torch.testing.assert_close(model("llama", horner={"attention": "l2"})(ids).logits, l2)
     by_layer = model("llama", horner_variant=["l2", "softmax"])(ids).logits
     assert not torch.allclose(by_layer, l2, atol=0.01)
     composed = model("llama", horner_variant="taylor4:norm=l2")(ids).logits
@@ -154,6 +154,27 @@ def test_variants_by_name_by_config_and_by_layer():
     # a scale of the variant's stays, 1/sqrt(D) is the model's
     own = model("gemma3", horner_variant="softmax:scale=fixed(0.5)")(ids).logits
     torch.testing.assert_close(own, model("gemma3", query_pre_attn_scalar=4)(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_any_text_names_a_variant(tmp_path):
+    ids = tokens()
+    named = model("llama", "horner:topk20:temperature=0.5")
+    torch.testing.assert_close(named(ids).logits, model("llama", horner_variant="topk20:temperature=0.5")(ids).logits)
+    # the name is saved with the model; without it, the model would be another, which is said
+    named.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["horner_variant"] == "topk20:temperature=0.5"
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="horner").eval()
+    torch.testing.assert_close(again(ids).logits, named(ids).logits)
+    with pytest.warns(UserWarning, match="names the horner variant 'topk20:temperature=0.5', but attn_implementation='sdpa'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    plain = model("llama", "sdpa")
+    plain.set_attn_implementation("horner:taylor6:norm=l2")
+    torch.testing.assert_close(plain(ids).logits, model("llama", horner_variant="taylor6:norm=l2")(ids).logits)
+    plain.set_attn_implementation("horner:l2")
+    torch.testing.assert_close(plain(ids).logits, model("llama", "horner:l2")(ids).logits)
+    for text, message in (("topq20", "no attention variant 'topq20'"), ("softmax:temprature=2", "temprature"), ("gated", "requires")):
+        with pytest.raises((RuntimeError, ValueError), match=message):
+            model("llama", f"horner:{text}")
 
 
 def test_bidirectional_models():

@@ -3,20 +3,21 @@
 >>> import horner.hf
 >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="horner:l2")
 
-"horner:NAME" is a variant of `horner.variants()`. "horner" alone uses `config.horner_variant`, or the variant that the
-command horner wrote into config.json: any variant that `horner.attend` accepts, or a list with one for each layer. The
-default is softmax. The scale of the model replaces 1/sqrt(D), and its sliding window narrows the mask of the variant.
-Anything unsupported raises an error that names it.
+"horner:TEXT" is any variant that `horner.attend` accepts: "horner:topk20", "horner:softmax:temperature=0.5". "horner"
+alone uses `config.horner_variant`, a text or a list with one for each layer, which the command horner reads and writes
+too; the default is softmax. A variant that is set by name is saved in that field. The scale of the model replaces
+1/sqrt(D), and its sliding window narrows the mask of the variant. Anything unsupported raises an error that names it.
 
 `RecurrentCache` makes `model.generate` decode in constant memory if the variant has a finite state.
 """
 
 import functools
 import inspect
+import warnings
 from typing import NamedTuple, Optional
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers import __version__ as _version
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import sdpa_mask
@@ -165,8 +166,6 @@ def _variant(text):
 def _of_layer(config, name, layer):
     """The variant of a layer: from the name of the implementation, or from the config."""
     field = getattr(config, "horner_variant", None)
-    if field is None:
-        field = (getattr(config, "horner", None) or {}).get("attention")  # config.json of the command horner
     if isinstance(field, (list, tuple)):
         if layer is None or layer >= len(field):
             raise ValueError(f"the config names {len(field)} variants, but none for layer {layer}")
@@ -174,6 +173,48 @@ def _of_layer(config, name, layer):
     if name is not None and field is not None and field != name:
         raise ValueError(f"attn_implementation='horner:{name}', but the config says {field!r}: remove one")
     return _variant(name or field or "softmax")
+
+
+_PREFIX = "horner:"
+
+
+def _names(implementation):
+    """The texts in an attn_implementation: one, or one for each part of the model."""
+    if isinstance(implementation, dict):
+        for part in implementation.values():
+            yield from _names(part)
+    elif isinstance(implementation, str):
+        yield implementation
+
+
+def _on_demand(method):
+    """Registers variants as they are named; transformers knows only those that were registered before."""
+
+    @functools.wraps(method)
+    def wrapped(self, attn_implementation, *args, **kwargs):
+        for name in _names(attn_implementation):
+            if name.startswith(_PREFIX):
+                register(name[len(_PREFIX) :])
+        out = method(self, attn_implementation, *args, **kwargs)
+        used = out if isinstance(out, str) else attn_implementation
+        field = getattr(self.config, "horner_variant", None)
+        chosen = field is None or method.__name__ == "set_attn_implementation"
+        if isinstance(used, str) and used.startswith(_PREFIX) and chosen:
+            self.config.horner_variant = used[len(_PREFIX) :]
+        elif isinstance(used, str) and not used.startswith("horner") and field not in (None, "softmax"):
+            warnings.warn(
+                f"the config names the horner variant {field!r}, but attn_implementation={used!r} computes softmax: "
+                "pass attn_implementation='horner', or set config.horner_variant to None",
+                stacklevel=3,
+            )
+        return out
+
+    return wrapped
+
+
+for _method in ("_check_and_adjust_attn_implementation", "set_attn_implementation"):
+    if not hasattr(getattr(PreTrainedModel, _method), "__wrapped__"):
+        setattr(PreTrainedModel, _method, _on_demand(getattr(PreTrainedModel, _method)))
 
 
 # Arguments of an attention function of transformers that do not change the result.
