@@ -1,6 +1,8 @@
 """The Python package: every variant through torch's own checks of an operator."""
 
+import copy
 import inspect
+import pickle
 import re
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ import horner
 
 SHAPES = {name: shape for name, shape, role, _ in torch.ops.horner.inputs() if role != "tensor"}
 CONSTANTS = {name for name, _, role, _ in torch.ops.horner.inputs() if role == "constant"}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 SIZES = {"B": 2, "H": 4, "G": 2, "T": 5, "S": 5, "D": 3, "E": 2, "F": 16, "3": 3}
 
 
@@ -313,3 +316,29 @@ def test_gradients_of_gradients():
     (g,) = torch.autograd.grad(horner.attend(q, k, v, execution="reference").square().sum(), q, create_graph=True)
     g.sum().backward()
     assert q.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("variant", ["softmax", "taylor2", "gated_decay", "centred_taylor2", "softmax_window", "cumulative_gate"])
+def test_states_are_copied_pickled_and_saved(variant, device, tmp_path):
+    q, k, v, more = inputs(variant, torch.float32, T=70, S=70)
+
+    def part(a, b):
+        cut = {name: x.detach().to(device)[..., a:b] if SHAPES[name][-1] in "ST" else x.detach().to(device) for name, x in more.items()}
+        return (*(x.detach().to(device)[:, :, a:b] for x in (q, k, v)),), cut
+
+    state = horner.State(variant, batch=2, heads=2, dim=3, value_dim=2, device=device)
+    tensors, rest = part(0, 67)
+    state.step(*tensors, **rest)
+    torch.save(state, tmp_path / "state.pt")
+    copies = [copy.deepcopy(state), pickle.loads(pickle.dumps(state)), torch.load(tmp_path / "state.pt", weights_only=False)]
+    tensors, rest = part(67, 70)
+    wanted = state.step(*tensors, **rest)
+    for other in copies:
+        assert other.tokens == 67
+        assert torch.equal(other.step(*tensors, **rest), wanted)  # and none shares memory with another
+    assert state.tokens == 70
+
+
+def test_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", horner.__version__)

@@ -25,6 +25,7 @@ torch.ops.load_library(_library)
 _ops = torch.ops.horner
 _attend, _statistics, _why_not = _ops.attend.default, _ops.statistics.default, _ops.why_not.default
 
+__version__: str = _ops.version()
 __all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "why_not"]
 
 # The inputs besides q, k and v. The library declares them (src/attn/inputs.cpp): name, shape, role, meaning.
@@ -199,6 +200,7 @@ class State:
 
     `heads` are the heads of k and v. If there is no finite state (`describe(variant)["no_state"]` says why), or on a
     GPU above order 3, the state is a KV cache, limited to the window if the mask has one. There are no gradients.
+    `copy.deepcopy`, `pickle` and `torch.save` take a state as it is: what is decoded after is the same to the last bit.
     """
 
     def __init__(

@@ -326,6 +326,40 @@ static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
   return c10::make_intrusive<Stream>(std::move(s));
 }
 
+// A state as it is pickled: its spec, its numbers, and its tensors, of which some may be undefined.
+using Pickled =
+    std::tuple<std::string, std::vector<int64_t>, std::vector<std::optional<at::Tensor>>>;
+
+static std::vector<at::Tensor*> tensors(attn::State& s) {
+  attn::Carry& c = s.carry;
+  std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.decay_sums};
+  for (const attn::Input& i : attn::input_table()) all.push_back(&(s.recent.*i.at));
+  return all;
+}
+
+static Pickled pickled(const StreamPtr& self) {
+  attn::State s = self->state;
+  std::vector<std::optional<at::Tensor>> held;
+  for (const at::Tensor* x : tensors(s))
+    held.push_back(x->defined() ? std::optional(x->clone()) : std::nullopt);
+  return {attn::text(s.spec),
+          {s.shape.B, s.shape.G, s.shape.D, s.shape.E, int64_t(s.dtype), s.finite, s.tokens, s.room,
+           s.held},
+          held};
+}
+
+static StreamPtr unpickled(const Pickled& from) {
+  const auto& [spec, n, held] = from;
+  attn::State s{attn::with(attn::Spec{}, spec), {}, at::kFloat, false};
+  const std::vector<at::Tensor*> all = tensors(s);
+  check(n.size() == 9 && held.size() == all.size(),
+        "this state was pickled by another version of horner");
+  s.shape = {n[0], n[1], n[2], n[3]};
+  s.dtype = at::ScalarType(n[4]), s.finite = n[5], s.tokens = n[6], s.room = n[7], s.held = n[8];
+  for (size_t i = 0; i < all.size(); ++i) *all[i] = held[i].value_or(at::Tensor());
+  return c10::make_intrusive<Stream>(std::move(s));
+}
+
 static int64_t bytes(const StreamPtr& self) {
   int64_t n = 0;
   for (const at::Tensor& x : parts(self->state, [](const at::Tensor& x) { return x; }))
@@ -407,6 +441,7 @@ TORCH_LIBRARY(horner, m) {
   m.def(schema("statistics", "(Tensor, Tensor, Tensor, Tensor, Tensor)"), boxed<&statistics>());
   m.def("inputs", &inputs);
   m.def("mask_and_scale(str variant) -> (str, int?, bool)", &mask_and_scale);
+  m.def("version() -> str", [] { return std::string(HORNER_VERSION); });
   m.def("variants() -> str[]", &variants);
   m.def("executions() -> str[]", &executions);
   m.def("describe(str variant) -> Dict(str, str)", &describe);
@@ -415,7 +450,9 @@ TORCH_LIBRARY(horner, m) {
       .def("step", &step)
       .def("select", &select)
       .def("tokens", [](const StreamPtr& self) { return self->state.tokens; })
-      .def("bytes", &bytes);
+      .def("bytes", &bytes)
+      .def_pickle([](const StreamPtr& self) { return pickled(self); },
+                  [](const Pickled& from) { return unpickled(from); });
 }
 
 TORCH_LIBRARY_IMPL(horner, CompositeExplicitAutograd, m) {  // what is not dense meets our own error
