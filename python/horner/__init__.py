@@ -22,6 +22,8 @@ if not _library.exists():
     raise ImportError(f"{_library} is missing: build horner first (make build, or pip install .)")
 _check_torch(torch.__version__)
 torch.ops.load_library(_library)
+from . import _transforms  # noqa: E402  (needs the operators)
+
 _ops = torch.ops.horner
 _attend, _statistics, _why_not = _ops.attend.default, _ops.statistics.default, _ops.why_not.default
 
@@ -141,7 +143,10 @@ def attend(
     {inputs}
     """
     _check_tensors(q, k, v, inputs)
-    return _attend(q, k, v, *_settings(variant, execution, mask, scale, temperature, clamp), **inputs)
+    settings = _settings(variant, execution, mask, scale, temperature, clamp)
+    if not torch.compiler.is_compiling() and _transforms.active():
+        return _transforms.attend(settings, q, k, v, inputs)
+    return _attend(q, k, v, *settings, **inputs)
 
 
 @_with_inputs

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "attn/exec/autograd.h"
 #include "attn/exec/exec.h"
 #include "attn/inputs.h"
 #include "core/check.h"
@@ -52,6 +53,22 @@ at::Tensor attend(const Spec& spec, const Inputs& in, std::string_view wanted,
                   Statistics* statistics) {
   check_inputs(spec, in);
   return choose(spec, in, wanted, statistics != nullptr).run(spec, in, statistics);
+}
+
+at::Tensor attend_again(const Spec& spec, const Inputs& in, std::string_view wanted,
+                        Statistics* statistics, std::string_view variant) {
+  check_inputs(spec, in, variant);
+  const Execution& e = choose(spec, in, wanted, statistics != nullptr);
+  if (&e == &exec::reference) return e.run(spec, in, statistics);
+  exec::TensorVector inputs;
+  for (const Input& i : input_table()) inputs.push_back(in.*i.at);
+  return exec::recorded_again(
+      e.name, inputs, [&] { return e.run(spec, in, statistics); },
+      [spec](const exec::TensorVector& inputs) {
+        Inputs in;
+        for (size_t i = 0; i < kInputCount; ++i) in.*input_table()[i].at = inputs[i];
+        return exec::reference.run(spec, in, nullptr);
+      });
 }
 
 }  // namespace horner::attn

@@ -65,4 +65,10 @@ const Execution& choose(const Spec&, const Inputs&, std::string_view execution =
 at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto",
                   Statistics* = nullptr);
 
+// The same with gradients of every order, and of batches of gradients: a backward pass of these
+// kinds runs `reference`, and a warning says so. Keeps the inputs until backward. Messages name
+// `variant`.
+at::Tensor attend_again(const Spec&, const Inputs&, std::string_view execution,
+                        Statistics* = nullptr, std::string_view variant = {});
+
 }  // namespace horner::attn

@@ -230,7 +230,8 @@ struct Normed {
   const Scaled& y;
 
   at::Tensor operator()(NoNorm) const {
-    return y.shift.numel() == 1 && y.shift.item<double>() == 0 ? y.o : y.o * y.shift.exp();
+    const bool none = y.shift.dim() == 1 && y.shift.item<double>() == 0;
+    return none ? y.o : y.o * y.shift.exp();
   }
   at::Tensor operator()(L2 n) const {
     return y.o / y.o.norm(2, -1, true).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
@@ -244,13 +245,18 @@ struct Normed {
   }
 };
 
+// Without waiting for a device, and not inside a transform of torch.
+static bool is_readable(const at::Tensor& x) {
+  return x.is_cpu() && !x.key_set().has_any(c10::functorch_transforms_ks);
+}
+
 at::Tensor finish(const Spec& spec, const Inputs& in, const Sums& sums) {
   Scaled y = std::visit(Divided{in, sums}, spec.denominator);
   if (spec.output_gate) y.o = y.o * in.output_gate.unsqueeze(-1);
   at::Tensor o = std::visit(Normed{in, y}, spec.norm);
   if (spec.post_gate) o = o * in.post_gate.unsqueeze(-1);
   at::Tensor nothing = sums.W == 0;
-  if (!nothing.is_cpu() || nothing.any().item<bool>()) {
+  if (!is_readable(nothing) || nothing.any().item<bool>()) {
     nothing = nothing.logical_and((sums.N == 0).all(-1, true));
     o = o.masked_fill(nothing, 0);
   }

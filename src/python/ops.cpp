@@ -99,9 +99,7 @@ struct Call {
                      settings[5].toOptional<double>());
   }
   at::Tensor run(attn::Statistics* statistics = nullptr) const {
-    const attn::Spec spec = this->spec();
-    attn::check_inputs(spec, inputs, variant());
-    return attn::choose(spec, inputs, execution(), statistics).run(spec, inputs, statistics);
+    return attn::attend_again(spec(), inputs, execution(), statistics, variant());
   }
 };
 
@@ -248,6 +246,12 @@ static void attend_autocast(const c10::OperatorHandle&, Stack* stack) {
     if (i.role == attn::Role::tensor)
       c.inputs.*i.at = at::autocast::cached_cast(dtype, c.inputs.*i.at, device);
   stack->emplace_back(call_attend(c));
+}
+
+// The definition, made of torch's operators: every transform of torch sees those.
+static void attend_reference(const c10::OperatorHandle&, Stack* stack) {
+  const Call c = Call::read(*stack);
+  stack->emplace_back(attn::execution("reference").run(c.spec(), c.inputs, nullptr));
 }
 
 // What can run, and why not.
@@ -437,6 +441,7 @@ static torch::CppFunction boxed() {
 TORCH_LIBRARY(horner, m) {
   m.def(schema("attend", "Tensor"));
   m.def(schema("attend_backward", "Tensor[]", "Tensor grad, int[] wanted, "));
+  m.def(schema("attend_reference", "Tensor"));
   m.def(schema("why_not", "str"), boxed<&why_not>());
   m.def(schema("statistics", "(Tensor, Tensor, Tensor, Tensor, Tensor)"), boxed<&statistics>());
   m.def("inputs", &inputs);
@@ -458,6 +463,9 @@ TORCH_LIBRARY(horner, m) {
 TORCH_LIBRARY_IMPL(horner, CompositeExplicitAutograd, m) {  // what is not dense meets our own error
   m.impl("attend", boxed<&attend>());
   m.impl("attend_backward", boxed<&attend_backward>());
+}
+TORCH_LIBRARY_IMPL(horner, CompositeImplicitAutograd, m) {
+  m.impl("attend_reference", boxed<&attend_reference>());
 }
 TORCH_LIBRARY_IMPL(horner, Meta, m) {
   m.impl("attend", boxed<&attend_meta>());

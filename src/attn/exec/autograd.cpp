@@ -2,6 +2,7 @@
 #include "attn/exec/autograd.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -22,18 +23,29 @@ bool keeps_graph() {
   return torch::autograd::get_current_graph_task_keep_graph();
 }
 
-static bool is_stand_in(const at::Tensor& x) {
+static bool is_stand_in(const at::Tensor& x) {  // of a defined one
   static const c10::DispatchKeySet keys =
       c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::Functionalize}) |
       c10::functorch_transforms_ks;
   return x.key_set().has_any(keys);
 }
 
+static bool is_batch(const at::Tensor& x) {
+  return x.defined() && is_stand_in(x);
+}
+
+// Whether nodes are recorded inside recorded_again().
+static thread_local bool again_follows = false;
+
 struct Backward : torch::CustomClassHolder {
   explicit Backward(const Recorded& r)
-      : execution(r.execution), inputs(r.inputs.size()), run(r.backward) {}
+      : execution(r.execution),
+        inputs(r.inputs.size()),
+        defined(size_t(std::ranges::count_if(r.inputs, &at::Tensor::defined))),
+        run(r.backward) {}
   std::string_view execution;
-  size_t inputs;
+  size_t inputs, defined;
+  bool has_again = again_follows;
   decltype(Recorded::backward) run;
 };
 
@@ -49,6 +61,8 @@ struct Record : torch::autograd::Function<Record> {
   static TensorVector backward(AutogradContext* ctx, const TensorVector& grads) {
     const auto held = ctx->saved_data["backward"].toCapsule();
     const auto& backward = static_cast<const Backward&>(*held);
+    if (backward.has_again && (c10::GradMode::is_enabled() || std::ranges::any_of(grads, is_batch)))
+      return TensorVector(1 + backward.defined);  // `Again` has given them
     check(!c10::GradMode::is_enabled(), "double backward is supported only by 'reference', not '",
           backward.execution, "'");
     for (const at::Tensor& x : grads)  // kernels read its memory
@@ -70,6 +84,73 @@ TensorVector record(const Recorded& r) {
   TensorVector defined;
   std::ranges::copy_if(r.inputs, std::back_inserter(defined), &at::Tensor::defined);
   return Record::apply(r, at::TensorList(defined));
+}
+
+// Behind the last node of a run: passes the gradient on to it, or gives those of the inputs itself
+// and none to the run.
+struct Again : torch::autograd::Function<Again> {
+  struct Held : torch::CustomClassHolder {
+    std::string_view execution;
+    std::function<at::Tensor(const TensorVector&)> run;
+  };
+  struct Call {
+    const TensorVector& inputs;
+    c10::intrusive_ptr<Held> held;
+  };
+
+  static at::Tensor forward(AutogradContext* ctx, const Call& call, at::TensorList variables) {
+    ctx->save_for_backward(call.inputs);
+    ctx->saved_data["again"] = c10::IValue::make_capsule(call.held);
+    return variables[0];  // the result; the others are the inputs that are defined
+  }
+  static TensorVector backward(AutogradContext* ctx, const TensorVector& grads) {
+    constexpr size_t kFirst = 1;  // after `Call`
+    const TensorVector saved = ctx->get_saved_variables();
+    const size_t defined = size_t(std::ranges::count_if(saved, &at::Tensor::defined));
+    TensorVector out(kFirst + 1 + defined);
+    const bool keep = c10::GradMode::is_enabled();
+    if (!keep && !is_batch(grads[0])) {
+      out[kFirst] = grads[0];
+      return out;
+    }
+    const auto held = ctx->saved_data["again"].toCapsule();
+    const auto& again = static_cast<const Held&>(*held);
+    TORCH_WARN_ONCE("'", std::string(again.execution),
+                    "' has only first gradients, one at a time: this ",
+                    "backward pass runs 'reference' instead, which builds the T x S matrix");
+    const at::AutoGradMode mode(true);
+    TensorVector inputs, wanted;
+    std::vector<size_t> places;
+    size_t place = kFirst;
+    for (const at::Tensor& x : saved) {
+      // another node for each, so that none is reached through another
+      inputs.push_back(x.defined() && x.requires_grad() ? x.view_as(x) : x);
+      if (!x.defined()) continue;
+      ++place;
+      if (x.requires_grad()) wanted.push_back(inputs.back()), places.push_back(place);
+    }
+    const at::Tensor o = again.run(inputs);
+    const TensorVector d = torch::autograd::grad({o}, wanted, {grads[0]}, true, keep, true);
+    for (size_t i = 0; i < d.size(); ++i) out[places[i]] = d[i];
+    return out;
+  }
+};
+
+at::Tensor recorded_again(std::string_view execution, const TensorVector& inputs,
+                          const std::function<at::Tensor()>& run,
+                          const std::function<at::Tensor(const TensorVector&)>& again) {
+  if (!needs_gradients(inputs)) return run();
+  const struct Follows {
+    bool before = std::exchange(again_follows, true);
+    ~Follows() { again_follows = before; }
+  } guard;
+  const at::Tensor o = run();
+  if (!o.requires_grad()) return o;
+  TensorVector variables{o};
+  std::ranges::copy_if(inputs, std::back_inserter(variables), &at::Tensor::defined);
+  const auto held = c10::make_intrusive<Again::Held>();
+  held->execution = execution, held->run = again;
+  return Again::apply(Again::Call{inputs, held}, at::TensorList(variables));
 }
 
 }  // namespace horner::attn::exec

@@ -35,6 +35,13 @@ struct Recorded {
 };
 TensorVector record(const Recorded&);  // the outputs, as a node of the graph
 
+// run(), a function of `inputs` with nodes of record(). Where a backward pass keeps a graph of its
+// own or has a batch of gradients, which those nodes cannot, the gradients are those of
+// again(inputs), made of torch's operators.
+at::Tensor recorded_again(std::string_view execution, const TensorVector& inputs,
+                          const std::function<at::Tensor()>& run,
+                          const std::function<at::Tensor(const TensorVector&)>& again);
+
 // What the kernels with an epilogue take. All but q, k and v may be undefined.
 struct FusedTensors {
   at::Tensor q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias;

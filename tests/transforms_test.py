@@ -1,0 +1,119 @@
+"""torch's transforms of `horner.attend`: vmap, grad, vjp, jvp, Jacobians, gradients of gradients, batches of gradients."""
+
+import pytest
+import torch
+from python_test import CONSTANTS, inputs
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import horner
+
+SAMPLE = ["softmax", "gated", "taylor3", "gated_decay", "entmax15", "linear_cosine", "centred_taylor2", "ssmax"]
+
+
+def split(variant, dtype):
+    """attend as a function of its differentiable tensors, the names of these, and their values."""
+    q, k, v, more = inputs(variant, dtype)
+    fixed = {name: x for name, x in more.items() if name in CONSTANTS}
+    free = {"q": q, "k": k, "v": v, **{name: x for name, x in more.items() if name not in CONSTANTS}}
+
+    def function(*tensors):
+        named = dict(zip(free, tensors))
+        return horner.attend(named.pop("q"), named.pop("k"), named.pop("v"), variant=variant, **named, **fixed)
+
+    return function, [x.detach() for x in free.values()]
+
+
+def directions(tensors):
+    generator = torch.Generator().manual_seed(7)
+    return tuple(torch.randn(x.shape, generator=generator, dtype=torch.double).to(x.dtype) for x in tensors)
+
+
+def close(a, b, dtype):
+    many = (a, b) if isinstance(a, (tuple, list)) else ([a], [b])
+    assert len(many[0]) == len(many[1])
+    for x, y in zip(*many):
+        size = max(1.0, y.detach().abs().max().item())
+        torch.testing.assert_close(x, y, rtol=0, atol=size * (1e-9 if dtype == torch.double else 2e-4))
+
+
+CASES = [(v, torch.double) for v in horner.variants()] + [(v, torch.float) for v in SAMPLE]
+
+
+@pytest.mark.parametrize("variant, dtype", CASES)
+def test_every_variant(variant, dtype):
+    f, x = split(variant, dtype)
+    leaves = [t.clone().requires_grad_() for t in x]
+    (u,), t = directions([f(*x)]), directions(x)
+    wanted = torch.autograd.grad((f(*leaves) * u).sum(), leaves)
+    places = tuple(range(len(x)))
+    close(grad(lambda *x: (f(*x) * u).sum(), places)(*x), wanted, dtype)
+    y, pull = vjp(f, *x)
+    close(pull(u), wanted, dtype)
+    # the Jacobian's product with the tangents, by its transpose
+    y2, dy = jvp(f, tuple(x), t)
+    close(y2, y, dtype)
+    close((dy * u).sum(), sum((a * b).sum() for a, b in zip(wanted, t)), dtype)
+    with forward_ad.dual_level():
+        dual = f(*(forward_ad.make_dual(a, b) for a, b in zip(x, t)))
+        close(forward_ad.unpack_dual(dual).tangent, dy, dtype)
+    # a batch of all tensors, parameters too, and of the queries alone
+    two = [torch.stack([a, a + 0.1 * b]) for a, b in zip(x, directions(x[::-1])[::-1])]
+    each = [f(*(a[i] for a in two)) for i in range(2)]
+    close(vmap(f)(*two), torch.stack(each), dtype)
+    close(vmap(lambda q: f(q, *x[1:]), 1)(two[0].movedim(0, 1))[0], each[0], dtype)
+    by_sample = vmap(grad(lambda *x: (f(*x) * u).sum(), places))(*two)
+    close([g[0] for g in by_sample], wanted, dtype)
+
+
+@pytest.mark.filterwarnings("ignore:.*has only first gradients")
+@pytest.mark.parametrize("variant, dtype", [(v, d) for v in SAMPLE for d in (torch.double, torch.float)])
+def test_second_gradients(variant, dtype):
+    f, x = split(variant, dtype)
+    leaves = [t.clone().requires_grad_() for t in x]
+    t = directions(x)
+
+    def second(tensors):
+        first = torch.autograd.grad(f(*tensors).sin().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum((a * b).sum() for a, b in zip(first, t)), tensors, allow_unused=True)
+
+    def slope(*tensors):
+        first = grad(lambda *y: f(*y).sin().sum(), tuple(range(len(x))))(*tensors)
+        return sum((a * b).sum() for a, b in zip(first, t))
+
+    wanted = [torch.zeros_like(a) if g is None else g for a, g in zip(x, second(leaves))]
+    close(grad(slope, tuple(range(len(x))))(*x), wanted, dtype)
+    if dtype == torch.double:
+        torch.autograd.gradgradcheck(f, leaves, fast_mode=True, atol=1e-4)
+    gradients = torch.stack([u for u in directions([f(*x)] * 3)])
+    many = torch.autograd.grad(f(*leaves), leaves, gradients, is_grads_batched=True)
+    one = torch.autograd.grad(f(*leaves), leaves, gradients[1])
+    close([g[1] for g in many], one, dtype)
+
+
+@pytest.mark.parametrize("variant", SAMPLE)
+def test_jacobians(variant):
+    f, x = split(variant, torch.double)
+    small = [a[:1] if a.dim() > 2 else a for a in x]
+    for place in range(len(x)):
+        close(jacrev(f, place)(*small), jacfwd(f, place)(*small), torch.double)
+    h = hessian(lambda q: f(q, *small[1:]).sin().sum())(small[0])
+    close(h, jacrev(jacrev(lambda q: f(q, *small[1:]).sin().sum()))(small[0]), torch.double)
+    flat = h.reshape(small[0].numel(), -1)
+    close(flat, flat.T, torch.double)
+
+
+def test_masks_and_packing_under_transforms():
+    q, k, v, _ = inputs("softmax")
+    q, k, v = (x.detach() for x in (q, k, v))
+    keep = torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 1, 1]]).bool()
+    cuts = torch.tensor([0, 2, 5])
+    for more in ({"keep": keep}, {"cu_seqlens": cuts}):
+        def f(q, more=more):
+            return horner.attend(q, k, v, variant="l2", **more)
+
+        two = torch.stack([q, q * 0.5])
+        close(vmap(f)(two), torch.stack([f(q), f(q * 0.5)]), torch.double)
+        close(jacrev(f)(q), jacfwd(f)(q), torch.double)
+    keeps = torch.stack([keep, ~keep.flip(0)])
+    close(vmap(lambda keep: horner.attend(q, k, v, keep=keep))(keeps)[1], horner.attend(q, k, v, keep=keeps[1]), torch.double)
