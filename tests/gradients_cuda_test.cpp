@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -57,8 +58,8 @@ struct Squares {
 };
 
 // The RMS error of each gradient is at most twice the reference's. In float16 the reference keeps
-// the gradient of the sums in float32, where the kernels round it: there, two ulps more. Returns
-// the largest ratio of d decay.
+// the gradient of the sums in float32, where the kernels round it: there, two ulps more. Draws with
+// a gradient that the dtype has no value for are left out. Returns the largest ratio of d decay.
 double expect_as_exact_as_the_reference(
     const std::string& name, const Spec& spec, Case c,
     const std::function<void(Inputs&)>& change = [](Inputs&) {}) {
@@ -67,6 +68,8 @@ double expect_as_exact_as_the_reference(
     Inputs in = random_inputs(spec, c);
     change(in);
     const Gradients truth = gradients(spec, "reference", in, at::kDouble);
+    const auto fits = [&](const auto& g) { return in_range(g.second, c.dtype); };
+    if (!std::ranges::all_of(truth, fits)) continue;
     const Gradients plain = gradients(spec, "reference", in, c.dtype);
     for (const char* kernels : {"fused_cuda", "hopper_cuda", "chunked_cuda"}) {
       if (!execution(kernels).why_not(spec, in).empty()) continue;

@@ -2,6 +2,7 @@
 // shows that the check passes without a fault.
 #include "instruments/mutants.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -63,6 +64,22 @@ TEST(Table, EveryMutantMakesADifferenceToEveryVariantThatItNames) {
       EXPECT_TRUE(std::ranges::any_of(standard_cases(at::kFloat), applies)) << m.name << " " << v;
     }
   }
+}
+
+// e^30 is no float16, and a bfloat16.
+TEST(Rule, AsksOnlyForWhatTheDtypeHasAValueFor) {
+  const Spec unbounded{.denominator = Nothing{}};
+  const Execution& reference = execution("reference");
+  for (bool hot : {false, true})
+    for (at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      const Verdict v = verify(unbounded, reference, {.dtype = dtype, .hot = hot});
+      EXPECT_EQ(v.why_not.empty(), dtype == at::kBFloat16 || !hot) << dtype << " " << v.why_not;
+      EXPECT_TRUE(v.ok()) << dtype << " " << v.worst()->of;
+    }
+  const at::Tensor x = at::full({1}, 65504., at::kDouble);
+  EXPECT_TRUE(in_range(x, at::kHalf));
+  EXPECT_FALSE(in_range(2 * x, at::kHalf));
+  EXPECT_TRUE(in_range(INFINITY * x, at::kHalf));  // wrong in every dtype
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, Mutants, testing::ValuesIn(rows()),

@@ -120,10 +120,11 @@ struct ValueGates {
 
   at::Tensor operator()(AsGiven) const { return spec.input_gate ? in.input_gate : at::Tensor(); }
   at::Tensor operator()(CountPower) const {
-    const at::Tensor exponent = in.count_exponent.sigmoid().view({1, -1, 1});
+    // An exponent in 16 bits would be wrong by the same factor in every row.
+    const at::ScalarType dtype = wide(in.q.scalar_type());
+    const at::Tensor exponent = in.count_exponent.to(dtype).sigmoid().view({1, -1, 1});
     const at::Tensor count = seen_by_keys(spec.mask, in, before).clamp_min(1);
-    const at::Tensor gate =
-        count.to(wide(in.q.scalar_type())).pow(-exponent).expand({in.k.size(0), -1, -1});
+    const at::Tensor gate = count.to(dtype).pow(-exponent).expand({in.k.size(0), -1, -1});
     return spec.input_gate ? gate * in.input_gate : gate;
   }
 };

@@ -92,6 +92,12 @@ static Tensor coarse_sums(const Execution& e, const Spec& spec, const Inputs& in
   return N / W;
 }
 
+// An execution may refuse an input that its spec does not use.
+static Tensor without_count_power(const Execution& e, Spec spec, Inputs in) {
+  spec.values = AsGiven{}, in.count_exponent = Tensor();
+  return run(e, spec, in);
+}
+
 // Where a mutant makes a difference.
 static bool several_tokens(const Spec&, const Case& c) {
   return c.T > 1;
@@ -153,6 +159,21 @@ static bool has_post_gate(const Spec& s, const Case&) {
 static bool has_decay(const Spec& s, const Case& c) {
   return is<TokenGate>(s.decay) && c.T > 1;
 }
+static bool has_slope(const Spec& s, const Case& c) {
+  return is<HeadSlope>(s.decay) && c.T > 1;
+}
+static bool has_slopes(const Spec& s, const Case& c) {
+  return has_slope(s, c) && c.G > 1;
+}
+static bool has_log_count(const Spec& s, const Case& c) {  // the log of 1 is 0
+  return s.less_log_count && c.T > 1;
+}
+static bool has_values(const Spec& s, const Case& c) {
+  return is<CountPower>(s.values) && c.T > 1;
+}
+static bool has_floor(const Spec& s, const Case&) {
+  return is<Sum>(s.denominator) && std::get<Sum>(s.denominator).floor > 0;
+}
 static bool has_sum(const Spec& s, const Case& c) {
   return is<Sum>(s.denominator) && !std::get<Sum>(s.denominator).detach && c.T > 1;
 }
@@ -213,6 +234,9 @@ static const Mutant kMutants[] = {
     {"no_centre",          "the mean score is not subtracted",               "centred_taylor4",         spec([](Spec& s) { s.centred = false; }), is_centred},
     {"no_sharpness",       "the logarithm of the length is missing",         "ssmax",                   spec([](Spec& s) { s.sharpness = Flat{}; }), has_sharpness},
 
+    {"no_log_count",       "log n is not subtracted from the scores",        "sigmoid",                 spec([](Spec& s) { s.less_log_count = false; }), has_log_count},
+    {"no_values",          "values are not divided by a power of the count", "linear_cosine",           {.forward = without_count_power}, has_values},
+
     // Gates, decay, denominators and norms.
     {"no_input_gate",      "the input gate is 1",                            "gated_in_only linear_mamba", inputs([](Inputs& in) { in.input_gate = constant(in.input_gate, 1); }), has_input_gate},
     {"no_output_gate",     "the output gate is 1",                           "softmax_out_gate",        inputs([](Inputs& in) { in.output_gate = constant(in.output_gate, 1); }), has_output_gate},
@@ -220,8 +244,11 @@ static const Mutant kMutants[] = {
     {"late_gate",          "the output gate is that of the next token",      "softmax_out_gate",        inputs([](Inputs& in) { in.output_gate = in.output_gate.roll(-1, 2); }), has_output_gate},
     {"no_decay",           "nothing decays",                                 "gated_decay linear_decay", inputs([](Inputs& in) { in.decay = constant(in.decay, 0); }), has_decay},
     {"late_decay",         "the decay is one token late",                    "gated_decay linear_decay", inputs([](Inputs& in) { in.decay = in.decay.roll(1, 2); }), has_decay},
+    {"no_slope",           "no head decays",                                 "retention",               inputs([](Inputs& in) { in.slope = constant(in.slope, 0); }), has_slope},
+    {"wrong_slope",        "heads decay by the slope of their neighbour",    "retention",               inputs([](Inputs& in) { in.slope = in.slope.roll(1, 0); }), has_slopes},
     {"no_plus",            "the 1 of softmax1's sum is missing",             "softmax1",                spec([](Spec& s) { std::get<Sum>(s.denominator).plus = 0; }), has_plus},
     {"no_least",           "the sum has no lower bound",                     "clamped_sum",             spec([](Spec& s) { std::get<Sum>(s.denominator).least = 0; }), has_least},
+    {"no_floor",           "the sum has no floor",                           "taylor3",                 spec([](Spec& s) { std::get<Sum>(s.denominator).floor = 0; }), has_floor},
     {"count_off_by_one",   "rows are divided by one key more",               "by_count linear",         output([](Tensor& o) { const Tensor n = at::arange(1, o.size(2) + 1, o.options().requires_grad(false)).view({-1, 1}); o = o * (n / (n + 1)); }), has_count},
     {"eps",                "the norm adds 0.1 to the mean square",           "rms linear_decay",        spec([](Spec& s) { std::get<Rms>(s.norm).eps = 0.1f; }), has_rms},
     {"no_norm_weight",     "the norm's weight is 1",                         "rms linear_decay",        inputs([](Inputs& in) { in.norm_weight = constant(in.norm_weight, 1); }), has_norm_weight},

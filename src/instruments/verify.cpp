@@ -4,7 +4,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "attn/plan.h"
 #include "attn/stages.h"
@@ -210,6 +212,18 @@ static double largest(const at::Tensor& x) {
   return x.numel() ? x.abs().max().item<double>() : 0;
 }
 
+static double most(at::ScalarType dtype) {
+  return dtype == at::kHalf       ? double(std::numeric_limits<c10::Half>::max())
+         : dtype == at::kBFloat16 ? double(std::numeric_limits<c10::BFloat16>::max())
+         : dtype == at::kFloat    ? double(std::numeric_limits<float>::max())
+                                  : std::numeric_limits<double>::max();
+}
+// An infinite or undefined truth is an error, and asked.
+bool in_range(const at::Tensor& x, at::ScalarType dtype) {
+  const double size = largest(x);
+  return !(size > most(dtype) && std::isfinite(size));
+}
+
 // The rule before this one: 16 ulps of 1 + the largest element, and 128 for hot scores. Only for
 // comparison.
 static double most_by_old_rule(const Case& c, double own, double size) {
@@ -321,6 +335,12 @@ const Difference* Verdict::worst() const {
   return worst;
 }
 
+static bool in_range(const Results& truth, at::ScalarType dtype) {
+  return in_range(truth.out, dtype) && std::ranges::all_of(truth.gradients, [&](const auto& g) {
+           return in_range(g.second, dtype);
+         });
+}
+
 static std::string why_not(const Execution& e, const Spec& spec, const Inputs& in) {
   constexpr double kMostWork = 2e9;  // a second or two
   const std::string reason = e.why_not(spec, in);
@@ -331,6 +351,7 @@ static std::string why_not(const Execution& e, const Spec& spec, const Inputs& i
 
 Verdict verify(const Trial& t, const Execution& e, const Hook& hook) {
   if (const std::string reason = why_not(e, t.spec, t.in); !reason.empty()) return {reason, {}};
+  if (!in_range(t.truth, t.on.dtype)) return {"the result exceeds the range of the dtype", {}};
   Verdict verdict = judge(t, run(t, e, t.on.dtype, hook));
   if (&e != &execution("reference") || hook.forward || hook.gradients) return verdict;
   add_own(t, verdict);

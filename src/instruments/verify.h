@@ -37,6 +37,10 @@ std::string text(const Case&);
 // Awkward sizes, grouped heads, padding, packing, hot scores, long rows.
 std::vector<Case> standard_cases(at::ScalarType, at::Device = at::kCPU, uint64_t seed = 0);
 
+// Whether every element has a value in the dtype: in float16, up to 65504. A case whose truth has
+// none, in its output or in a gradient, is not asked in that dtype.
+bool in_range(const at::Tensor&, at::ScalarType);
+
 // Inputs for every stage of the spec.
 Inputs random_inputs(const Spec&, const Case&);
 

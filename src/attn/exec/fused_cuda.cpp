@@ -38,20 +38,25 @@ struct CudaJob {
   int channels;               // of the result
 
   bool has_g() const { return epilogue.norm != cuda::Epilogue::none; }
+  // Whether backward subtracts from the gradient its part along the row.
+  bool projects() const { return has_g() || (epilogue.by_sum && !epilogue.detach); }
 };
 
-// u is undefined where it equals o. rows: W, shift and r, [3, B, H, T]. decay: the running sums.
+// u is undefined where it equals o. rest: what rounding took from it, in float16. rows: W, shift, r
+// and the mean of a LayerNorm, [3 or 4, B, H, T]. decay: the running sums.
 struct CudaResult {
-  at::Tensor o, u, rows, decay;
+  at::Tensor o, u, rest, rows, decay;
 
   static auto outputs(auto& r) { return std::array{&r.o}; }
-  static auto saved(auto& r) { return std::array{&r.o, &r.u, &r.rows, &r.decay}; }
+  static auto saved(auto& r) { return std::array{&r.o, &r.u, &r.rest, &r.rows, &r.decay}; }
 
   void give(Fused& f) const {
-    f.o = o.data_ptr(), f.u = memory<void>(u), f.decay = memory<double>(decay);
+    f.o = o.data_ptr(), f.u = memory<void>(u), f.rest = memory<void>(rest);
+    f.decay = memory<double>(decay);
     if (!rows.defined()) return;
-    const int64_t n = rows.numel() / 3;
+    const int64_t n = rows.numel() / rows.size(0);
     f.W = memory<float>(rows), f.shift = f.W + n, f.r = f.shift + n;
+    f.mean = rows.size(0) > 3 ? f.r + n : nullptr;
   }
 };
 
@@ -72,8 +77,12 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
   CudaResult r;
   r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
   if (for_backward && (x.norm_weight.defined() || x.post_gate.defined())) r.u = at::empty_like(r.o);
+  if (for_backward && f.dtype == cuda::Dtype::float16 && job.projects())
+    r.rest = at::empty_like(r.o);
+  const bool keeps_mean =
+      f.epilogue.norm == cuda::Epilogue::layer && f.dtype != cuda::Dtype::bfloat16;
   if (for_backward || job.statistics.defined())
-    r.rows = at::empty({3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
+    r.rows = at::empty({keeps_mean ? 4 : 3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
   r.decay = decay_sums(x.decay);
   r.give(f);
   f.statistics = memory<float>(job.statistics);

@@ -21,6 +21,7 @@ __device__ inline void TypedPointer::set(int64_t i, float x) const {
 }
 
 inline constexpr float kTinySum = 1e-6f, kTinyLength = 1e-12f;
+inline constexpr float kLeastSum = 1e-30f;  // below it, a sum has no inverse
 
 struct Divisor {
   float Z;
@@ -51,11 +52,17 @@ __device__ inline float sum_over(const Total& total, const F& f) {
   return total(s);
 }
 
-// From N to u, in place; returns r. `channel(i)` is the channel of element i; those from `channels`
-// on are zero padding.
+// u = y r - mean
+struct NormFactors {
+  float r, mean;
+};
+
+// From N to u, in place. `channel(i)` is the channel of element i; those from `channels` on are
+// zero padding.
 template <int n, class Channel, class Total>
-__device__ inline float norm_row(const Epilogue& p, int channels, int64_t row, Vec<n>& x, float W,
-                                 float shift, const Channel& channel, const Total& total) {
+__device__ inline NormFactors norm_row(const Epilogue& p, int channels, int64_t row, Vec<n>& x,
+                                       float W, float shift, const Channel& channel,
+                                       const Total& total) {
   bool empty = W == 0;
   if (__any_sync(~0u, empty))  // rarely
     empty &= sum_over<n>(total, [&](int i) { return x[i] * x[i]; }) == 0;
@@ -64,7 +71,7 @@ __device__ inline float norm_row(const Epilogue& p, int channels, int64_t row, V
   if (p.norm == Epilogue::none) {
     const float r = empty ? 0 : p.by_sum ? 1 : expf(shift);
     x = x * by * r;
-    return r;
+    return {r, 0};
   }
   float mean = 0, r = 1;
   if (p.norm == Epilogue::layer)
@@ -80,7 +87,7 @@ __device__ inline float norm_row(const Epilogue& p, int channels, int64_t row, V
   }
   if (empty) r = 0;
   x = x * r;
-  return r;
+  return {r, mean * r};
 }
 
 // Applies the norm's weight and bias, in place. No branches, so that all loads are in flight.
@@ -94,6 +101,20 @@ __device__ inline void apply_norm_weight(const Epilogue& p, int channels, Vec<n>
   if (!p.norm_bias) return;
   const Vec<n> y = load(p.norm_bias);
   x = vec<n>([&](int i) { return channel(i) < channels ? x[i] + y[i] : 0; });
+}
+
+// Where a row is normalised or divided by its sum, its gradient g has no part along the row. What
+// rounding adds along it moves all keys of the row alike, and does not average out in dq. bfloat16
+// is as exact as the reference, which rounds the row too; in float16 and float32 the part along the
+// row stays exact (row_gradients.cuh).
+template <class T>
+inline constexpr bool kExactAlongRow = !std::is_same_v<T, bf16>;
+
+// What rounding to T takes from x, as a T: in units of 2^-11 it is as large as x.
+inline constexpr float kRestUnit = 0x1p-11f;
+template <class T>
+__device__ inline float rest_of(float x) {
+  return (x - float(T(x))) / kRestUnit;
 }
 
 // dN = a g, and dW.

@@ -130,9 +130,12 @@ struct Fused {
   RowThreshold* thresholds;  // [B, H, T], for RuntimeWeight and Adaptive
 
   // Forward.
-  void* o;               // [B, H, T, E]
-  void* u;               // [B, H, T, E], the normalised row before weight, bias and post; or null
+  void* o;  // [B, H, T, E]
+  void* u;  // [B, H, T, E], the normalised row before weight, bias and post; or null
+  // float16: what rounding took from u (or from o, where u is null), times 2^11; or null.
+  void* rest;            // [B, H, T, E]
   float *W, *shift, *r;  // [B, H, T], or null
+  float* mean;           // [B, H, T]: LayerNorm, r times the mean it subtracted; or null
   float* statistics;     // [4, B, H, T]: entropy, largest, first, negative
 
   // Backward.

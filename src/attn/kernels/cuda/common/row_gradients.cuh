@@ -31,8 +31,8 @@ struct Vector8 {
     for (int i = 0; i < int(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(y)[i] = words[i];
   }
 };
-template <int lanes_per_row>
-__device__ inline float row_sum(float x) {
+template <int lanes_per_row, class Sum>
+__device__ inline Sum row_sum(Sum x) {
 #pragma unroll
   for (int step = 1; step < lanes_per_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
@@ -59,17 +59,19 @@ __device__ inline bool needs_row_dot(const Fused& f) {
 // Sums over a row's channels, for the lane that owns the row.
 struct RowSums {
   float dot, d_post;
+  float along = 0;  // the part along the row, times a, that rounding added to g
 };
 
 // Per-row values of a lane's own row, one of the warp's 32.
 struct LaneRow {
   bool inside;
   int64_t row;
-  float W, shift, r, post, on;
+  float W, shift, r, mean, post, on;
 
   __device__ LaneRow(const Fused& f, int64_t head, int t)
       : inside(t < f.T), row(head * f.T + min(t, f.T - 1)) {
     W = f.W[row], shift = f.shift[row], r = f.r[row];
+    mean = f.mean ? f.mean[row] : 0;
     post = f.epilogue.post_gate ? f.epilogue.post_gate[row] : 1;
     on = r == 0 || !inside ? 0 : post;
   }
@@ -78,7 +80,8 @@ struct LaneRow {
     if (!inside) return;
     const Epilogue& p = f.epilogue;
     if (p.d_post_gate) p.d_post_gate.set(row, r == 0 ? 0 : sums.d_post);
-    const RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
+    RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
+    if (sums.along != 0 && r != 0 && fabsf(W) > kLeastSum) d.dW -= sums.along / W;
     // Without g, d_o is used instead; it lacks the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
@@ -124,27 +127,49 @@ __device__ inline RowSums plain_sums(const Vec<8>& u, const Vec<8>& du, float on
 // by its value for an exact u and r, so that the part of du along u cancels to the last bits of
 // `Sum`.
 template <int lanes_per_row, class Sum>
-__device__ inline float norm_projection(const Epilogue& p, int channels, const Vec<8>& u,
-                                        const Vec<8>& du, float r, float shift) {
-  const auto total = [](Sum x) {
-#pragma unroll
-    for (int step = 1; step < lanes_per_row; step *= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-  };
+__device__ inline Sum norm_projection(const Epilogue& p, int channels, const Vec<8>& u,
+                                      const Vec<8>& du, float r, float shift) {
   Sum dot = 0, squares = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) dot += Sum(du[i]) * Sum(u[i]), squares += Sum(u[i]) * Sum(u[i]);
-  dot = total(dot), squares = total(squares);
+  dot = row_sum<lanes_per_row>(dot), squares = row_sum<lanes_per_row>(squares);
   if (p.norm != Epilogue::l2)
     squares += Sum(channels) * p.eps * (p.by_sum ? 1 : expf(-2 * shift)) * r * r;
-  return squares > 0 && !norm_is_clamped(p, channels, r) ? float(dot / squares) : 0;
+  return squares > 0 && !norm_is_clamped(p, channels, r) ? dot / squares : 0;
 }
-// From the result's gradient to the gradient of y divided by r, in place.
-template <int lanes_per_row, bool learned, class Sum>
-__device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift,
+// Lets one channel take what rounding added to g along the row: one that is no small part of the
+// row, and of these the one with the finest steps. At most half a step of it is left.
+template <class T, int lanes_per_row, class Sum>
+__device__ inline void remove_along_row(const Vec<8>& row, int channels, Sum along, Vec<8>& g) {
+  constexpr float kShare = 0.25f;  // of the mean square
+  float squares = 0, step = INFINITY;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) squares += row[i] * row[i];
+  squares = row_sum<lanes_per_row>(squares);
+  int at = -1;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float share = row[i] * row[i] * float(channels), size = fabsf(g[i] * row[i]);
+    if (share > 0 && share >= kShare * squares && size < step) step = size, at = i;
+  }
+  float least = step;
+#pragma unroll
+  for (int i = 1; i < lanes_per_row; i *= 2) least = fminf(least, __shfl_xor_sync(~0u, least, i));
+  const uint32_t lanes = __ballot_sync(~0u, at >= 0 && step == least);
+  const int first = lane() / lanes_per_row * lanes_per_row;
+  if (__ffs(lanes >> first) - 1 != lane() - first) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    if (i == at) g[i] = float(T(float(Sum(g[i]) - along / Sum(row[i]))));
+}
+// From the result's gradient to the gradient of y divided by r, rounded, in place. `mean` is what a
+// LayerNorm subtracted from the row, times r.
+template <class T, int lanes_per_row, bool learned, class Sum>
+__device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift, float mean,
                                       const Vec<8>& u, Vec<8>& du, LaneNorm& norm) {
   const Epilogue& p = f.epilogue;
   const auto total = [](float x) { return row_sum<lanes_per_row>(x); };
+  const int first = lane() % lanes_per_row * 8;
   RowSums sums{};
   if (p.post_gate)
     sums.d_post = sum_over<8>(total, [&](int i) {
@@ -156,11 +181,33 @@ __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float s
     du = du * norm.weight;
   }
   sums.dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
-  const float by_u = norm_projection<lanes_per_row, Sum>(p, f.channels, u, du, r, shift);
-  float less = 0;
-  if (p.norm == Epilogue::layer)
-    less = sum_over<8>(total, [&](int i) { return du[i]; }) / float(f.channels);
-  du = vec<8>([&](int i) { return du[i] - less - u[i] * by_u; });
+  const Sum by_u = norm_projection<lanes_per_row, Sum>(p, f.channels, u, du, r, shift);
+  Sum less = 0;
+  if (p.norm == Epilogue::layer) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) less += Sum(du[i]);
+    less = row_sum<lanes_per_row>(less) / Sum(f.channels);
+  }
+  if constexpr (!kExactAlongRow<T>) {
+    du = vec<8>([&](int i) { return du[i] - less - u[i] * by_u; });
+    return sums;
+  }
+  Sum along = 0;
+  Vec<8> row;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const Sum exact = Sum(du[i]) - less - Sum(u[i]) * by_u;
+    row[i] = first + i < f.channels ? u[i] + mean : 0;
+    du[i] = float(T(float(exact)));
+    along += (Sum(du[i]) - exact) * Sum(row[i]);
+  }
+  along = row_sum<lanes_per_row>(along);
+  // In float16 without decay no sum of weights comes near 0, and dW cancels it.
+  if (std::is_same_v<T, fp16> && !f.decay) {
+    sums.along = float(along);
+  } else {
+    remove_along_row<T, lanes_per_row>(row, f.channels, along, du);
+  }
   return sums;
 }
 
@@ -185,18 +232,23 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
   const bool needs_dot = kind != RowKind::plain || needs_row_dot(f);
   RowSums own_sums{};
   Vector8<T> u_words[kAhead] = {}, du_words[kAhead] = {};
+  constexpr bool kHasRest = std::is_same_v<T, fp16>;
+  const T* const rests = static_cast<const T*>(f.rest) + at_head;
+  Vector8<T> rest_words[kHasRest ? kAhead : 1] = {};
 #pragma unroll 1
   for (int k = 0; needs_dot && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const int64_t t = min(first_row + k + j * kRows + sub, f.T - 1);
       if (real) u_words[j].load(us + t * f.E), du_words[j].load(dus + t * f.d_o.row);
+      if (kHasRest && f.rest && real) rest_words[j].load(rests + t * f.E);
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const int row = k + j * kRows + sub, t = first_row + row;  // row: in the warp
       const float on = __shfl_sync(~0u, own.on, row), r = __shfl_sync(~0u, own.r, row);
-      const Vec<8> u = u_words[j].numbers();
+      Vec<8> u = u_words[j].numbers();
+      if constexpr (kHasRest) u = u + rest_words[j].numbers() * kRestUnit;
       Vec<8> du = du_words[j].numbers();
       RowSums sums;
       if constexpr (kind == RowKind::plain) {
@@ -204,13 +256,17 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
       } else {
         using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
         const float shift = __shfl_sync(~0u, own.shift, row);
-        sums = normed_sums < kLanes, kind == RowKind::learned, Sum > (f, on, r, shift, u, du, norm);
+        const float mean = kExactAlongRow<T> ? __shfl_sync(~0u, own.mean, row) : 0;
+        constexpr bool kLearned = kind == RowKind::learned;
+        sums = normed_sums<T, kLanes, kLearned, Sum>(f, on, r, shift, mean, u, du, norm);
         if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
       }
       // Send to the lane that owns the row.
       const float dot = __shfl_sync(~0u, sums.dot, lane() % kRows * kLanes);
       const float d_post = __shfl_sync(~0u, sums.d_post, lane() % kRows * kLanes);
-      if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post};
+      float along = 0;
+      if constexpr (kHasRest) along = __shfl_sync(~0u, sums.along, lane() % kRows * kLanes);
+      if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post, along};
     }
   }
   if (f.dq_sum) clear_sums(f, head, t0);  // earlier, loads would queue behind it

@@ -265,11 +265,15 @@ struct RunningSums {
     const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
     const int64_t at = row(i);
     auto x = vec<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
-    const float r = norm_row(f.epilogue, f.channels, at, x, W_t, by, channel,
-                             [](float y) { return quad_sum(y); });
+    const auto [r, mean] = norm_row(f.epilogue, f.channels, at, x, W_t, by, channel,
+                                    [](float y) { return quad_sum(y); });
 #pragma unroll
     for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = x[j];
-    if (f.W && lane() % 4 == 0 && query(i) < f.T) f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+    if (f.W && lane() % 4 == 0 && query(i) < f.T) {
+      f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
+      if constexpr (kExactAlongRow<T>)
+        if (f.mean) f.mean[at] = mean;
+    }
     return r;
   }
   __device__ void scale(int i, float r) {
@@ -319,16 +323,22 @@ struct RunningSums {
     for (int i = 0; i < 2 * kAtoms; ++i) {
       const float r = normalise(i);
       if (f.u) store(f.u, i);
+      if constexpr (std::is_same_v<T, fp16>)
+        if (f.rest) store<true>(f.rest, i);
       scale(i, r);
       store(f.o, i);
     }
   }
+  template <bool rest = false>
   __device__ void store(void* rows, int i) const {  // called by all lanes
 #pragma unroll
     for (int j = 0; j < C / 8; j += 4) {
       float x[8];
 #pragma unroll
-      for (int c = 0; c < 8; ++c) x[c] = N[i / 2][j + c / 2][i % 2 * 2 + c % 2];
+      for (int c = 0; c < 8; ++c) {
+        const float y = N[i / 2][j + c / 2][i % 2 * 2 + c % 2];
+        x[c] = rest ? rest_of<T>(y) : y;
+      }
       store_32<T>(rows, row(i) * f.E + 8 * j, f.E - 8 * j, query(i) < f.T, x);
     }
   }

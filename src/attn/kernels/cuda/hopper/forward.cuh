@@ -335,14 +335,21 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     for (int i = 0; i < 2; ++i)
       sums.sum[0][i] = sees_any(f.seen, head.b, min(first_row + 8 * i, f.T - 1));
   // Through the warpgroup's own queries in shared memory, no longer read by WGMMA.
-  const auto store = [&](void* rows) {
+  const auto store = [&](void* rows, const float(&of)[C / 8][4]) {
     const int first = t0 + warp() % 4 * 16;
-    store_rows<T>(given.q(), warp() * 16, sums.N[0], rows, head.row(f, first), f.E, f.T - first);
+    store_rows<T>(given.q(), warp() * 16, of, rows, head.row(f, first), f.E, f.T - first);
   };
   const float r[2] = {sums.normalise(0), sums.normalise(1)};
-  if (f.u) store(f.u);
+  if (f.u) store(f.u, sums.N[0]);
+  if constexpr (std::is_same_v<T, fp16>)
+    if (f.rest) {
+      float rest[C / 8][4];
+#pragma unroll
+      for (int j = 0; j < C / 2; ++j) rest[j / 4][j % 4] = rest_of<T>(sums.N[0][j / 4][j % 4]);
+      store(f.rest, rest);
+    }
   sums.scale_both(r);
-  store(f.o);
+  store(f.o, sums.N[0]);
 }
 
 template <class T, int C, class W, class Shape = HopperForwardShape<C>>
