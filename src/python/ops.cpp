@@ -401,6 +401,20 @@ static c10::Dict<std::string, std::string> describe(const std::string& name) {
   return out;
 }
 
+// What a model puts around the operator (catalog.h), and the features that a projection has.
+static c10::Dict<std::string, int64_t> around(const std::string& name) {
+  const attn::Variant v = attn::find(name);
+  const auto* projected = std::get_if<attn::Project>(&v.spec.features);
+  c10::Dict<std::string, int64_t> out;
+  out.insert("short_conv", v.around.short_conv);
+  out.insert("rope", v.around.rope);
+  out.insert("mamba", v.around.mamba);
+  out.insert("raw_decay", v.around.raw_decay);
+  out.insert("exp_gate", v.around.exp_gate);
+  out.insert("features", projected ? projected->dim : 0);
+  return out;
+}
+
 // The table of inputs: name, shape, role and meaning.
 static std::vector<std::tuple<std::string, std::string, std::string, std::string>> inputs() {
   static constexpr const char* kRoles[] = {"tensor",    "gate",     "log_gate", "logit",
@@ -450,6 +464,7 @@ TORCH_LIBRARY(horner, m) {
   m.def("variants() -> str[]", &variants);
   m.def("executions() -> str[]", &executions);
   m.def("describe(str variant) -> Dict(str, str)", &describe);
+  m.def("around(str variant) -> Dict(str, int)", &around);
   m.class_<Stream>("State")
       .def(torch::init(&make_stream))
       .def("step", &step)

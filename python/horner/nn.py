@@ -1,0 +1,282 @@
+"""Modules around `horner.attend`: projections, gates, norms and whatever else a variant has weights for.
+
+>>> block = horner.nn.TransformerBlock(256, 8, variant="gated_decay")
+>>> y = block(torch.randn(2, 128, 256))
+
+The names of a block's weights are those of a layer in a folder of `horner train`, without its prefix "model.layers.N.".
+Which weights a variant has comes from the library's table of inputs, so every variant of `horner.attend` works here.
+"""
+
+import math
+from typing import Optional
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import horner
+
+__all__ = ["Attention", "Own", "TransformerBlock"]
+
+_ROWS = torch.ops.horner.inputs()  # name, shape, role, meaning
+_RAW_DECAY_TOKENS = 1024  # gated_decay@code divides its gates by this
+
+
+def _own(variant, kv_heads, dim, head_dim, **more):
+    """What `Own` is made with for a variant, or None if it has no weights of its own."""
+    around = torch.ops.horner.around(variant)
+    wanted = bool(horner.describe(variant)["inputs"]) or around["mamba"] or more["short_conv"] or around["raw_decay"]
+    return Own(dim, variant=variant, kv_heads=kv_heads, head_dim=head_dim, **more) if wanted else None
+
+
+class _Convolution(nn.Module):
+    """silu of the sum over the last n tokens of weight_j * row, channel by channel; zeros before the first."""
+
+    def __init__(self, channels, n, bias, **where):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, n, **where).uniform_(-(n**-0.5), n**-0.5))
+        self.bias = nn.Parameter(torch.empty(channels, **where).uniform_(-(n**-0.5), n**-0.5)) if bias else None
+
+    def forward(self, x):
+        channels, n = self.weight.shape
+        y = F.conv1d(F.pad(x.mT, (n - 1, 0)), self.weight[:, None].to(x.dtype), None if self.bias is None else self.bias.to(x.dtype), groups=channels)
+        return F.silu(y).mT
+
+
+class _Norm(nn.Module):
+    def __init__(self, channels, **where):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels, **where))
+
+    def forward(self, x, eps):
+        return F.rms_norm(x, x.shape[-1:], self.weight, eps)
+
+
+class _Mamba(nn.Module):
+    """The weights of a Mamba-2 block (arXiv 2405.21060) besides its output projection."""
+
+    def __init__(self, dim, heads, head_dim, short_conv, **where):
+        super().__init__()
+        inner = heads * head_dim
+        for name, channels in (("z", inner), ("x", inner), ("B", head_dim), ("C", head_dim)):
+            setattr(self, name, nn.Linear(dim, channels, bias=False, **where))
+        self.dt = nn.Linear(dim, heads, **where)
+        self.conv = _Convolution(inner + 2 * head_dim, short_conv, bias=True, **where)
+        self.A_log = nn.Parameter(torch.empty(heads, **where).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(inner, **where))
+        self.norm = _Norm(inner, **where)
+        with torch.no_grad():
+            step = torch.empty(heads, **where).uniform_(math.log(0.001), math.log(0.1)).exp()
+            self.dt.bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus gives the step
+
+
+class Own(nn.Module):
+    """The weights that a variant has besides q, k, v and o: linear maps of the token for its gates, its learned numbers,
+    a short convolution or the inside of a Mamba-2 block. `own(x)` gives the inputs of `horner.attend`."""
+
+    def __init__(self, dim, heads, *, variant, kv_heads, head_dim, short_conv, device=None, dtype=None):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.around = around = torch.ops.horner.around(variant)
+        groups = heads if around["mamba"] else kv_heads
+        sizes = {"H": heads, "G": groups, "D": head_dim, "E": head_dim, "F": around["features"], "3": 3}
+        names = horner.describe(variant)["inputs"].split()
+        self.roles = {name: role for name, _, role, _ in _ROWS if name in names}
+        if around["mamba"]:
+            self.mamba = _Mamba(dim, heads, head_dim, short_conv, **where)
+            for name in ("decay", "input_gate"):  # made of its steps
+                self.roles.pop(name, None)
+        elif short_conv:
+            self.short_conv = _Convolution((heads + 2 * kv_heads) * head_dim, short_conv, bias=False, **where)
+        for name, shape, role, _ in _ROWS:
+            if name not in self.roles:
+                continue
+            if role == "parameter":
+                self.register_parameter(name, nn.Parameter(_started(name, [sizes[x] for x in shape], head_dim, where)))
+            elif role == "constant":
+                self.register_buffer(name, _started(name, [sizes[x] for x in shape], head_dim, where))
+            else:
+                self.add_module(name, nn.Linear(dim, sizes[shape[1]], **where))
+
+    def _logits(self, name, x):
+        """[B, heads, T], in float32 at least: logarithms in bfloat16 are too coarse to sum."""
+        y = getattr(self, name)(x).transpose(1, 2)
+        return y.float() if y.dtype in (torch.bfloat16, torch.float16) else y
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = {}
+        for name, role in self.roles.items():
+            if role in ("parameter", "constant"):
+                out[name] = getattr(self, name)
+                continue
+            y = self._logits(name, x)
+            if role == "log_gate":
+                y = y if self.around["raw_decay"] else F.logsigmoid(y)
+            elif role == "gate":
+                y = (-y).exp() if self.around["exp_gate"] and name == "output_gate" else y.sigmoid()
+            out[name] = y
+        if self.around["raw_decay"]:
+            _spread_raw_decay(out)
+        return out
+
+
+def _started(name, shape, head_dim, where):
+    """The value with which training begins (docs/models.md)."""
+    unit = head_dim**-0.5
+    if name == "slope":  # RetNet: head h keeps 1 - 2^(-5 - h) of a weight per token of distance
+        return -torch.log1p(-torch.exp2(-5.0 - torch.arange(shape[0], **where)))
+    if len(shape) == 3:  # projections
+        return torch.randn(shape, **where) * unit
+    return torch.full(shape, {"norm_bias": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0), **where)
+
+
+def _spread_raw_decay(inputs):
+    """e^(c_t - c_s), c_t the sum of logits / 1024 over the tokens before t, as a factor of the output gate and one of the
+    input gate: it may grow, which executions do not expect of a decay."""
+    each = inputs.pop("decay").double() / _RAW_DECAY_TOKENS
+    sums = each.cumsum(-1) - each
+    groups = inputs["output_gate"].shape[1] // sums.shape[1]
+    inputs["input_gate"] = inputs["input_gate"] * (-sums).exp().to(inputs["input_gate"].dtype)
+    inputs["output_gate"] = inputs["output_gate"] * sums.repeat_interleave(groups, 1).exp().to(inputs["output_gate"].dtype)
+
+
+def _places(T, cu_seqlens, device):
+    """The positions of the tokens, which begin again at each packed sequence."""
+    places = torch.arange(T, device=device)
+    if cu_seqlens is None:
+        return places
+    return places - cu_seqlens[torch.searchsorted(cu_seqlens, places.to(cu_seqlens.dtype), right=True) - 1]
+
+
+def _rotated(x, places, theta):
+    """Rotary positions (arXiv 2104.09864) of [B, heads, T, D], halves as in Llama; the angles in float32 or wider."""
+    D = x.shape[-1]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    angle = places.to(wide)[:, None] * theta ** (-torch.arange(0, D, 2, device=x.device, dtype=wide) / D)
+    a, b = x.to(wide).chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """[B, T, dim] -> [B, T, dim]: projections, rotary positions, the variant's own weights, `horner.attend`, o_proj.
+
+    `kv_heads` divides `heads`; `head_dim` is dim / heads; `rope_theta=None` leaves out positions. `short_conv`: tokens of
+    a convolution of q, k and v (default: what the variant says). `variant`, `mask` and `execution` are those of `attend`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        variant: str = "softmax",
+        kv_heads: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        bias: bool = False,
+        rope_theta: Optional[float] = 10000.0,
+        short_conv: Optional[int] = None,
+        mask: Optional[str] = None,
+        execution: str = "auto",
+        device=None,
+        dtype=None,
+        own: bool = True,
+    ):
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if head_dim is None and dim % heads:
+            raise ValueError(f"dim must be a multiple of heads, or head_dim given; got {dim} and {heads}")
+        if heads % kv_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
+        head_dim = head_dim or dim // heads
+        around = torch.ops.horner.around(variant)
+        if rope_theta is not None and around["rope"] and head_dim % 2 and not around["mamba"]:
+            raise ValueError(f"rotary positions require an even head_dim, got {head_dim}; rope_theta=None leaves them out")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.rope_theta = rope_theta if around["rope"] else None
+        self.mask, self.execution, self.mamba = mask, execution, bool(around["mamba"])
+        self.variant = variant if not around["raw_decay"] else f"{variant}:decay=none"
+        where = {"device": device, "dtype": dtype}
+        if not self.mamba:
+            self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias, **where)
+            self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias, **where)
+            self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias, **where)
+        self.o_proj = nn.Linear(heads * head_dim, dim, bias=bias, **where)
+        if own:
+            short_conv = around["short_conv"] if short_conv is None else short_conv
+            self.horner = _own(variant, kv_heads, dim, head_dim, heads=heads, short_conv=short_conv, **where)
+
+    def extra_repr(self) -> str:
+        return f"variant={self.variant!r}, heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}"
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        *,
+        keep: Optional[torch.Tensor] = None,
+        cu_seqlens: Optional[torch.Tensor] = None,
+        own: Optional[Own] = None,
+    ) -> torch.Tensor:
+        """`keep` and `cu_seqlens` as in `attend`. `own`: the variant's weights where a block holds them."""
+        own = getattr(self, "horner", None) if own is None else own
+        masks = {name: m for name, m in (("keep", keep), ("cu_seqlens", cu_seqlens)) if m is not None}
+        if self.mamba:
+            return self._mamba(x, own, masks)
+        H, G, D = self.heads, self.kv_heads, self.head_dim
+        rows = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+        if own is not None and hasattr(own, "short_conv"):
+            rows = own.short_conv(rows)
+        q, k, v = (y.unflatten(-1, (-1, D)).transpose(1, 2) for y in rows.split([H * D, G * D, G * D], -1))
+        if self.rope_theta is not None:
+            places = _places(x.shape[1], cu_seqlens, x.device)
+            q, k = (_rotated(y, places, self.rope_theta) for y in (q, k))
+        return self._ended(q, k, v, {**(own(x) if own is not None else {}), **masks})
+
+    def _ended(self, q, k, v, inputs):
+        out = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, **inputs)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _mamba(self, x, own, masks):
+        m, H, D = own.mamba, self.heads, self.head_dim
+        u, B, C = m.conv(torch.cat([m.x(x), m.B(x), m.C(x)], -1)).split([H * D, D, D], -1)
+        dt = F.softplus(m.dt(x).to(m.dt.bias.dtype)).transpose(1, 2)  # [B, H, T]
+        q, k = (y[:, None].expand(-1, H, -1, -1) for y in (C, B))
+        inputs = {"decay": -m.A_log.exp()[:, None] * dt, "input_gate": dt, **own(x), **masks}
+        v = u.unflatten(-1, (H, D)).transpose(1, 2)
+        y = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, **inputs)
+        y = y.transpose(1, 2).flatten(2) + m.D * u
+        return self.o_proj(m.norm(y * F.silu(m.z(x)), 1e-5))
+
+
+class _Mlp(nn.Module):
+    def __init__(self, dim, hidden, bias, **where):
+        super().__init__()
+        self.gate_proj = nn.Linear(dim, hidden, bias=bias, **where)
+        self.up_proj = nn.Linear(dim, hidden, bias=bias, **where)
+        self.down_proj = nn.Linear(hidden, dim, bias=bias, **where)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class TransformerBlock(nn.Module):
+    """A layer of Llama with any variant: x + attention(norm(x)), then x + mlp(norm(x)), with RMSNorm and SwiGLU.
+
+    `hidden` is 8/3 dim, rounded up to a multiple of 64; the rest goes to `Attention`.
+    """
+
+    def __init__(self, dim: int, heads: int, *, hidden: Optional[int] = None, eps: float = 1e-5, bias: bool = False,
+                 device=None, dtype=None, **attention):  # fmt: skip
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        hidden = hidden or -(-8 * dim // 3 // 64) * 64
+        self.input_layernorm = nn.RMSNorm(dim, eps=eps, **where)
+        self.self_attn = a = Attention(dim, heads, bias=bias, own=False, **where, **attention)
+        self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps, **where)
+        self.mlp = _Mlp(dim, hidden, bias, **where)
+        variant, short_conv = attention.get("variant", "softmax"), attention.get("short_conv")
+        short_conv = torch.ops.horner.around(variant)["short_conv"] if short_conv is None else short_conv
+        self.horner = _own(variant, a.kv_heads, dim, a.head_dim, heads=heads, short_conv=short_conv, **where)
+
+    def forward(self, x: torch.Tensor, **masks: Optional[torch.Tensor]) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), own=self.horner, **masks)
+        return x + self.mlp(self.post_attention_layernorm(x))

@@ -1,0 +1,107 @@
+"""horner.nn: a block holds the weights of a layer of `horner train`, under the same names, and computes the same."""
+
+import os
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import horner
+import horner.nn
+
+TOOL = os.path.join(os.path.dirname(os.environ["HORNER"]), "model_tool")
+
+
+def run(*arguments):
+    done = subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+class Llama(torch.nn.Module):
+    """The model `tiny` made of blocks."""
+
+    def __init__(self, **attention):
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.embed_tokens = torch.nn.Embedding(256, 64)
+        self.model.layers = torch.nn.ModuleList(horner.nn.TransformerBlock(64, 4, hidden=128, **attention) for _ in range(2))
+        self.model.norm = torch.nn.RMSNorm(64, eps=1e-5)
+        self.lm_head = torch.nn.Linear(64, 256, bias=False)
+
+    def forward(self, tokens):
+        x = self.model.embed_tokens(tokens)
+        for block in self.model.layers:
+            x = block(x)
+        return self.lm_head(self.model.norm(x))
+
+
+def kinds():
+    """One variant of each set of weights; with HORNER_LONG=1, all of them."""
+    sets = {}
+    for name in horner.variants():
+        sets.setdefault((horner.describe(name)["inputs"], *torch.ops.horner.around(name).values()), []).append(name)
+    return horner.variants() if os.environ.get("HORNER_LONG") else [names[0] for names in sets.values()]
+
+
+def test_every_variant_is_a_layer_of_the_command(tmp_path):
+    tokens = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
+    for variant in kinds():
+        run("new", "tiny", variant, 3, tmp_path / "model")
+        model = Llama(variant=variant)
+        weights = load_file(tmp_path / "model/model.safetensors")
+        assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in weights.items()}, variant
+        model.load_state_dict(weights)
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
+        run("loss", tmp_path / "model", tmp_path / "tokens.safetensors", tmp_path / "out.safetensors")
+        theirs = load_file(tmp_path / "out.safetensors")
+        assert abs(loss.item() - theirs.pop("loss").item()) < 1e-4, variant
+        ours = dict(model.named_parameters())
+        assert ours.keys() == theirs.keys(), variant
+        for name, gradient in theirs.items():
+            found = ours[name].grad
+            assert (found - gradient).norm() < 2e-3 * gradient.norm() + 1e-7, f"{variant}: {name}"
+
+
+@pytest.mark.parametrize("variant", ["softmax", "gated_decay", "based", "linear_mamba", "gated_conv"])
+def test_groups_masks_and_training(variant):
+    torch.manual_seed(0)
+    block = horner.nn.TransformerBlock(48, 6, variant=variant, kv_heads=2, head_dim=16)
+    x = torch.randn(2, 12, 48)
+    keep = torch.ones(2, 12, dtype=torch.bool)
+    keep[0, :4] = False
+    whole = block(x)
+    assert whole.shape == x.shape
+    if variant != "gated_conv" and variant != "linear_mamba":  # a convolution sees tokens that are hidden from the sum
+        torch.testing.assert_close(block(x, keep=keep)[1], whole[1])
+        packed = block(torch.cat([x[:1], x[1:]], 1), cu_seqlens=torch.tensor([0, 12, 24]))
+        torch.testing.assert_close(packed[0, 12:], whole[1], atol=1e-4, rtol=1e-4)
+    optimizer = torch.optim.AdamW(block.parameters(), 3e-3)
+    first = None
+    for _ in range(40):
+        loss = (block(x) - x.roll(1, 1)).square().mean()
+        first = first or loss.item()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.7 * first
+
+
+def test_wrong_arguments_and_saving(tmp_path):
+    for arguments, message in (
+        ({"dim": 50, "heads": 4}, "dim must be a multiple of heads"),
+        ({"dim": 64, "heads": 4, "kv_heads": 3}, "heads must be a multiple of kv_heads"),
+        ({"dim": 12, "heads": 4}, "even head_dim"),
+        ({"dim": 64, "heads": 4, "variant": "sofmax"}, "did you mean 'softmax'"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            horner.nn.Attention(**arguments)
+    one = horner.nn.Attention(64, 4, variant="ssmax", dtype=torch.float64)
+    torch.save(one, tmp_path / "one.pt")
+    again = torch.load(tmp_path / "one.pt", weights_only=False)
+    x = torch.randn(1, 9, 64, dtype=torch.float64)
+    assert torch.equal(again(x), one(x)) and "variant='ssmax'" in repr(one)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert horner.nn.TransformerBlock(64, 4, variant="gated_decay")(torch.randn(1, 9, 64)).isfinite().all()
