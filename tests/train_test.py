@@ -100,7 +100,7 @@ def test_a_stopped_and_resumed_run_is_the_straight_one(variant, tmp_path):
     options = [*SMALL, "--attention", variant, "--checkpoint-every", 7, "--evaluate-every", 5, "--entropy-every", 4]
     train(tmp_path / "straight", *options, "--steps", 20, "--decay-steps", 30)
     for steps in (9, 13, 20):  # a run can be extended if the end of its schedule is set
-        train(tmp_path / "parts", *options, "--steps", steps, "--decay-steps", 30, "--resume")
+        train(tmp_path / "parts", *options, "--steps", steps, "--decay-steps", 30, "--resume-or-start")
         if steps < 20:  # as if it had been killed after the last checkpoint but before its result
             (tmp_path / "parts" / "result.json").unlink()
     assert [line for line in numbers(tmp_path / "parts") if "validation_loss" not in line] == [
@@ -120,12 +120,12 @@ def killed_until_done(run, options, kills, seed):
     """Kills the run with SIGKILL `kills` times at random moments, then lets it finish."""
     moments = random.Random(seed)
     for _ in range(kills):
-        child = subprocess.Popen([HORNER, "train", "--out", str(run), *map(str, options), "--resume"],
+        child = subprocess.Popen([HORNER, "train", "--out", str(run), *map(str, options), "--resume-or-start"],
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         time.sleep(moments.uniform(0.2, 2.0))
         child.kill()
         child.wait()
-    train(run, *options, "--resume")
+    train(run, *options, "--resume-or-start")
 
 
 def kill_and_compare(folder, kills, steps):
@@ -133,7 +133,7 @@ def kill_and_compare(folder, kills, steps):
     train(folder / "straight", *options)
     killed_until_done(folder / "killed", options, kills, seed=time.time_ns())
     assert numbers(folder / "killed") == numbers(folder / "straight")
-    assert not list((folder / "killed").glob("*.part*"))
+    assert not list((folder / "killed").glob("*.part*")) and not (folder / "killed" / ".lock").exists()
 
 
 def test_killed_at_random_moments(tmp_path):
@@ -161,7 +161,7 @@ def test_an_interrupted_run_can_be_resumed(asked, tmp_path):
         time.sleep(0.01)
     child.send_signal(asked)
     _, said = child.communicate(timeout=60)
-    assert child.returncode == 130 and "interrupted after step" in said and "--resume" in said
+    assert child.returncode == 128 + asked and "interrupted after step" in said and "--resume" in said
     assert len(losses(tmp_path / "run")) < 200
     train(tmp_path / "run", "--resume")
     assert numbers(tmp_path / "run") == numbers(tmp_path / "straight")
@@ -172,8 +172,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     options = [*SMALL, "--steps", 10, "--decay-steps", 100, "--checkpoint-every", 5]
     train(run, *options)
 
-    def small_files():  # a file system with a limit of 300 kB per file
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    def small_files():  # SIGXFSZ, which a limit sends, would kill the process
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 
     done = train(run, "--steps", 20, "--resume", code=2, preexec_fn=small_files)
@@ -183,13 +182,6 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     train(run, "--steps", 20, "--resume")
     train(tmp_path / "straight", *options, "--steps", 20)
     assert losses(run) == losses(tmp_path / "straight")
-
-
-def test_a_result_without_settings_is_not_a_run(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "result.json").write_text('{"steps": 5000}')
-    train(tmp_path / "run", *SMALL, "--steps", 1)
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 1
 
 
 def test_nan_stops_the_run_and_is_located(tmp_path):
@@ -204,6 +196,25 @@ def test_nan_stops_the_run_and_is_located(tmp_path):
     assert json.loads((tmp_path / "skips" / "result.json").read_text())["skipped"] == 29
 
 
+def crc32c(data):
+    table = []
+    for c in range(256):
+        for _ in range(8):
+            c = c >> 1 ^ (0x82F63B78 if c & 1 else 0)
+        table.append(c)
+    c = 0xFFFFFFFF
+    for b in data:
+        c = c >> 8 ^ table[(c ^ b) & 255]
+    return c ^ 0xFFFFFFFF
+
+
+def write_checksums(folder):
+    """As docs/training.md describes the file."""
+    names = sorted(p.name for p in folder.iterdir() if p.name != "checksums.txt")
+    text = "".join(f"{crc32c((folder / n).read_bytes()):08x} {(folder / n).stat().st_size} {n}\n" for n in names)
+    (folder / "checksums.txt").write_text(text + f"{crc32c(text.encode()):08x} {len(text)} checksums.txt\n")
+
+
 def test_the_broken_layer_is_named(tmp_path):
     run = tmp_path / "run"
     train(run, *SMALL, "--steps", 4, "--decay-steps", 9)
@@ -211,6 +222,7 @@ def test_the_broken_layer_is_named(tmp_path):
     tensors = load_file(file)
     tensors["model.layers.1.self_attn.q_proj.weight"][3, 5] = float("nan")
     save_file(tensors, file)
+    write_checksums(file.parent)
     done = train(run, "--steps", 6, "--resume", code=2)
     assert "step 5: " in done.stderr and "NaN or infinite, first in layer 1, attention" in done.stderr
     assert metrics(run)[-1]["where"] == "layer 1, attention"
@@ -325,7 +337,7 @@ def test_errors_say_what_is_possible(options, wanted, tmp_path):
 
 def test_a_run_is_not_overwritten_nor_changed(tmp_path):
     train(tmp_path / "run", *SMALL, "--steps", 2)
-    assert "already holds a run; add --resume" in train(tmp_path / "run", *SMALL, "--steps", 2, code=2).stderr
+    assert "already holds a run (checkpoint-00000002); add --resume" in train(tmp_path / "run", *SMALL, "--steps", 2, code=2).stderr
     assert "holds a run with batch 4, not 8" in train(tmp_path / "run", "--batch", 8, "--resume", code=2).stderr
     assert "holds a run with steps 2, not 9" in train(tmp_path / "run", "--steps", 9, "--resume", code=2).stderr
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -336,7 +348,7 @@ def test_a_run_is_not_overwritten_nor_changed(tmp_path):
 def test_tensorboard_reads_what_is_written(tmp_path):
     options = [*SMALL, "--decay-steps", 20, "--tensorboard", "--entropy-every", 2]
     for steps in (5, 8):
-        train(tmp_path / "run", *options, "--steps", steps, "--resume")
+        train(tmp_path / "run", *options, "--steps", steps, "--resume-or-start")
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     assert [e.step for e in events.Scalars("loss")] == list(range(1, 9))
@@ -371,7 +383,7 @@ def test_two_processes_give_the_losses_of_one(variant, tmp_path):
 def test_two_processes_resume_exactly(tmp_path):
     options = [*SMALL, "--decay-steps", 20]
     for run, steps in (("straight", 12), ("parts", 7), ("parts", 12)):
-        child = together(tmp_path / run, 2, *options, "--steps", steps, "--resume")
+        child = together(tmp_path / run, 2, *options, "--steps", steps, "--resume-or-start")
         _, said = child.communicate(timeout=120)
         assert child.returncode == 0, said
     assert losses(tmp_path / "parts") == losses(tmp_path / "straight")

@@ -18,6 +18,7 @@
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/machine.h"
+#include "files/output.h"
 
 namespace horner::cli {
 
@@ -32,7 +33,7 @@ struct BenchOptions {
   std::string device = "cpu", svg, peers;
   int repeats = 0;
   uint64_t seed = 0;
-  bool forward_only = false, statistics = false, json = false;
+  bool forward_only = false, statistics = false, force = false, json = false;
 };
 
 // The options, resolved.
@@ -345,10 +346,15 @@ Action bench(CLI::App& app) {
          "a command that measures further rows, e.g. 'python bench/peers.py' for "
          "FlexAttention and flash-linear-attention");
   option(app, "--svg", o->svg, "FILE", "write a chart (decode and order)");
+  app.add_flag("--force", o->force, "replace FILE even if it is not such a chart");
   non_negative(app, "--seed", o->seed, "N", "random seed (order) [0]");
   app.add_flag("--json", o->json, "print all numbers as JSON");
   return [o, &app] {
     check_bench_options(app, o->what);
+    const auto is_chart = [](std::string_view text) {
+      return text.starts_with("<svg ") && text.find(R"(font-size="12" fill="#222222">)") < 300;
+    };
+    if (!o->svg.empty()) files::check_output({.path = o->svg, .ours = is_chart}, o->force);
     if (o->what == "order") return bench_order(o->seed, {o->json, o->svg});
     if (o->what != "decode") return run(*o);
     if (app.count("--variant") == 0) o->variants = {"softmax", "taylor2"};

@@ -14,7 +14,7 @@ namespace horner::cli {
 
 void check_bench_options(const CLI::App& app, const std::string& what) {
   std::vector<const char*> useless;
-  if (what == "attention") useless = {"--svg", "--seed"};
+  if (what == "attention") useless = {"--svg", "--force", "--seed"};
   if (what == "decode") useless = {"--seed", "--peers"};
   if (what == "order")
     useless = {"--variant", "--execution", "--shape",        "--dtype",

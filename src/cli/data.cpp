@@ -36,6 +36,7 @@ static Action add_pack(CLI::App& app) {
                  "a token to insert after every document, such as '<|endoftext|>'");
   app.add_option("--shard", o->shard,
                  "maximum tokens per file; the rest goes to NAME_000001.bin, …");
+  app.add_flag("--force", o->force, "replace files that are not token files");
   app.add_flag("--json", o->json, "print a summary as JSON");
   return [o] { return pack(*o); };
 }

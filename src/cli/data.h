@@ -13,7 +13,7 @@ struct PackOptions {
   std::vector<std::string> inputs;  // none: the default corpus
   std::string out = "tokens.bin", tokenizer, key = "text", begin, end;
   size_t shard = 0;  // tokens; 0: as many as the layout can count
-  bool json = false;
+  bool force = false, json = false;
 };
 Outcome pack(const PackOptions&);
 

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/stopwatch.h"
 #include "files/files.h"
+#include "files/output.h"
 #include "text/corpus.h"
 #include "text/token_file.h"
 
@@ -139,6 +140,11 @@ Outcome pack(const PackOptions& o) {
   const std::vector<Path> files = o.inputs.empty()
                                       ? text::default_corpus()
                                       : text::files_of({o.inputs.begin(), o.inputs.end()});
+  std::vector<Path> inputs = files;
+  inputs.insert(inputs.end(), o.inputs.begin(), o.inputs.end());
+  if (Path(o.tokenizer).extension() == ".json") inputs.push_back(o.tokenizer);
+  for (const Path& path : text::TokenWriter::existing(o.out))
+    files::check_output({.path = path, .ours = text::is_token_file, .inputs = inputs}, o.force);
   text::Tokenizer tokenizer = tokenizer_at(o.tokenizer);
   const auto begin = named(tokenizer, o.begin), end = named(tokenizer, o.end);
   const size_t vocabulary = tokenizer.size();
@@ -146,6 +152,7 @@ Outcome pack(const PackOptions& o) {
   Packing p{o, std::move(tokenizer), text::TokenWriter(o.out, vocabulary, most), begin, end};
   for (const Path& file : files) p.bytes_all += std::filesystem::file_size(file);
   catch_interrupt();
+  catch_termination();
   bool all = true;
   for (const Path& file : files) all = all && pack_file(p, file);
   if (isatty(STDERR_FILENO)) std::cerr << "\r\033[K" << std::flush;

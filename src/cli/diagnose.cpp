@@ -13,6 +13,7 @@
 #include "diag/diag_report.h"
 #include "files/files.h"
 #include "files/json.h"
+#include "files/output.h"
 #include "nn/checkpoint.h"
 #include "train/checkpoint.h"
 
@@ -25,7 +26,7 @@ struct DiagnoseOptions {
   diag::Settings settings;
   diag::WhatIfAsked asked;
   int64_t what_if_tokens = 512;
-  bool what_if = false, json = false;
+  bool what_if = false, json = false, force = false;
 };
 
 // The model's folder, or the newest checkpoint of a run of `horner train`.
@@ -78,6 +79,15 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
   if (!o.embedding.empty()) o.settings.embedding = diag::embedding_of(o.embedding);
   const at::Device device = cli::device(o.device);
   const fs::path folder = model_folder(o.model);
+  check_report(o.out, o.force, {o.text});
+  files::check_output({.path = fs::path(o.out) / "diagnosis.json",
+                       .ours =
+                           [](std::string_view text) {
+                             return text.starts_with("{\n \"tokens\":") &&
+                                    text.find("\n \"attention\":") != text.npos;
+                           },
+                       .inputs = {o.text}},
+                      o.force);
   const nn::Model model = on(device, nn::load_model(folder));
   const int64_t length = o.settings.lengths.back();
   const int64_t room = model.config.family->rotary()
@@ -154,6 +164,7 @@ Action diagnose(CLI::App& app) {
   option(app, "--seed", o->settings.seed, "N", "seed of the sensitivity's random directions [0]");
   option(app, "--out", o->out, "DIR",
          "folder for report.html, report.json and diagnosis.json [diagnosis]");
+  app.add_flag("--force", o->force, "replace files of these names that are not a diagnosis");
   app.add_flag("--json", o->json, "print the numbers as JSON");
   return [o] {
     return run(*o, "horner diagnose --model " + fs::path(o->model).filename().string() +

@@ -1,15 +1,21 @@
 // The command line: the table of commands, and how errors are reported.
 //   exit code 0: success · 1: a check failed · 2: an error, one line on stderr · 130: interrupted
-//   by Ctrl-C
+//   by Ctrl-C · 143: by SIGTERM
 #include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <map>
 
 #include "cli/command.h"
+#include "cli/run.h"
 #include "core/check.h"
 #include "core/names.h"
 
@@ -145,12 +151,30 @@ static Outcome run(int argc, char** argv) {
   return actions.at(&chosen())();
 }
 
+// The exit code, once everything that was printed has arrived.
+static int finish(Outcome o) {
+  const bool written = std::cout.flush().good() && std::fflush(stdout) == 0 && !std::ferror(stdout);
+  errno = 0;
+  // The error may be an old one: another byte shows the reason.
+  if (!written && ::write(STDOUT_FILENO, "\n", 1) > 0) errno = EIO;
+  horner::check(written, "cannot write to stdout: ", std::strerror(errno));
+  return o == Outcome::interrupted && stop_signal() != 0 ? 128 + stop_signal() : int(o);
+}
+
+// Keeps files from getting the number of a closed stdin, stdout or stderr; output to it fails.
+static void open_standard_files() {
+  for (const int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(file, F_GETFD) < 0 && ::open("/dev/null", O_RDONLY) < 0) return;
+}
+
 }  // namespace horner::cli
 
 int main(int argc, char** argv) {
+  horner::cli::open_standard_files();
   std::signal(SIGPIPE, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_IGN);  // the write fails then, as on a full disk
   try {
-    return int(horner::cli::run(argc, argv));
+    return horner::cli::finish(horner::cli::run(argc, argv));
   } catch (const c10::Error& e) {
     const std::string message = e.what_without_backtrace();
     std::cerr << "horner: " << message.substr(0, message.find('\n')) << "\n";

@@ -4,6 +4,8 @@
 #include "cli/options.h"
 #include "files/files.h"
 #include "files/json.h"
+#include "files/output.h"
+#include "study/findings.h"
 #include "study/study_report.h"
 
 namespace horner::cli {
@@ -13,6 +15,7 @@ namespace fs = std::filesystem;
 struct ReportOptions {
   std::vector<std::string> folders;
   std::string out, title;
+  bool force = false;
 };
 
 std::string write_report(const report::Report& r, const fs::path& out) {
@@ -31,6 +34,17 @@ std::string write_report(const report::Report& r, const fs::path& out) {
   return data;
 }
 
+void check_report(const fs::path& out, bool force, const std::vector<fs::path>& inputs) {
+  const auto is_page = [](std::string_view text) {
+    return text.find(R"(<script type="application/json" id="report">)") != text.npos;
+  };
+  const auto is_data = [](std::string_view text) {
+    return text.starts_with(R"({"title":)") && text.find(R"(,"sections":[)") != text.npos;
+  };
+  files::check_output({.path = out / "report.html", .ours = is_page, .inputs = inputs}, force);
+  files::check_output({.path = out / "report.json", .ours = is_data, .inputs = inputs}, force);
+}
+
 study::Origin origin_of(const fs::path& folder) {
   study::Origin o{.title = "Runs in " + folder.string(), .version = HORNER_VERSION};
   if (!fs::exists(folder / "origin.json")) return o;
@@ -44,14 +58,17 @@ Action report(CLI::App& app) {
   option(app, "DIR", o->folders, "", "run folders, or folders that contain them")->required();
   option(app, "--out", o->out, "DIR", "folder for report.html and report.json [the first folder]");
   option(app, "--title", o->title, "TEXT", "title of the report");
+  app.add_flag("--force", o->force, "replace a report.html or report.json that is not a report");
   return [o] {
     const std::vector<fs::path> folders(o->folders.begin(), o->folders.end());
+    const fs::path out = o->out.empty() ? folders[0] : fs::path(o->out);
+    check_report(out, o->force);
     study::Origin origin = origin_of(folders[0]);
     if (!o->title.empty()) origin.title = o->title;
     const auto runs = study::read_runs(folders);
-    std::cout << write_report(study::make_report(runs, origin),
-                              o->out.empty() ? folders[0] : fs::path(o->out))
-              << "\n";
+    for (const std::string& sentence : study::repeated_steps(runs))
+      std::cerr << "warning: " << sentence << "\n";
+    std::cout << write_report(study::make_report(runs, origin), out) << "\n";
     return Outcome::fine;
   };
 }

@@ -16,7 +16,7 @@ namespace horner::cli {
 static volatile std::sig_atomic_t interrupted = 0;
 
 static void interrupt(int signal) {
-  interrupted = 1;
+  interrupted = signal;
   std::signal(signal, SIG_DFL);
 }
 
@@ -30,6 +30,10 @@ void catch_termination() {
 
 bool stopped() {
   return interrupted != 0;
+}
+
+int stop_signal() {
+  return interrupted;
 }
 
 static bool live() {

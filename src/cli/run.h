@@ -11,6 +11,7 @@ namespace horner::cli {
 void catch_interrupt();
 void catch_termination();  // the same for SIGTERM, which job schedulers send
 bool stopped();
+int stop_signal();  // SIGINT or SIGTERM, once stopped
 
 // The current item, on stderr: live on a terminal, and once when an error ends the command.
 struct Progress {

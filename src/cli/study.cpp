@@ -13,6 +13,8 @@
 #include "core/names.h"
 #include "core/stopwatch.h"
 #include "files/json.h"
+#include "files/lock.h"
+#include "files/output.h"
 #include "study/runner.h"
 #include "study/taylor.h"
 
@@ -27,7 +29,7 @@ struct StudyOptions {
   std::vector<std::string> only;
   size_t jobs = 0;
   double minutes = 0;
-  bool list = false, keep_weights = false;
+  bool list = false, keep_weights = false, force = false;
 };
 
 // Progress of the runs on stderr: a table that is redrawn on a terminal; elsewhere a line when a
@@ -142,9 +144,20 @@ static Outcome run(StudyOptions o) {
                               (o.device.empty() ? "" : " --device " + o.device) +
                               (o.set.empty() ? "" : " --set '" + o.set + "'") + " --jobs " +
                               std::to_string(o.jobs);
-  fs::create_directories(o.out);
+  const files::FolderLock lock(o.out);
+  if (!lock.warning().empty()) std::cerr << "warning: " << lock.warning() << "\n";
+  const auto is_origin = [](std::string_view text) {
+    return text.find(R"("command": "horner study )") != text.npos;
+  };
+  std::vector<fs::path> inputs;
+  if (fs::is_regular_file(o.study)) inputs.push_back(o.study);
+  files::check_output(
+      {.path = fs::path(o.out) / "origin.json", .ours = is_origin, .inputs = inputs}, o.force);
+  check_report(o.out, o.force, inputs);
+  study::check_runs(s.runs);
   files::write_json(fs::path(o.out) / "origin.json", {{"title", s.title}, {"command", command}});
   catch_interrupt();
+  catch_termination();
   const Stopwatch clock;
   const auto out_of_time = [&] { return o.minutes > 0 && clock.ms() > o.minutes * 60000; };
   Live live{s};
@@ -193,6 +206,8 @@ Action study(CLI::App& app) {
          "interrupt the runs after N minutes; run the same command to resume");
   app.add_flag("--list", o->list,
                "describe the study, and list its runs and whether they are done");
+  app.add_flag("--force", o->force,
+               "replace an origin.json, report.html or report.json that is not of a study");
   app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
   return [o] { return run(*o); };
 }

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 
 #include "cli/options.h"
 #include "cli/run.h"
@@ -9,6 +10,7 @@
 #include "core/check.h"
 #include "core/stopwatch.h"
 #include "files/json.h"
+#include "files/output.h"
 #include "study/tasks.h"
 #include "train/comm.h"
 #include "train/trainer.h"
@@ -18,7 +20,7 @@ namespace horner::cli {
 struct TrainOptions {
   std::map<std::string, std::string> given;  // settings by name, as given
   std::string config, out;
-  bool resume = false, json = false;
+  bool resume = false, either = false, json = false;
 };
 
 // An option's value as JSON of the setting's type.
@@ -33,7 +35,7 @@ static Json typed(const train::Setting& row, const std::string& text) {
 static train::Settings settings_of(const TrainOptions& o) {
   train::Settings s;
   const std::filesystem::path before = std::filesystem::path(o.out) / "settings.json";
-  if (o.resume && std::filesystem::exists(before))
+  if ((o.resume || o.either) && std::filesystem::exists(before))
     read_settings(s, files::read_json(before), before.string());
   if (!o.config.empty()) read_settings(s, files::read_json(o.config), o.config);
   for (const train::Setting& row : train::setting_table())
@@ -78,6 +80,14 @@ static void print_settings(const train::Settings& s) {
 }
 
 static Outcome run(const TrainOptions& o) {
+  const train::Begin begin = o.either   ? train::Begin::either
+                             : o.resume ? train::Begin::resume
+                                        : train::Begin::start;
+  if (train::ranks_from_environment().world == 1) train::check_folder(o.out, begin);
+  if (!o.config.empty())
+    files::check_output({.path = std::filesystem::path(o.out) / "settings.json",
+                         .ours = [](std::string_view) { return true; },
+                         .inputs = {o.config}});
   const train::Settings s = settings_of(o);
   train::check_settings(s);
   const train::Source source = study::make_source(s.task, s.data, s.seed);
@@ -96,9 +106,9 @@ static Outcome run(const TrainOptions& o) {
   };
   hooks.lost = [](const std::string& reason) {
     std::cerr << "horner: " << reason << std::endl;
-    std::_Exit(2);
+    std::_Exit(reason.find("received SIGTERM") == reason.npos ? 2 : 128 + SIGTERM);
   };
-  const train::Outcome outcome = train::train(s, source, o.out, o.resume, hooks);
+  const train::Outcome outcome = train::train(s, source, o.out, begin, hooks);
   if (isatty(STDERR_FILENO) && first) std::cerr << "\n";
   if (!outcome.finished) {
     if (first)
@@ -114,7 +124,9 @@ static Outcome run(const TrainOptions& o) {
 Action train(CLI::App& app) {
   auto o = std::make_shared<TrainOptions>();
   option(app, "--out", o->out, "DIR", "folder of the run")->required();
-  app.add_flag("--resume", o->resume, "resume the run in DIR if it exists");
+  app.add_flag("--resume", o->resume, "resume the run in DIR");
+  app.add_flag("--resume-or-start", o->either,
+               "resume the run in DIR, or start one if there is none: for jobs that are restarted");
   option(app, "--config", o->config, "FILE", "read settings from a JSON file; options override it");
   app.add_flag("--json", o->json, "print only the result, as JSON");
   const Json defaults = to_json(train::Settings());

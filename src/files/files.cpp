@@ -2,6 +2,7 @@
 #include "files/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "files/output.h"
 
 namespace horner::files {
 
@@ -27,6 +29,13 @@ struct Descriptor {
 
 [[noreturn]] void fail_to(const char* what, const std::filesystem::path& path, int error) {
   fail("cannot ", what, " '", path.string(), "': ", std::strerror(error));
+}
+
+// Whether `path` is this open file.
+bool is_at(int file, const std::filesystem::path& path) {
+  struct stat here, there;
+  return ::fstat(file, &here) == 0 && ::stat(path.c_str(), &there) == 0 &&
+         here.st_ino == there.st_ino && here.st_dev == there.st_dev;
 }
 
 }  // namespace
@@ -58,8 +67,13 @@ NewFile::NewFile(const std::filesystem::path& path) : path_(path) {
   static std::atomic<int> count = 0;
   temporary_ = path;
   temporary_ += ".part-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
-  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file_ < 0) fail_to("write", path, errno);
+  remove_leftovers(path);
+  // Locked, so that others see that its process lives. They may have removed it before.
+  do {
+    if (file_ >= 0) ::close(file_);
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file_ < 0) fail_to("write", path, errno);
+  } while (::flock(file_, LOCK_EX) == 0 && !is_at(file_, temporary_));
 }
 
 NewFile::~NewFile() {

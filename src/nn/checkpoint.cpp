@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "files/checksums.h"
 #include "files/tensors_file.h"
 
 namespace horner::nn {
@@ -14,6 +15,12 @@ namespace fs = std::filesystem;
 
 // Without a seed every tensor must be there.
 static Model load(const fs::path& folder, const ModelConfig& config, std::optional<uint64_t> seed) {
+  if (fs::exists(folder / files::kChecksums)) {
+    const std::string damage = files::damage_of(folder, [](const std::string& name) {
+      return name == "config.json" || name.starts_with("model");
+    });
+    check(damage.empty(), folder.string(), " is damaged: ", damage);
+  }
   Model m{config};
   const files::TensorsFile file = files::load_tensors(folder);
   const std::vector<Slot> all = slots(m);

@@ -251,13 +251,33 @@ static void say_dominant(const TaskData& t, Sentences& out) {
                 ".");
 }
 
+static std::string repeated_steps(const RunData& r) {
+  const std::string attention =
+      r.settings.attention.empty() ? r.settings.model : r.settings.attention;
+  return "The steps of " + attention + " on " + r.settings.task + ", seed " +
+         std::to_string(r.settings.seed) + ", repeat or run backwards in " +
+         std::to_string(r.repeated) + (r.repeated > 1 ? " lines" : " line") +
+         " of its metrics.jsonl: several processes have written it, and its numbers are not those "
+         "of one run.";
+}
+
+std::vector<std::string> repeated_steps(const std::vector<RunData>& runs) {
+  Sentences out;
+  for (const RunData& r : runs)
+    if (r.repeated > 0) out.push_back(repeated_steps(r));
+  return out;
+}
+
 static void say_trouble(const std::vector<TaskData>& tasks, Sentences& out) {
   size_t open = 0, all = 0;
   std::vector<std::string> lost;
   for (const TaskData& t : tasks)
     for (const Group& g : t.groups) {
       all += g.runs.size();
-      for (const RunData* r : g.runs) open += !r->finished;
+      for (const RunData* r : g.runs) {
+        open += !r->finished;
+        if (r->repeated > 0) out.push_back(repeated_steps(*r));
+      }
       if (g.diverged > 0)
         lost.push_back(g.name + " on " + t.name + " (" + std::to_string(g.diverged) + " of " +
                        std::to_string(g.runs.size()) + ")");

@@ -7,6 +7,9 @@ namespace horner::study {
 
 std::vector<std::string> findings(const std::vector<TaskData>&);
 
+// A sentence for every run whose steps repeat or run backwards in its metrics.jsonl.
+std::vector<std::string> repeated_steps(const std::vector<RunData>&);
+
 std::string formatted(const char* format, double x);  // printf format; "–" if not finite
 std::string percent(double share);                    // 0.0312 -> "3.1 %"
 std::string signed_percent(double share);             // "+3.1 %", "−0.2 %"

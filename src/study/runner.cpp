@@ -14,6 +14,7 @@
 
 #include "core/check.h"
 #include "files/json.h"
+#include "files/lock.h"
 #include "train/start.h"
 
 namespace horner::study {
@@ -26,18 +27,27 @@ bool is_finished(const Run& r) {
          files::read_json(result).value("steps", int64_t(0)) >= r.settings.steps;
 }
 
-// Writes the run's settings. Throws if the folder holds a run with other settings.
-static void prepare(const Run& r) {
-  train::check_same_run(r.folder, r.settings, /*fixed_steps=*/false);
-  fs::create_directories(r.folder);
-  files::write_json(r.folder / "settings.json", to_json(r.settings));
+void check_runs(const std::vector<Run>& runs) {
+  using namespace std::chrono;
+  const auto until = steady_clock::now() + seconds(5);
+  for (const Run& r : runs) {
+    std::string owner;
+    while (!(owner = files::owner_of(r.folder)).empty() && steady_clock::now() < until)
+      std::this_thread::sleep_for(milliseconds(50));
+    check(owner.empty(), r.folder.string(), " is in use by ", owner,
+          "; wait until it ends, or choose another --out");
+    train::check_run(r.folder, r.settings, train::Begin::either);
+  }
 }
 
+// The run reads its settings from its folder.
 static pid_t start(const Run& r, const fs::path& program) {
-  const std::string settings = (r.folder / "settings.json").string(), out = r.folder.string(),
-                    log = (r.folder / "log.txt").string(), path = program.string();
-  const char* const arguments[] = {path.c_str(), "train",     "--config", settings.c_str(),
-                                   "--out",      out.c_str(), "--resume", nullptr};
+  fs::create_directories(r.folder);
+  files::write_json(r.folder / "settings.json", to_json(r.settings));
+  const std::string out = r.folder.string(), log = (r.folder / "log.txt").string(),
+                    path = program.string();
+  const char* const arguments[] = {path.c_str(), "train",    "--out",
+                                   out.c_str(),  "--resume", nullptr};
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // waiting threads leave the cores to the other runs
   const pid_t parent = getpid(), child = fork();
   check(child >= 0, "cannot start a process: ", std::strerror(errno));
@@ -101,7 +111,6 @@ static void ended(const Run& r, int status, bool stopping, RunState& p) {
 std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
   std::vector<RunState> all(runs.size());
   for (size_t i = 0; i < runs.size(); ++i) {
-    prepare(runs[i]);
     if (!is_finished(runs[i])) continue;
     all[i].status = Status::finished;
     by.finished(runs[i]);

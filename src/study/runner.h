@@ -26,8 +26,11 @@ struct Runner {
   std::function<void(const Run&)> finished = [](const Run&) {};  // called when a run has finished
 };
 
-// Returns when all runs have ended or stop() returns true. Skips finished runs. Throws before
-// anything runs if a folder holds a run with other settings.
+// Throws if a run cannot begin in its folder, because that holds a run with other settings or is in
+// use; waits for runs of a killed study, which are writing their checkpoints. Writes nothing.
+void check_runs(const std::vector<Run>&);
+
+// Returns when all runs have ended or stop() returns true. Skips finished runs.
 std::vector<RunState> run_all(const std::vector<Run>&, const Runner&);
 
 // Whether the run's folder has the result of all its steps.

@@ -27,7 +27,8 @@ static void read_metrics(const fs::path& path, RunData& r) {
     if (j.contains("loss")) {
       r.loss.push_back({step, number(j, "loss")});
       r.gradient.push_back({step, number(j, "gradient_norm")});
-      r.step = int64_t(step);
+      r.repeated += int64_t(step) <= r.step;
+      r.step = std::max(r.step, int64_t(step));
     }
     if (j.contains("validation_loss")) {
       r.validation_loss.push_back({step, number(j, "validation_loss")});
@@ -65,7 +66,7 @@ static RunData read_run(const fs::path& folder) {
 static std::string identity(const train::Settings& s) {
   Json j = to_json(s);
   for (const train::Setting& row : train::setting_table())
-    if (!row.fixed) j.erase(row.name);
+    if (row.on_resume != train::Change::never) j.erase(row.name);
   j.erase("data");  // the file's path may differ between machines
   return j.dump();
 }

@@ -18,8 +18,9 @@ struct RunData {
   std::filesystem::path folder;
   train::Settings settings;
   bool finished;
-  int64_t step;  // the latest
-  Json result;   // null unless finished
+  int64_t step;          // the latest
+  int64_t repeated = 0;  // lines of steps that are not after all earlier ones
+  Json result;           // null unless finished
   Points loss, gradient, validation_loss, validation_accuracy;
   std::vector<double> entropy, separability;  // per layer, the latest measurement
   std::vector<std::vector<double>> taylor;    // log_term_means of taylor.h, or empty

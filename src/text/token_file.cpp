@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "files/output.h"
 
 namespace horner::text {
 
@@ -59,22 +60,63 @@ void copy_tokens(const TokenFile& f, size_t begin, std::span<int64_t> out) {
     std::copy_n(reinterpret_cast<const uint16_t*>(at), out.size(), out.begin());
 }
 
+template <class T>
+static size_t first_beyond(const TokenFile& f, int64_t vocabulary) {
+  constexpr size_t kPart = 1 << 12, kForget = 1 << 24;
+  const T* const tokens = reinterpret_cast<const T*>(f.file->bytes().data() + f.offset);
+  for (size_t at = 0; at < f.size; at += kPart) {
+    const size_t n = std::min(kPart, f.size - at);
+    T most = 0;
+    for (size_t i = 0; i < n; ++i) most = std::max(most, tokens[at + i]);
+    for (size_t i = 0; most >= vocabulary && i < n; ++i)
+      if (tokens[at + i] >= vocabulary) return at + i;
+    if ((at + kPart) % kForget == 0) f.file->forget(f.offset + at * sizeof(T));
+  }
+  return f.size;
+}
+
+size_t first_beyond(const TokenFile& f, int64_t vocabulary) {
+  return f.width == 4 ? first_beyond<uint32_t>(f, vocabulary)
+                      : first_beyond<uint16_t>(f, vocabulary);
+}
+
+bool is_token_file(std::string_view bytes) {
+  int32_t magic = 0;
+  if (bytes.size() >= kHeader) std::memcpy(&magic, bytes.data(), sizeof magic);
+  return magic == kNarrow.magic || magic == kWide.magic;
+}
+
+// The name of the n-th file of a writer.
+static std::filesystem::path numbered(const std::filesystem::path& path, size_t n) {
+  if (n == 0) return path;
+  char number[32];
+  std::snprintf(number, sizeof number, "_%06zu", n);
+  std::filesystem::path out = path;
+  return out.replace_filename(path.stem().string() + number + path.extension().string());
+}
+
+std::vector<std::filesystem::path> TokenWriter::existing(const std::filesystem::path& path) {
+  std::vector<std::filesystem::path> out;
+  for (size_t n = 0; n == 0 || std::filesystem::exists(numbered(path, n)); ++n)
+    out.push_back(numbered(path, n));
+  return out;
+}
+
 TokenWriter::TokenWriter(const std::filesystem::path& path, size_t vocabulary, size_t most)
     : path_(path), most_(most), wide_(vocabulary > 65536) {
   check(most > 0 && most <= kMostTokens, "a token file must hold 1 to ", kMostTokens,
         " tokens, got ", most);
+  size_t n = 0;  // a killed writer leaves a temporary file after its last complete one
+  do {
+    files::remove_leftovers(numbered(path, n));
+  } while (std::filesystem::exists(numbered(path, n++)));
   open();
 }
 
 TokenWriter::~TokenWriter() = default;
 
 void TokenWriter::open() {
-  std::filesystem::path path = path_;
-  if (!files_.empty()) {
-    char number[16];
-    std::snprintf(number, sizeof number, "_%06zu", files_.size());
-    path.replace_filename(path_.stem().string() + number + path_.extension().string());
-  }
+  const std::filesystem::path path = numbered(path_, files_.size());
   file_ = std::make_unique<files::NewFile>(path);
   files_.push_back(path);
   in_file_ = 0;

@@ -29,6 +29,11 @@ TokenFile open_tokens(const std::filesystem::path&);
 Token token_at(const TokenFile&, size_t);
 void copy_tokens(const TokenFile&, size_t begin, std::span<int64_t> out);
 
+// The position of the first token that is not below `vocabulary`; the file's size if all are.
+size_t first_beyond(const TokenFile&, int64_t vocabulary);
+
+bool is_token_file(std::string_view bytes);  // by llm.c's magic
+
 // Writes llm.c's layout. Its count has 31 bits: further tokens go to name_000001.bin and following.
 // Each file appears when it is full, the last one at finish().
 class TokenWriter {
@@ -37,6 +42,8 @@ class TokenWriter {
 
   // Tokens are below `vocabulary` and get 16 bits if that is enough.
   TokenWriter(const std::filesystem::path&, size_t vocabulary, size_t most = kMostTokens);
+  // The files that it may replace: `path` and its numbered ones that exist already.
+  static std::vector<std::filesystem::path> existing(const std::filesystem::path& path);
   ~TokenWriter();
 
   void write(std::span<const Token>);

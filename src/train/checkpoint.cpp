@@ -5,9 +5,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include "core/check.h"
+#include "files/checksums.h"
 #include "files/files.h"
 #include "files/json.h"
 #include "files/tensors_file.h"
@@ -20,22 +22,54 @@ namespace fs = std::filesystem;
 static constexpr const char* kPrefix = "checkpoint-";
 static constexpr const char* kPart = ".part";
 
-// Oldest first. The names of incomplete checkpoints end in kPart.
+// A checkpoint's name is kPrefix and at least eight digits; while it is incomplete, and kPart. What
+// has any other name is not ours: it is neither loaded nor removed.
+static bool is_checkpoint(std::string name, bool whole) {
+  if (!name.starts_with(kPrefix) || name.ends_with(kPart) == whole) return false;
+  name = name.substr(std::strlen(kPrefix));
+  if (!whole) name.resize(name.size() - std::strlen(kPart));
+  return name.size() >= 8 && name.size() <= 18 &&
+         name.find_first_not_of("0123456789") == std::string::npos;
+}
+
+int64_t step_of(const fs::path& checkpoint) {
+  return std::stoll(checkpoint.filename().string().substr(std::strlen(kPrefix)));
+}
+
+// Oldest first.
 static std::vector<fs::path> checkpoints(const fs::path& run, bool whole) {
   std::vector<fs::path> out;
   if (!fs::is_directory(run)) return out;
-  for (const fs::directory_entry& e : fs::directory_iterator(run)) {
-    const std::string name = e.path().filename().string();
-    if (!e.is_directory() || !name.starts_with(kPrefix)) continue;
-    if (name.ends_with(kPart) != whole) out.push_back(e.path());
-  }
-  std::sort(out.begin(), out.end());
+  for (const fs::directory_entry& e : fs::directory_iterator(run))
+    if (e.is_directory() && is_checkpoint(e.path().filename().string(), whole))
+      out.push_back(e.path());
+  std::sort(out.begin(), out.end(),
+            [](const fs::path& a, const fs::path& b) { return step_of(a) < step_of(b); });
   return out;
 }
 
 std::optional<fs::path> newest_checkpoint(const fs::path& run) {
   const auto all = checkpoints(run, true);
   return all.empty() ? std::optional<fs::path>() : all.back();
+}
+
+Found find_checkpoint(const fs::path& run) {
+  Found out;
+  auto all = checkpoints(run, true);
+  for (; !all.empty() && !out.whole; all.pop_back()) {
+    const std::string why = files::damage_of(all.back());
+    if (why.empty())
+      out.whole = all.back();
+    else
+      out.damaged.push_back({all.back(), why});
+  }
+  return out;
+}
+
+void set_aside(const fs::path& checkpoint) {
+  const fs::path to = checkpoint.string() + ".damaged";
+  fs::remove_all(to);
+  fs::rename(checkpoint, to);
 }
 
 // The generators whose states a checkpoint saves.
@@ -73,6 +107,7 @@ static void write_all(const fs::path& folder, const nn::Model& m, const Optimize
                      {"losses", p.losses.values},
                      {"gradient_norms", p.norms.values}},
                     1);
+  files::write_checksums(folder);
 }
 
 void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o, const Position& p,

@@ -1,5 +1,5 @@
 // Everything a run needs to resume exactly, in a folder that appears atomically: the model as a
-// Hugging Face folder, optimizer.safetensors, training.json.
+// Hugging Face folder, optimizer.safetensors, training.json, and checksums.txt of all of them.
 #pragma once
 
 #include <filesystem>
@@ -20,6 +20,22 @@ struct Position {
 
 // The newest complete checkpoint in a run's folder.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& run);
+
+// The newest checkpoint whose files are what was written, and the newer ones with what is wrong.
+struct Found {
+  struct Damaged {
+    std::filesystem::path checkpoint;
+    std::string why;
+  };
+  std::optional<std::filesystem::path> whole;
+  std::vector<Damaged> damaged;
+};
+Found find_checkpoint(const std::filesystem::path& run);
+
+// Renames a damaged one to NAME.damaged, so that the run can write it again.
+void set_aside(const std::filesystem::path& checkpoint);
+
+int64_t step_of(const std::filesystem::path& checkpoint);  // by its name
 
 // Writes under a temporary name, syncs and renames; then removes all but the newest `keep`.
 void save_checkpoint(const std::filesystem::path& run, const nn::Model&, const Optimizer&,

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <charconv>
@@ -11,26 +10,14 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/crc32c.h"
 
 namespace horner::train {
 
 namespace {
 
-// CRC-32C: Castagnoli's polynomial, bits reversed.
-constexpr auto kCrc = [] {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t c = i;
-    for (int bit = 0; bit < 8; ++bit) c = c >> 1 ^ (c & 1 ? 0x82f63b78u : 0);
-    table[i] = c;
-  }
-  return table;
-}();
-
 uint32_t masked_crc(std::string_view bytes) {
-  uint32_t c = ~0u;
-  for (const char b : bytes) c = c >> 8 ^ kCrc[(c ^ uint8_t(b)) & 255];
-  return std::rotr(~c, 15) + 0xa282ead8u;
+  return std::rotr(crc32c(bytes), 15) + 0xa282ead8u;
 }
 
 template <class T>

@@ -33,6 +33,12 @@ void rewind_journal(const std::filesystem::path& path, int64_t last) {
   out.commit();
 }
 
+bool has_lines(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return false;
+  const files::MappedFile file(path);
+  return file.text().find('\n') != std::string_view::npos;
+}
+
 void write_journal(const std::filesystem::path& path, const Json& line) {
   const std::string text = line.dump() + "\n";
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);

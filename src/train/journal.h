@@ -13,6 +13,9 @@ using Json = nlohmann::ordered_json;
 // Removes lines of steps after `last` and an incomplete last line: a resumed run writes them again.
 void rewind_journal(const std::filesystem::path&, int64_t last);
 
+// Whether it has a line of a step.
+bool has_lines(const std::filesystem::path&);
+
 // Appends a line in one write.
 void write_journal(const std::filesystem::path&, const Json& line);
 

@@ -40,11 +40,15 @@ double step_flops_per_token(const nn::Model& m, int64_t T) {
   return 6 * double(weights) + 6 * double(int64_t(c.layers.size()) * c.H * c.D * T);
 }
 
+static Batch batch_of(const Settings& s, const Source& source, const Ranks& ranks, int64_t V,
+                      int64_t step) {
+  const Share share = share_of(s, ranks);
+  return make_batch(source, Split::train, uint64_t(step * s.batch + ranks.rank * share.all),
+                    share.all, share.micro_batch, s.length, V);
+}
+
 Batch step_batch(const Session& t, int64_t step) {
-  const Share share = share_of(t.s, t.group.ranks());
-  return make_batch(t.source, Split::train,
-                    uint64_t(step * t.s.batch + t.group.ranks().rank * share.all), share.all,
-                    share.micro_batch, t.s.length, t.model.config.V);
+  return batch_of(t.s, t.source, t.group.ranks(), t.model.config.V, step);
 }
 
 // A whole step, on tensors at fixed addresses.
@@ -133,6 +137,14 @@ Session open_session(Opening o) {
     o.group.broadcast(all);
     share_position(o.group, at);
   }
+  // Before the tensors of a step: a length that the data does not have is an error, not a failed
+  // allocation; and the validation of step 250 must not be what reports it.
+  Batch first;
+  if (o.group.ranks().local_rank == 0) o.source.check_tokens(model.config.V);
+  if (at.step < o.s.steps)
+    first = batch_of(o.s, o.source, o.group.ranks(), model.config.V, at.step);
+  if (o.s.evaluate_sequences > 0)
+    make_batch(o.source, Split::validation, 0, 1, 1, o.s.length, model.config.V);
   GradientAverage average(o.group, parameters);
   StepNumbers numbers = step_numbers(optimizer);
   const at::Tensor tokens =
@@ -153,7 +165,9 @@ Session open_session(Opening o) {
           numbers,
           tokens,
           at::zeros_like(tokens),
-          at::zeros({tokens.size(0)}, numbers.loss.options())};
+          at::zeros({tokens.size(0)}, numbers.loss.options()),
+          nullptr,
+          std::move(first)};
 }
 
 }  // namespace horner::train

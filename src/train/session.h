@@ -25,6 +25,7 @@ struct Session {
   StepNumbers numbers;
   at::Tensor tokens, targets, shares;   // [P, b, T], [P, b, T], [P], on the device
   std::shared_ptr<CapturedWork> graph;  // the step, once captured
+  Batch first_batch;                    // of the step at which this process begins
   int64_t steps_here = 0;
 
   bool first() const { return group.ranks().rank == 0; }

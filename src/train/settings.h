@@ -39,12 +39,16 @@ struct Range {
 };
 std::string range_text(const Range&);  // "at least 1"; "" if everything is accepted
 
+// Whether a setting may change when a run is resumed. A schedule's may if the run has decay-steps:
+// without, the learning rate reaches 0 at the last step.
+enum class Change { never, schedule, always };
+
 struct Setting {
   const char* name;
   std::variant<std::string Settings::*, int64_t Settings::*, uint64_t Settings::*,
                double Settings::*, bool Settings::*, Json Settings::*>
       at;
-  bool fixed;  // cannot change when a run is resumed
+  Change on_resume;
   Range range;
   const char* help;
 };

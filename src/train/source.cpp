@@ -15,6 +15,7 @@ namespace {
 struct Text {
   size_t size;
   std::function<void(size_t begin, std::span<int64_t>)> copy;
+  std::function<void(int64_t V)> check_tokens = [](int64_t) {};
 };
 
 Text bytes_of(const std::vector<std::filesystem::path>& files) {
@@ -28,7 +29,14 @@ Text bytes_of(const std::vector<std::filesystem::path>& files) {
 Text tokens_of(const std::filesystem::path& path) {
   const text::TokenFile file = text::open_tokens(path);
   return {file.size,
-          [file](size_t begin, std::span<int64_t> out) { text::copy_tokens(file, begin, out); }};
+          [file](size_t begin, std::span<int64_t> out) { text::copy_tokens(file, begin, out); },
+          [file](int64_t V) {
+            const size_t at = text::first_beyond(file, V);
+            check(at == file.size, file.file->path().string(), ": token ", at, " is ",
+                  at < file.size ? text::token_at(file, at) : 0,
+                  ", but the model's vocabulary has ", V, " tokens, 0 to ", V - 1,
+                  "; pack the text with the model's tokenizer");
+          }};
 }
 
 }  // namespace
@@ -54,7 +62,7 @@ Source text_source(const std::filesystem::path& token_file, uint64_t seed) {
     std::copy(drawn.begin(), drawn.end() - 1, tokens.begin());
     std::copy(drawn.begin() + 1, drawn.end(), targets.begin());
   };
-  return {name, bytes ? 256 : 0, fill};
+  return {name, bytes ? 256 : 0, fill, text.check_tokens};
 }
 
 }  // namespace horner::train

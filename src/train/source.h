@@ -18,6 +18,8 @@ struct Source {
   // Tokens [T] and targets [T]: the next token, or -1 where there is no target.
   std::function<void(Split, uint64_t index, std::span<int64_t> tokens, std::span<int64_t> targets)>
       fill;
+  // Throws, with its position, for a token that is not below V; reads all of a file of tokens.
+  std::function<void(int64_t V)> check_tokens = [](int64_t) {};
 };
 
 // Sequences at random positions of a token file, or of the default text as bytes if there is none.

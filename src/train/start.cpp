@@ -1,8 +1,11 @@
 #include "train/start.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "core/names.h"
 #include "files/json.h"
+#include "files/output.h"
 #include "train/checkpoint.h"
 
 namespace horner::train {
@@ -28,31 +31,62 @@ nn::Model start_model(const Settings& s) {
   return nn::random_model(nn::model_config(changed(files::read_json(path), s)), s.seed);
 }
 
-void check_same_run(const fs::path& folder, const Settings& now, bool fixed_steps) {
-  const fs::path file = folder / "settings.json";
-  if (!fs::exists(file)) return;
-  Settings before;
-  read_settings(before, files::read_json(file), file.string());
-  const Json old = to_json(before), given = to_json(now);
-  for (const Setting& row : setting_table()) {
-    const bool fixed = row.fixed || (fixed_steps && std::string(row.name) == "steps");
-    check(!fixed || old[row.name] == given[row.name], folder.string(), " holds a run with ",
-          row.name, " ", old[row.name].dump(), ", not ", given[row.name].dump(),
-          "; choose another --out");
-  }
+std::string trace_of(const fs::path& folder) {
+  if (const auto last = newest_checkpoint(folder)) return last->filename().string();
+  if (has_lines(folder / "metrics.jsonl")) return "metrics.jsonl";
+  return fs::exists(folder / "result.json") ? "result.json" : "";
 }
 
-bool claim_folder(const fs::path& folder, const Settings& s, bool resume) {
-  const fs::path file = folder / "settings.json", result = folder / "result.json";
-  const bool there = fs::exists(file);
-  check(resume || !there, folder.string(),
-        " already holds a run; add --resume, or choose another --out");
-  check_same_run(folder, s, /*fixed_steps=*/s.decay_steps == 0);  // they end the schedule then
-  if (there && fs::exists(result) && files::read_json(result).value("steps", int64_t(0)) >= s.steps)
-    return false;
-  fs::create_directories(folder);
-  files::write_json(file, to_json(s));
-  return true;
+void check_folder(const fs::path& folder, Begin begin) {
+  const bool known = fs::exists(folder / "settings.json");
+  const std::string trace = trace_of(folder);
+  check(known || trace.empty(), folder.string(), " has the ", trace,
+        " of a run, but not its settings.json; restore that file, or choose another --out");
+  check(known || begin != Begin::resume, "no run to resume: ", folder.string(),
+        fs::exists(folder) ? " has no settings.json" : " does not exist",
+        "; start the run without --resume");
+  check(trace.empty() || begin != Begin::start, folder.string(), " already holds a run (", trace,
+        "); add --resume, or choose another --out");
+}
+
+// Steps that a folder's run has done and kept.
+static int64_t steps_done(const fs::path& folder) {
+  const fs::path result = folder / "result.json";
+  const auto last = newest_checkpoint(folder);
+  return std::max(last ? step_of(*last) : 0,
+                  fs::exists(result) ? files::read_json(result).value("steps", int64_t(0)) : 0);
+}
+
+// Whether a file names every setting, as those of runs do.
+static bool is_settings(std::string_view text) {
+  const Json j = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return j.is_object() && std::ranges::all_of(setting_table(), [&](const Setting& row) {
+           return j.contains(row.name) ||
+                  (row.name == std::string("micro-batch") && j.contains("at-once"));
+         });
+}
+
+bool check_run(const fs::path& folder, const Settings& s, Begin begin) {
+  check_folder(folder, begin);
+  const fs::path file = folder / "settings.json";
+  if (trace_of(folder).empty()) {
+    files::check_output({.path = file, .ours = is_settings, .otherwise = "choose another --out"});
+    return true;
+  }
+  Settings before;
+  read_settings(before, files::read_json(file), file.string());
+  const Json old = to_json(before), given = to_json(s);
+  for (const Setting& row : setting_table()) {
+    const bool schedule = row.on_resume == Change::schedule && s.decay_steps == 0;
+    check((row.on_resume != Change::never && !schedule) || old[row.name] == given[row.name],
+          folder.string(), " holds a run with ", row.name, " ", old[row.name].dump(), ", not ",
+          given[row.name].dump(), schedule ? ", and without decay-steps they cannot change" : "",
+          "; choose another --out");
+  }
+  const int64_t done = steps_done(folder);
+  check(done <= s.steps, folder.string(), " has done ", done,
+        " steps: 'steps' must be at least that, not ", s.steps);
+  return !fs::exists(folder / "result.json") || done < s.steps;
 }
 
 }  // namespace horner::train

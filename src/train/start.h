@@ -12,11 +12,18 @@ namespace horner::train {
 // folder; with the attention and the fields of config.json from the settings.
 nn::Model start_model(const Settings&);
 
-// Throws if `folder` has a settings.json that differs from `now` in a setting that cannot change.
-void check_same_run(const std::filesystem::path& folder, const Settings& now, bool fixed_steps);
+enum class Begin { start, resume, either };  // either: resume if there is a run, otherwise start
 
-// Throws unless a run can start or resume in `folder`; writes settings.json. Returns false if the
-// run is finished.
-bool claim_folder(const std::filesystem::path& folder, const Settings&, bool resume);
+// The file that shows that a run has begun in `folder`: a checkpoint, metrics.jsonl with a line, or
+// result.json; "" if there is none. A folder without one is unused, whatever its settings.json
+// says.
+std::string trace_of(const std::filesystem::path& folder);
+
+// Throws unless a run can begin in `folder` in this way. An error names what is missing.
+void check_folder(const std::filesystem::path& folder, Begin);
+
+// The same, and throws if the folder's run differs from `s` in a setting that cannot change, or has
+// done more steps. Writes nothing. Returns false if the run is finished.
+bool check_run(const std::filesystem::path& folder, const Settings& s, Begin);
 
 }  // namespace horner::train

@@ -12,10 +12,10 @@
 #include "core/pages.h"
 #include "core/stopwatch.h"
 #include "files/json.h"
+#include "files/lock.h"
 #include "train/events.h"
 #include "train/machine.h"
 #include "train/session.h"
-#include "train/start.h"
 
 namespace horner::train {
 
@@ -33,6 +33,7 @@ struct Trainer {
   std::vector<double> rates = {};  // tokens/s of every step of this process
   double validation = std::nan(""), accuracy = std::nan("");
   std::unique_ptr<EventFile> events = nullptr;  // null without --tensorboard
+  std::vector<fs::path> damaged = {};           // checkpoints that the run does not resume from
 };
 
 double limit(const Session& t, const Window& w) {
@@ -196,17 +197,29 @@ Json result(const Trainer& r) {
           {"device", device_name(t.device)}};
 }
 
+// The first writes of this process to the folder.
+void open_files(Trainer& r) {
+  if (!r.t.first()) return;
+  for (const fs::path& checkpoint : r.damaged) set_aside(checkpoint);
+  files::write_json(r.folder / "settings.json", to_json(r.t.s));
+  rewind_journal(r.folder / "metrics.jsonl", r.t.at.step);
+  if (r.t.s.tensorboard) r.events = std::make_unique<EventFile>(r.folder, r.t.at.step + 1);
+}
+
 // Runs the remaining steps. Returns false if interrupted.
 bool run_steps(Trainer& r) {
   Session& t = r.t;
   const Settings& s = t.s;
-  Batch next = step_batch(t, t.at.step);
+  Batch next = std::move(t.first_batch);
   while (t.at.step < s.steps) {
     const Stopwatch clock;
     start_step(t, next, limit(t, t.at.losses), limit(t, t.at.norms));
     if (t.at.step + 1 < s.steps) next = step_batch(t, t.at.step + 1);  // while the device is busy
     wait_for(t.device);
-    finish_step(r, clock.ms() / 1e3);
+    const double seconds = clock.ms() / 1e3;
+    if (t.steps_here == 1)
+      open_files(r);  // whatever can be wrong with the settings has shown by now
+    finish_step(r, seconds);
     const bool last = t.at.step == s.steps, stop = !last && stops(r);
     if (last || is_time(t.at.step, s.evaluate_every)) validate(r);
     if (last || stop || is_time(t.at.step, s.checkpoint_every)) save(r);
@@ -216,36 +229,50 @@ bool run_steps(Trainer& r) {
 }
 
 // Only rank 0 reads and writes the folder. Returns false if the run is finished.
-bool claim(const Group& group, const fs::path& folder, const Settings& s, bool resume) {
-  const at::Tensor begins = at::zeros({}, at::kDouble);
-  if (group.ranks().rank == 0) begins.fill_(claim_folder(folder, s, resume) ? 1.0 : 0.0);
-  if (group.ranks().world > 1) group.broadcast({begins});
-  return begins.item<double>() > 0;
+bool may_run(const Group& group, const fs::path& folder, const Settings& s, Begin begin) {
+  const at::Tensor open = at::zeros({}, at::kDouble);
+  if (group.ranks().rank == 0) open.fill_(check_run(folder, s, begin) ? 1.0 : 0.0);
+  if (group.ranks().world > 1) group.broadcast({open});
+  return open.item<double>() > 0;
+}
+
+void announce(const Found& found, const Hooks& hooks) {
+  for (const Found::Damaged& d : found.damaged)
+    hooks.say("warning: " + d.checkpoint.string() + " is damaged (" + d.why +
+              "); it is set aside as " + d.checkpoint.filename().string() + ".damaged");
+  check(found.whole || found.damaged.empty(),
+        "no checkpoint is left to resume from; to begin again at step 0, remove ",
+        found.damaged.empty() ? "" : found.damaged.back().checkpoint.string(),
+        found.damaged.size() > 1 ? " and the others" : "");
+  if (found.whole) hooks.say("resuming from " + found.whole->string());
 }
 
 }  // namespace
 
-Outcome train(const Settings& s, const Source& source, const fs::path& folder, bool resume,
+Outcome train(const Settings& s, const Source& source, const fs::path& folder, Begin begin,
               const Hooks& hooks) {
   check_settings(s);
   if (s.threads > 0) at::set_num_threads(int(s.threads));
   keep_pages();
   const Ranks ranks = ranks_from_environment();
+  const at::Device device = device_of(s, ranks);
   Group group;
   if (ranks.world > 1)
-    group = Group(ranks, {.device = device_of(s, ranks), .backend = s.backend, .lost = hooks.lost});
-  if (!claim(group, folder, s, resume)) {
+    group = Group(ranks, {.device = device, .backend = s.backend, .lost = hooks.lost});
+  std::optional<files::FolderLock> lock;
+  if (ranks.rank == 0) lock.emplace(folder);
+  if (lock && !lock->warning().empty()) hooks.say("warning: " + lock->warning());
+  if (!may_run(group, folder, s, begin)) {
     const fs::path file = folder / "result.json";
     return {true, s.steps, ranks.rank == 0 ? files::read_json(file) : Json()};
   }
-  const auto last = ranks.rank == 0 ? newest_checkpoint(folder) : std::nullopt;
-  if (last) hooks.say("resuming from " + last->string());
-  Trainer r{open_session({s, source, last, std::move(group)}), folder, hooks};
+  const Found found = ranks.rank == 0 ? find_checkpoint(folder) : Found();
+  announce(found, hooks);
+  Trainer r{open_session({s, source, found.whole, std::move(group)}), folder, hooks};
+  for (const Found::Damaged& d : found.damaged) r.damaged.push_back(d.checkpoint);
   r.flops_per_token = step_flops_per_token(r.t.model, s.length);
-  if (r.t.first()) rewind_journal(folder / "metrics.jsonl", r.t.at.step);
-  if (r.t.first() && s.tensorboard) r.events = std::make_unique<EventFile>(folder, r.t.at.step + 1);
   if (r.t.at.step >= s.steps)
-    validate(r);  // interrupted between the last checkpoint and the result
+    open_files(r), validate(r);  // interrupted between the last checkpoint and the result
   else if (!run_steps(r))
     return {false, r.t.at.step, {}};
   const Json done = result(r);

@@ -7,6 +7,7 @@
 
 #include "train/settings.h"
 #include "train/source.h"
+#include "train/start.h"
 
 namespace horner::train {
 
@@ -34,9 +35,10 @@ struct Outcome {
   Json result;  // as in result.json
 };
 
-// With `resume`, continues from the newest checkpoint in `folder` if there is one; a finished run
-// is left unchanged. Throws if the folder holds a run with other settings, or any without `resume`.
-Outcome train(const Settings&, const Source&, const std::filesystem::path& folder, bool resume,
+// Resuming continues from the newest checkpoint in `folder`; a finished run is left unchanged. Rank
+// 0 holds the folder's lock. Nothing else is written before the first step has been computed.
+// Throws if the folder is in use, or if the run cannot begin there (check_run of start.h).
+Outcome train(const Settings&, const Source&, const std::filesystem::path& folder, Begin,
               const Hooks& = {});
 
 }  // namespace horner::train
