@@ -3,6 +3,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 
 import numpy as np
@@ -183,7 +184,7 @@ def test_another_operator_is_compared_with_itself(models, text, tmp_path):
 def test_what_if_measures_the_loss(models, text, tmp_path):
     model, folder = models("llama")
     got = json.loads(diagnose("--model", folder, "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", "--what-if", "--what-if-tokens", LENGTH,
-                              "--normaliser", "softmax:temperature=2", "topk64", "sparsemax", "ssmax", "--orders", 3))["what_if"]  # fmt: skip
+                              "--normaliser", "softmax:temperature=2", "topk64", "sparsemax", "ssmax", "--orders", 3, "--per-head"))["what_if"]  # fmt: skip
     with torch.no_grad():
         loss = model(tokens(), labels=tokens()).loss.item()
         assert got["loss"] == pytest.approx(loss, rel=1e-4)
@@ -221,7 +222,7 @@ def cut(layer, head, N):
 
 def test_the_top_of_each_head_is_the_least_that_the_loss_allows(models, text, tmp_path, monkeypatch):
     model, folder = models("llama")
-    options = ("--what-if", "--what-if-tokens", LENGTH, "--normaliser", "topk64", "--orders", 0)
+    options = ("--what-if", "--per-head", "--what-if-tokens", LENGTH, "--normaliser", "topk64", "--orders", 0)
     got = json.loads(diagnose("--model", folder, "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path, "--json", *options))["what_if"]
     grid = [1, 2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 58, 64]
 
@@ -243,6 +244,66 @@ def test_the_top_of_each_head_is_the_least_that_the_loss_allows(models, text, tm
     maps = {s["heading"]: s["content"] for s in json.loads((tmp_path / "report.json").read_text())["sections"]}
     for heading, field in (("N of each head alone, 1 %", "alone_1_percent"), ("N of each head, all truncated, 5 %", "together_5_percent")):
         assert [n for row in maps[heading]["values"] for n in row] == [t[field] for t in got["top_of_heads"]]
+
+
+@pytest.fixture(scope="module")
+def steep(tmp_path_factory):
+    """A model of horner's with large scores: far from softmax, whatever the order."""
+    folder = tmp_path_factory.mktemp("steep")
+
+    def get(attention):
+        run = folder / attention.replace(":", "_")
+        if not run.exists():
+            change = {"initializer_range": 0.3, "hidden_size": 32, "intermediate_size": 48, "horner": {"attention": attention}}
+            subprocess.run([HORNER, "train", "--out", str(run), "--steps", "1", "--learning-rate", "0", "--batch", "1", "--length", "16", "--evaluate-sequences",
+                            "0", "--entropy-every", "0", "--model-config", json.dumps(change)], check=True, capture_output=True)  # fmt: skip
+        return run
+
+    return get
+
+
+@pytest.mark.parametrize("attention", ["taylor4", "l2", "by_count", "taylor2:norm=l2"])
+def test_everything_is_compared_with_the_operator_of_the_model(steep, text, tmp_path, attention):
+    options = ("--model", steep(attention), "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path)
+    what = ("--what-if", "--what-if-tokens", LENGTH, "--normaliser", attention, "softmax", "--orders", 5)
+    got = json.loads(diagnose(*options, *what, "--json"))
+    losses = {e["name"]: e["loss_all"] for e in got["what_if"]["normalisers"] + got["what_if"]["plain"]}
+    own = got["what_if"]["loss"]
+    assert got["attention"] == got["what_if"]["attention"] == attention
+    assert losses[attention] == pytest.approx(own, rel=1e-5)
+    assert losses["softmax"] != pytest.approx(own, rel=1e-3)
+    if attention == "taylor4":
+        assert losses["taylor4"] == pytest.approx(own, rel=1e-5) and losses["taylor2"] != pytest.approx(own, rel=1e-3)
+        assert max(h["Taylor order for 1 %"] for h in got["heads"]) <= 4
+    for top in got["what_if"]["top"]:  # all weights of a row are the model itself
+        assert dict(map(tuple, top["losses"])).get(LENGTH, own) == pytest.approx(own, rel=1e-4)
+        assert top["within_1_percent"] <= LENGTH
+    sections = {s["heading"]: s["text"] for s in json.loads((tmp_path / "report.json").read_text())["sections"]}
+    for heading in ("What if: another normaliser", "What if: a series instead of exp", "What if: only the top N", "Series instead of exp"):
+        assert attention in sections[heading], heading
+
+
+def test_the_normalisers_that_are_tried_are_about_the_operator(steep, text, tmp_path):
+    got = json.loads(diagnose("--model", steep("taylor4"), "--text", text, "--length", 32, "--top", 1, 5, "--out", tmp_path, "--what-if", "--what-if-tokens", 32, "--orders", 0, "--json"))
+    names = [e["name"] for e in got["what_if"]["normalisers"]]
+    assert "taylor4:temperature=2" in names and "softmax" in names and "softmax:temperature=2" not in names
+    assert got["what_if"]["whole"] and "top_of_heads" not in got["what_if"]
+    assert all(e["loss_half"] is None for e in got["what_if"]["normalisers"])
+
+
+def test_losses_come_first_and_survive_an_interrupt(models, text, tmp_path):
+    _, folder = models("llama")
+    run = subprocess.Popen([HORNER, "diagnose", "--model", str(folder), "--text", str(text), "--length", str(LENGTH), "--top", "1", "--out", str(tmp_path), "--what-if",
+                            "--per-head", "--what-if-tokens", str(LENGTH), "--orders", "170"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    seen = [run.stdout.readline() for _ in range(4)]
+    run.send_signal(signal.SIGINT)
+    rest, said = run.communicate(timeout=60)
+    assert run.returncode == 130 and "interrupted; the report has" in said
+    assert "softmax, unchanged" in seen[0] and all("loss " in line for line in seen) and all("%" in line for line in seen[1:])
+    got = json.loads((tmp_path / "diagnosis.json").read_text())
+    assert got["interrupted"] and not got["what_if"]["whole"] and len(got["what_if"]["normalisers"]) >= 3
+    page = json.loads((tmp_path / "report.json").read_text())
+    assert "interrupted" in page["subtitle"] and page["sections"][0]["heading"] == "What if: another normaliser"
 
 
 def test_a_run_of_training_is_diagnosed(text, tmp_path):

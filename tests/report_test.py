@@ -234,6 +234,39 @@ def made_up_runs(folder, names):
                 (run / "result.json").write_text(json.dumps(result))
 
 
+def test_an_order_is_a_point_of_its_own_family(tmp_path):
+    made_up_runs(tmp_path, ["softmax", "taylor1", "taylor2", "raw_taylor1", "raw_taylor3", "centred_taylor2", "taylor2:norm=l2", "taylor2:denominator=nothing"])
+    done = subprocess.run([BUILD / "horner", "report", tmp_path, "--json"], check=True, capture_output=True, text=True)
+    said = " ".join(json.loads(done.stdout)["findings"])
+    assert "The series of exp, truncated at order 1 +5.0 % and 2 +10 %." in said
+    assert "without a floor under its sum, truncated at order 1 +15 % and 3 +20 %." in said
+    assert "The series with other stages: taylor2:denominator=nothing +35 % and taylor2:norm=l2 +30 %." in said
+    sections = {s["heading"]: s["content"] for s in json.loads((tmp_path / "report.json").read_text())["sections"]}
+    sweep = {s["name"]: [p[0] for p in s["points"]] for s in sections["Orders: Text"]["series"]}
+    assert sweep["plain"] == [1, 2] and sweep["plain, raw sum"] == [1, 3] and sweep["centred"] == [2]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_wide_tables_scroll_and_long_text_wraps(browser, tmp_path, width):
+    made_up_runs(tmp_path, ["softmax", "l2", "taylor1", "centred_taylor2", "linear_elu"])
+    subprocess.run([BUILD / "horner", "report", tmp_path], check=True, capture_output=True)
+    if not (tmp_path / "report.html").exists():
+        pytest.skip("built without npm: no report page")
+    page, _ = opened(browser, tmp_path / "report.html", width)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    for box in page.locator(".wide").all():
+        inner, outer, right = box.evaluate("e => [e.scrollWidth, e.clientWidth, e.getBoundingClientRect().right]")
+        assert right <= width and inner < 4 * max(outer, 500)
+        assert all(w <= 36 * 16 + 32 for w in box.locator("td").evaluate_all("all => all.map(e => e.offsetWidth)"))
+        if inner > outer:  # the last column can be reached, and the names stay
+            box.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+            page.wait_for_timeout(100)
+            last, first, left = (box.locator(f"tbody tr:first-child td:{which}-child").bounding_box() for which in ("last", "first", "first"))
+            edge = box.bounding_box()
+            assert last["x"] + last["width"] <= edge["x"] + edge["width"] + 1
+            assert abs(first["x"] - edge["x"]) <= 1 and first["width"] < 0.6 * outer
+
+
 @pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 375)])
 def test_the_report_of_runs_shows_every_run(browser, tmp_path, scheme, width):
     names = ["softmax", "l2", "taylor1", "taylor2", "centred_taylor2", "linear_elu", "<b>mine</b><script>alert(3)</script>"]

@@ -181,13 +181,13 @@ static std::string error_text(const BenchRow& r) {
 }
 
 static void print_machine(const BenchOptions& o, const Peaks& peaks) {
-  std::cout << processor_name() << ", " << at::get_num_threads() << " threads, "
-            << instruments::cpu_kernels();
-  if (o.device != "cpu") std::cout << "; on " << o.device;
+  std::string line = processor_name() + ", " + std::to_string(at::get_num_threads()) +
+                     " threads, " + std::string(instruments::cpu_kernels());
+  if (o.device != "cpu") line += "; on " + o.device;
   const char* before = " · matrix-multiply peak ";
   for (const auto& [dtype, gflops] : peaks)
-    std::cout << std::exchange(before, ", ") << digits(gflops) << " GFLOP/s " << dtype;
-  std::cout << std::endl;
+    line += std::exchange(before, ", ") + digits(gflops) + " GFLOP/s " + dtype;
+  std::cout << paragraph(line) << std::flush;
 }
 
 // Remarks below a table, each once with the variants it applies to.
@@ -203,13 +203,14 @@ struct Remarks {
     all.emplace_back(remark, variant);
   }
   void print() const {
-    for (const auto& [remark, variants] : all) std::cout << remark << ": " << variants << "\n";
+    for (const auto& [remark, variants] : all) std::cout << paragraph(remark + ": " + variants);
   }
 };
 
 static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& peaks) {
   Table table{.head = {"variant", "execution", "forward ms", "GFLOP/s", "of peak", "× sdpa"},
-              .right = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
+              .right = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+              .keys = 2};
   if (!o.forward_only)
     table.head.insert(table.head.end(), {"fwd+bwd ms", "GFLOP/s", "of peak", "× sdpa"});
   if (o.statistics) table.head.push_back("statistics");
@@ -238,7 +239,7 @@ static void print(const BenchGroup& group, const BenchOptions& o, const Peaks& p
   }
   std::cout << "\n"
             << bold(case_text(group.on)) << faint(" · peak " + digits(peak) + " GFLOP/s") << "\n"
-            << text(table, terminal_width());
+            << text(table);
   remarks.print();
   std::cout << std::flush;
 }
@@ -314,30 +315,33 @@ static Outcome run(const BenchOptions& o) {
   if (o.json)
     std::cout << json(groups, o, peaks).dump(2) << "\n";
   else
-    std::cout
-        << (stopped() ? "\ninterrupted\n" : "\n")
-        << faint(
-               "medians; × sdpa: torch's time over ours, run alternately (above 1: faster than "
-               "torch);\nGFLOP/s counts 2 half matrix products forward, 7 forward+backward; "
-               "memory: peak beyond the inputs")
-        << "\n";
+    std::cout << (stopped() ? "\ninterrupted\n" : "\n")
+              << faint(paragraph("medians; × sdpa: torch's time over ours, run alternately (above "
+                                 "1: faster than torch); GFLOP/s counts 2 half matrix products "
+                                 "forward, 7 forward+backward; memory: peak beyond the inputs"));
   return stopped() ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
 }
 
 Action bench(CLI::App& app) {
   const auto o = std::make_shared<BenchOptions>();
-  option(app, "WHAT", o->what, "",
-         "attention; decode: time per token at contexts up to T; order: the error of "
-         "softmax's series")
-      ->required();
-  option(app, "--variant", o->variants, "NAME",
-         "variants; * matches any characters [softmax l2 taylor2 taylor4 taylor10 by_count gated]");
-  option(app, "--execution", o->executions, "NAME", "executions [all but reference and recurrent]");
+  choices(option(app, "WHAT", o->what, "",
+                 "attention; decode: time per token at contexts up to T; order: the error of "
+                 "softmax's series")
+              ->required(),
+          {{"attention", "decode", "order"}});
+  choices(option(app, "--variant", o->variants, "NAME",
+                 "variants; * matches any characters "
+                 "[softmax l2 taylor2 taylor4 taylor10 by_count gated]"),
+          variant_choices());
+  choices(option(app, "--execution", o->executions, "NAME",
+                 "executions [all but reference and recurrent]"),
+          execution_choices());
   option(app, "--shape", o->shapes, "B,H,T,D",
          "batch, heads, tokens, head dimension [1,8,1024,64 1,8,4096,64 4,16,512,64 "
          "1,8,2048,128]");
-  option(app, "--dtype", o->dtypes, "NAME", "float32, float64, bfloat16, float16 [float32]");
-  option(app, "--device", o->device, "NAME", "cpu or cuda [cpu]");
+  choices(option(app, "--dtype", o->dtypes, "NAME", "dtypes of the inputs [float32]"),
+          {dtype_names()});
+  choices(option(app, "--device", o->device, "NAME", "device to time [cpu]"), {device_names()});
   positive(app, "--repeats", o->repeats, "N",
            "timed runs of each row [as many as fit in a second, 3 to 30]");
   app.add_flag("--forward-only", o->forward_only, "time forward only");

@@ -6,6 +6,7 @@
 #include "cli/bench.h"
 #include "cli/run.h"
 #include "core/check.h"
+#include "files/json.h"
 
 namespace horner::cli {
 
@@ -49,14 +50,15 @@ std::vector<BenchRow> peers_of(const std::string& command, const instruments::Ca
   horner::check(pipe != nullptr, "cannot start '", line.str(), "'");
   const std::vector<std::string> lines = lines_of(pipe);
   const int status = pclose(pipe);
-  horner::check(status == 0 || stopped(), "--peers: '", line.str(), "' failed");
+  horner::check(status == 0 || stopped(), "--peers: '", line.str(),
+                "' failed; run it by itself to see why");
   std::vector<BenchRow> rows;
   for (const std::string& text : lines) {
     if (!text.starts_with("{")) continue;  // what else its libraries print
     try {
       rows.push_back(row_of(Object::parse(text), c));
     } catch (const Object::exception& e) {
-      fail("--peers: invalid row '", text, "' (", e.what(), ")");
+      fail("--peers: invalid row '", text, "' (", files::problem_of(e), ")");
     }
   }
   return rows;

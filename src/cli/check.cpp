@@ -134,7 +134,7 @@ static void print_details(const CheckedRow& row, const Cell& cell) {
 }
 
 static void print(const std::vector<CheckedRow>& rows, const CheckOptions& o) {
-  Table table{.head = {"variant", "execution"}};
+  Table table{.head = {"variant", "execution"}, .keys = 2};
   table.head.insert(table.head.end(), o.dtypes.begin(), o.dtypes.end());
   size_t ok = 0, failed = 0, cannot = 0;
   for (const CheckedRow& row : rows) {
@@ -155,8 +155,8 @@ static void print(const std::vector<CheckedRow>& rows, const CheckOptions& o) {
   std::cout << "\n"
             << (stopped() ? "interrupted; so far " : "") << ok << " ok, " << failed << " failed, "
             << cannot << " cannot run" << (cannot && !o.verbose ? " (-v: why)" : "") << "\n"
-            << faint("the number: worst error over the reference's own error in the same dtype")
-            << "\n";
+            << faint(paragraph("the number: worst error over the reference's own error in the same "
+                               "dtype"));
 }
 
 static Json json(const Finding& f) {
@@ -211,11 +211,14 @@ static Outcome run(CheckOptions o) {
 
 Action check(CLI::App& app) {
   const auto o = std::make_shared<CheckOptions>();
-  option(app, "--variant", o->variants, "NAME", "variants; * matches any characters [all]");
-  option(app, "--execution", o->executions, "NAME", "executions [all]");
-  option(app, "--dtype", o->dtypes, "NAME",
-         "float32, float64, bfloat16, float16 [the first three]");
-  option(app, "--device", o->device, "NAME", "cpu or cuda [cpu]");
+  choices(option(app, "--variant", o->variants, "NAME", "variants; * matches any characters [all]"),
+          variant_choices());
+  choices(option(app, "--execution", o->executions, "NAME", "executions [all]"),
+          execution_choices());
+  choices(
+      option(app, "--dtype", o->dtypes, "NAME", "dtypes of the inputs [float32 float64 bfloat16]"),
+      {dtype_names()});
+  choices(option(app, "--device", o->device, "NAME", "device to check [cpu]"), {device_names()});
   non_negative(app, "--seed", o->seed, "N", "seed of the random inputs [0]");
   CLI::Option* forward =
       app.add_flag("--forward-only", o->forward_only, "check outputs only, not gradients");

@@ -31,6 +31,7 @@ Action bench(CLI::App&);
 Action data(CLI::App&);
 Action diagnose(CLI::App&);
 Action generate(CLI::App&);
+Action help(CLI::App&);
 Action info(CLI::App&);
 Action plan(CLI::App&);
 Action report(CLI::App&);

@@ -13,7 +13,7 @@ text::Tokenizer tokenizer_at(const std::string& path) {
 text::Tokenizer model_tokenizer(const std::filesystem::path& folder, int64_t V) {
   if (std::filesystem::exists(folder / "tokenizer.json")) return text::Tokenizer(folder);
   horner::check(V == 256, folder.string(), " has no tokenizer.json, and a vocabulary of ", V,
-                " tokens is not bytes (256)");
+                " tokens is not bytes (256); copy the tokenizer.json of its text into the folder");
   return text::Tokenizer();
 }
 
@@ -26,16 +26,16 @@ static Action add_pack(CLI::App& app) {
   const auto o = std::make_shared<PackOptions>();
   option(app, "INPUT", o->inputs, "",
          "text files, folders of them, .jsonl files [the Python sources of torch]");
-  app.add_option("--out", o->out, "the token file to write, in llm.c's layout")
-      ->capture_default_str();
-  app.add_option("--tokenizer", o->tokenizer, "a tokenizer.json, or a folder with one [bytes]");
-  app.add_option("--key", o->key, "the field of a .jsonl line that holds the text")
-      ->capture_default_str();
-  app.add_option("--begin", o->begin, "a token to insert before every document, such as '<bos>'");
-  app.add_option("--end", o->end,
-                 "a token to insert after every document, such as '<|endoftext|>'");
-  app.add_option("--shard", o->shard,
-                 "maximum tokens per file; the rest goes to NAME_000001.bin, …");
+  option(app, "--out", o->out, "FILE", "the token file to write, in llm.c's layout [tokens.bin]");
+  option(app, "--tokenizer", o->tokenizer, "FILE",
+         "a tokenizer.json, or a folder with one [bytes]");
+  option(app, "--key", o->key, "NAME", "the field of a .jsonl line that holds the text [text]");
+  option(app, "--begin", o->begin, "TOKEN",
+         "a token to insert before every document, such as '<bos>'");
+  option(app, "--end", o->end, "TOKEN",
+         "a token to insert after every document, such as '<|endoftext|>'");
+  option(app, "--shard", o->shard, "N",
+         "maximum tokens per file; the rest goes to NAME_000001.bin, …");
   app.add_flag("--force", o->force, "replace files that are not token files");
   app.add_flag("--json", o->json, "print a summary as JSON");
   return [o] { return pack(*o); };
@@ -44,16 +44,15 @@ static Action add_pack(CLI::App& app) {
 static Action add_info(CLI::App& app) {
   const auto o = std::make_shared<TokensOptions>();
   option(app, "FILE", o->files, "", "token files, in llm.c's or nanoGPT's layout")->required();
-  app.add_option("--tokenizer", o->tokenizer, "a tokenizer.json, or a folder with one [bytes]");
-  app.add_option("--tokens", o->shown, "how many of the first tokens to decode")
-      ->capture_default_str();
+  option(app, "--tokenizer", o->tokenizer, "FILE",
+         "a tokenizer.json, or a folder with one [bytes]");
+  option(app, "--tokens", o->shown, "N", "how many of the first tokens to decode [64]");
   app.add_flag("--json", o->json, "print as JSON");
   return [o] { return describe_tokens(*o); };
 }
 
 Action data(CLI::App& app) {
   app.require_subcommand(1);
-  app.get_formatter()->label("SUBCOMMAND", "WHAT");
   CLI::App* const pack = app.add_subcommand("pack", "convert text to a token file");
   CLI::App* const info = app.add_subcommand("info", "inspect a token file");
   pack->allow_extras(false);  // they would take it from above

@@ -36,14 +36,15 @@ double megabytes_per_second(const Packing& p) {
 }
 
 void show(const Packing& p) {
-  if (!isatty(STDERR_FILENO)) return;
+  if (!live()) return;
   constexpr size_t kWidth = 30;
   const double part = p.bytes_all > 0 ? double(p.bytes) / double(p.bytes_all) : 1;
   std::string bar;
   for (size_t i = 0; i < kWidth; ++i) bar += double(i) < part * kWidth ? "█" : "░";
-  std::cerr << "\r\033[K" << bar << formatted(" %3.0f %%", 100 * part)
-            << formatted("  %.1f MB/s", megabytes_per_second(p)) << "  " << p.out.written()
-            << " tokens" << std::flush;
+  const std::string line = bar + formatted(" %3.0f %%", 100 * part) +
+                           formatted("  %.1f MB/s", megabytes_per_second(p)) + "  " +
+                           std::to_string(p.out.written()) + " tokens";
+  std::cerr << "\r\033[K" << fitted(line, terminal_width(STDERR_FILENO)) << std::flush;
 }
 
 // The next piece of `text` into the buffer; how many bytes that is.
@@ -155,7 +156,7 @@ Outcome pack(const PackOptions& o) {
   catch_termination();
   bool all = true;
   for (const Path& file : files) all = all && pack_file(p, file);
-  if (isatty(STDERR_FILENO)) std::cerr << "\r\033[K" << std::flush;
+  if (live()) std::cerr << "\r\033[K" << std::flush;
   if (!all) return Outcome::interrupted;
   p.out.finish();
   return report(p, files.size());

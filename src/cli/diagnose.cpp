@@ -2,8 +2,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/data.h"
+#include "cli/model.h"
 #include "cli/options.h"
 #include "cli/report.h"
 #include "cli/run.h"
@@ -14,8 +16,6 @@
 #include "files/files.h"
 #include "files/json.h"
 #include "files/output.h"
-#include "nn/checkpoint.h"
-#include "train/checkpoint.h"
 
 namespace horner::cli {
 
@@ -28,14 +28,6 @@ struct DiagnoseOptions {
   int64_t what_if_tokens = 512;
   bool what_if = false, json = false, force = false;
 };
-
-// The model's folder, or the newest checkpoint of a run of `horner train`.
-static fs::path model_folder(const fs::path& given) {
-  horner::check(fs::exists(given), "no model folder '", given.string(), "'");
-  if (!fs::exists(given / "config.json"))
-    if (const auto newest = train::newest_checkpoint(given)) return *newest;
-  return given;
-}
 
 // The first `length` to `most` tokens of a text, after a BOS token if the tokenizer adds one.
 static at::Tensor tokens_of(const std::string& file, const fs::path& folder, const nn::Model& m,
@@ -55,20 +47,25 @@ static at::Tensor tokens_of(const std::string& file, const fs::path& folder, con
   return at::tensor(out, at::kLong);
 }
 
-// The model moved to a device.
-static nn::Model on(at::Device device, nn::Model m) {
-  for (const nn::Slot& s : nn::slots(m)) *s.at = s.at->to(device);
-  if (m.config.tied) m.head = m.embedding;
-  return m;
-}
-
 static void print(const diag::Diagnosis& d, const std::vector<diag::Finding>& findings) {
   for (const diag::Finding& f : findings)
-    std::cout << bold(f.title) << ": " << f.text << "\n" << faint("  rule: " + f.rule) << "\n";
+    std::cout << paragraph(bold(f.title) + ": " + f.text) << faint(paragraph("rule: " + f.rule, 2));
   Table t{.head = {"bound", "violations", "of"}, .right = {1, 2}};
   for (const auto& [name, c] : d.crossed)
     t.rows.push_back({name, count_text(double(c.times)), count_text(double(c.of))});
   std::cout << "\n" << cli::text(t);
+}
+
+// A line for each loss as it comes; the first is that of the model's own operator.
+static void print(const diag::Effect& e, const diag::WhatIf& w, const Progress& progress,
+                  bool json) {
+  if (json) return;
+  progress.clear();
+  const bool own = w.normalisers.empty() && w.plain.empty();
+  std::cout << text(Table{
+                   .rows = {{e.name + (own ? ", unchanged" : ""), formatted("loss %.4f", e.all),
+                             own ? "" : formatted("%+.2f %%", 100 * (e.all / w.loss - 1))}}})
+            << std::flush;
 }
 
 static Outcome run(DiagnoseOptions o, const std::string& command) {
@@ -88,54 +85,60 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
                            },
                        .inputs = {o.text}},
                       o.force);
-  const nn::Model model = on(device, nn::load_model(folder));
+  const nn::Model model = load_model(folder, device, at::ScalarType::Undefined);
   const int64_t length = o.settings.lengths.back();
   const int64_t room = model.config.family->rotary()
                            ? o.what_if_tokens
                            : std::min(o.what_if_tokens, model.config.positions);
+  if (o.what_if && o.asked.normalisers.empty())
+    o.asked.normalisers = diag::normalisers_of(room, diag::attention_of(model.config));
   const at::Tensor tokens =
       tokens_of(o.text, folder, model, length, o.what_if ? std::max(length, room) : length)
           .to(device);
+  if (o.what_if) diag::check_rows(model);
   catch_interrupt();
   const Stopwatch watch;
-  const size_t runs =
-      o.asked.normalisers.empty() ? diag::normalisers_of(1).size() : o.asked.normalisers.size();
-  const size_t layers = model.layers.size(), cuts = 32 + layers * size_t(model.config.H);
-  Progress progress{"diagnose", layers * (o.what_if ? 2 : 1) +
-                                    (o.what_if ? runs + 2 * size_t(o.asked.orders) + cuts : 0)};
+  const size_t layers = model.layers.size(), runs = 1 + o.asked.normalisers.size();
+  Progress progress{"diagnose", layers + (o.what_if ? runs + 2 * size_t(o.asked.orders) + 24 : 0)};
+  if (o.what_if && o.asked.per_head)
+    progress.all += layers * size_t(1 + model.config.H) + runs + 2 * size_t(o.asked.orders);
   struct Stopped {};
   const diag::Say say = [&](const std::string& what) {
     if (stopped()) throw Stopped{};
     progress.show(what);
   };
   std::optional<diag::WhatIf> what_if;
-  diag::Diagnosis d;
-  double seconds = 0;
-  try {
-    d = diag::diagnose(model, tokens, o.settings, say);
-    seconds = watch.ms() / 1000;
+  std::optional<diag::Diagnosis> d;
+  bool interrupted = false;
+  try {  // the losses first: each is one forward pass, and most readers came for them
+    const at::Tensor some = tokens.narrow(0, 0, std::min(tokens.numel(), room));
     if (o.what_if)
-      what_if =
-          diag::what_if(model, tokens.narrow(0, 0, std::min(tokens.numel(), room)), o.asked, say);
+      diag::losses_of_model(model, some, o.asked, what_if.emplace(), say,
+                            [&](const diag::Effect& e) { print(e, *what_if, progress, o.json); });
+    d = diag::diagnose(model, tokens, o.settings, say);
+    if (o.what_if && o.asked.per_head) diag::losses_of_heads(model, some, *what_if, say);
   } catch (const Stopped&) {
-    return Outcome::interrupted;
+    interrupted = true;
   }
   progress.clear();
+  if (what_if && std::isnan(what_if->loss)) what_if.reset();
+  if (!d && !what_if) return Outcome::interrupted;
+  const double seconds = watch.ms() / 1000;
   const auto name = [](const fs::path& p) {
     return (p.filename().empty() ? p.parent_path() : p).filename().string();
   };
+  const diag::About about{name(o.model), name(o.text), command, HORNER_VERSION};
   const std::string page = write_report(
-      diag::make_report(d, what_if, {name(o.model), name(o.text), command, HORNER_VERSION}), o.out);
-  nn::Json numbers = diag::to_json(d, what_if);
+      d ? diag::make_report(*d, what_if, about) : diag::make_report(*what_if, about), o.out);
+  nn::Json numbers = d ? diag::to_json(*d, what_if) : nn::Json{{"what_if", to_json(*what_if)}};
   numbers["seconds"] = seconds;
+  if (interrupted) numbers["interrupted"] = true;
   files::write_json(fs::path(o.out) / "diagnosis.json", numbers, 1);
-  if (o.json) {
-    std::cout << numbers.dump(1) << "\n";
-    return Outcome::fine;
-  }
-  print(d, diag::findings(d, what_if));
-  std::cout << "\n" << page << faint(formatted("  (%.1f s)", seconds)) << "\n";
-  return Outcome::fine;
+  if (o.json) std::cout << numbers.dump(1) << "\n";
+  if (d && !o.json) print(*d, diag::findings(*d, what_if));
+  if (!o.json) std::cout << "\n" << page << faint(formatted("  (%.1f s)", seconds)) << "\n";
+  if (interrupted) std::cerr << "interrupted; the report has what was measured until then\n";
+  return interrupted ? Outcome::interrupted : Outcome::fine;
 }
 
 Action diagnose(CLI::App& app) {
@@ -148,28 +151,37 @@ Action diagnose(CLI::App& app) {
            "numbers of largest weights to select [1 5 10 20 100]");
   option(app, "--layers", o->settings.layers, "I", "layers to measure [all]");
   option(app, "--heads", o->settings.heads, "H", "heads to measure [all]");
-  option(app, "--embedding", o->embedding, "NAME",
-         std::string("points that represent tokens: tokens, inputs or values [") +
-             diag::name_of(o->settings.embedding) + "]");
+  choices(option(app, "--embedding", o->embedding, "NAME",
+                 std::string("points that represent tokens [") +
+                     diag::name_of(o->settings.embedding) + "]"),
+          {{"tokens", "inputs", "values"}});
   app.add_flag("--unit", o->settings.unit, "normalize points to length 1 for distances, too");
   option(app, "--level", o->settings.level, "P", "level of the Kolmogorov-Smirnov test [0.01]");
   app.add_flag("--what-if", o->what_if,
                "also measure the loss with other normalisers, Taylor orders, top N weights only");
-  option(app, "--normaliser", o->asked.normalisers, "NAME",
-         "variants for --what-if [those of docs/diagnosis.md]");
+  app.add_flag("--per-head", o->asked.per_head,
+               "with --what-if, also switch some of the heads, and cut each head alone: many more "
+               "forward passes");
+  choices(option(app, "--normaliser", o->asked.normalisers, "NAME",
+                 "variants for --what-if [those of docs/diagnosis.md]"),
+          variant_choices());
   non_negative(app, "--orders", o->asked.orders, "N", "highest Taylor order of --what-if [20]");
   positive(app, "--what-if-tokens", o->what_if_tokens, "T",
            "tokens of the text for --what-if [512]");
-  option(app, "--device", o->device, "NAME", "device of the model: cpu or cuda [cpu]");
+  choices(option(app, "--device", o->device, "NAME", "device of the model [cpu]"),
+          {device_names()});
   option(app, "--seed", o->settings.seed, "N", "seed of the sensitivity's random directions [0]");
   option(app, "--out", o->out, "DIR",
          "folder for report.html, report.json and diagnosis.json [diagnosis]");
   app.add_flag("--force", o->force, "replace files of these names that are not a diagnosis");
   app.add_flag("--json", o->json, "print the numbers as JSON");
   return [o] {
+    horner::check(o->what_if || !o->asked.per_head, "--per-head belongs to --what-if; add that");
+    horner::check(o->settings.level > 0 && o->settings.level < 1,
+                  "--level must be between 0 and 1, got ", o->settings.level);
     return run(*o, "horner diagnose --model " + fs::path(o->model).filename().string() +
                        " --text " + fs::path(o->text).filename().string() +
-                       (o->what_if ? " --what-if" : ""));
+                       (o->what_if ? " --what-if" : "") + (o->asked.per_head ? " --per-head" : ""));
   };
 }
 

@@ -77,7 +77,7 @@ Action info(CLI::App& app) {
   return [json] {
     const Json all = facts();
     if (*json) return print_json(all);
-    Table table;
+    Table table{.wrap = true};
     for (const auto& [key, value] : all.items()) {
       std::string label = key;
       std::replace(label.begin(), label.end(), '_', ' ');

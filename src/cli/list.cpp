@@ -133,12 +133,13 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
     }
     table.rows.push_back(row);
   }
-  std::cout << text(table, columns) << "\nruns on " << o.device << " in " << o.dtype << ":";
+  std::string runs = "runs on " + o.device + " in " + o.dtype + ":";
   for (const auto& [i, letter] : letters)
-    std::cout << "  " << letter << " " << attn::executions()[i]->name;
-  std::cout << (o.verbose ? "\n" : "  (-v: why not the others)\n");
+    runs += "  " + std::string(1, letter) + " " + std::string(attn::executions()[i]->name);
+  if (!o.verbose) runs += "  (-v: why not the others)";
+  std::cout << text(table, columns) << "\n" << paragraph(runs);
   for (size_t i = 0; i < remarks.size(); ++i)
-    std::cout << faint("[" + std::string(1, char('a' + i)) + "]") << " " << remarks[i] << "\n";
+    std::cout << paragraph("[" + std::string(1, char('a' + i)) + "] " + remarks[i]);
   if (o.verbose) print_reasons(rows, columns);
 
   if (families.empty()) return;
@@ -149,10 +150,13 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
 
 Action list(CLI::App& app) {
   const auto o = std::make_shared<ListOptions>();
-  option(app, "PATTERN", o->patterns, "", "variants to show; * matches any characters [all]");
-  option(app, "--device", o->device, "NAME", "the device to probe: cpu or cuda [cpu]");
-  option(app, "--dtype", o->dtype, "NAME",
-         "the dtype to probe: float32, float64, bfloat16, float16 [float32]");
+  choices(
+      option(app, "PATTERN", o->patterns, "", "variants to show; * matches any characters [all]"),
+      variant_choices());
+  choices(option(app, "--device", o->device, "NAME", "the device to probe [cpu]"),
+          {device_names()});
+  choices(option(app, "--dtype", o->dtype, "NAME", "the dtype to probe [float32]"),
+          {dtype_names()});
   app.add_flag("-v,--verbose", o->verbose, "say why an execution cannot run a variant");
   app.add_flag("--json", o->json, "the whole table as JSON, with every reason");
   return [o] {

@@ -1,7 +1,6 @@
 // The command line: the table of commands, and how errors are reported.
 //   exit code 0: success · 1: a check failed · 2: an error, one line on stderr · 130: interrupted
 //   by Ctrl-C · 143: by SIGTERM
-#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -15,6 +14,8 @@
 #include <map>
 
 #include "cli/command.h"
+#include "cli/errors.h"
+#include "cli/help.h"
 #include "cli/run.h"
 #include "core/check.h"
 #include "core/names.h"
@@ -53,7 +54,7 @@ static const Command kCommands[] = {
      plan},
     {"data",
      "convert text to token files; inspect a token file",
-     {"horner data pack --out torch.bin                   the Python sources of torch, as bytes",
+     {"horner data pack --out torch.bin          the Python sources of torch, as bytes",
       "horner data pack book.txt corpus/ more.jsonl --tokenizer model/ --end '<eos>' --out "
       "train.bin",
       "horner data info train.bin --tokenizer model/"},
@@ -79,14 +80,21 @@ static const Command kCommands[] = {
      "analyse what a model's attention can and cannot select",
      {"horner diagnose --model DIR --text book.txt --out diagnosis",
       "horner diagnose --model DIR --text book.txt --length 256 --top 1 5 20 --embedding inputs",
-      "horner diagnose --model DIR --text book.txt --what-if      also losses with other "
-      "normalisers"},
+      "horner diagnose --model DIR --text book.txt --what-if   other normalisers"},
      diagnose},
     {"generate",
      "generate text with a model",
-     {"horner generate --model DIR --prompt 'Once upon a time' --tokens 100 --temperature 0"},
+     {"horner generate --model DIR --prompt 'Once upon a time' --tokens 100 --temperature 0",
+      "horner generate --model runs/taylor4 --prompt-file letter.txt --device cuda --dtype "
+      "bfloat16",
+      "fortune | horner generate --model DIR --prompt-file -"},
      generate},
     {"info", "show versions, processor and GPUs", {"horner info", "horner info --json"}, info},
+    {"help",
+     "explain a command; print completions for a shell, or the manual page",
+     {"horner help train", "source <(horner help --completion bash)",
+      "horner help --man | man -l -"},
+     help},
 };
 
 static std::string footer(const Command& c) {
@@ -115,11 +123,23 @@ static void check_leftovers(const CLI::App& app, const std::string& command) {
   fail("'", command, "' does not expect '", left[0], "'; see '", command, " --help'");
 }
 
+// What is wrong with the options, in words of ours where the parser's are not clear.
+static std::string parse_problem(const CLI::ParseError& e, const CLI::App& app) {
+  const std::string text = e.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) && text.find("missing") != text.npos)
+    return text.substr(0, text.find(':')) + " needs a value";
+  if (dynamic_cast<const CLI::RequiredError*>(&e) && text.find("ubcommand") != text.npos) {
+    std::vector<std::string> below;
+    for (const auto& [name, command] : commands_of(app)) below.push_back(name);
+    return "'" + app.get_name() + "' needs " + quoted(below) + " after it";
+  }
+  return text;
+}
+
 static Outcome run(int argc, char** argv) {
   CLI::App app("Horner: attention operators as data", "horner");
   app.set_version_flag("--version", "horner " HORNER_VERSION);
   app.require_subcommand(0, 1)->allow_extras();
-  app.get_formatter()->label("SUBCOMMAND", "COMMAND");
   app.footer("Run 'horner COMMAND --help' for the options of a command.");
   std::map<const CLI::App*, Action> actions;
   for (const Command& c : kCommands) {
@@ -127,6 +147,7 @@ static Outcome run(int argc, char** argv) {
     command->group("Commands")->footer(footer(c));
     actions[command] = c.add(*command);
   }
+  use_help_text(app);
 
   auto chosen = [&]() -> const CLI::App& {
     const auto parsed = app.get_subcommands();
@@ -140,7 +161,7 @@ static Outcome run(int argc, char** argv) {
     return Outcome::fine;
   } catch (const CLI::ParseError& e) {
     check_leftovers(chosen(), chosen_name());
-    fail(e.what(), "; see '", chosen_name(), " --help'");
+    fail(parse_problem(e, chosen()), "; see '", chosen_name(), " --help'");
   }
   check_leftovers(app, "horner");
   if (&chosen() == &app) {
@@ -175,11 +196,9 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // the write fails then, as on a full disk
   try {
     return horner::cli::finish(horner::cli::run(argc, argv));
-  } catch (const c10::Error& e) {
-    const std::string message = e.what_without_backtrace();
-    std::cerr << "horner: " << message.substr(0, message.find('\n')) << "\n";
   } catch (const std::exception& e) {
-    std::cerr << "horner: " << e.what() << "\n";
+    std::cout << std::flush;
+    std::cerr << "horner: " << horner::cli::message_of(e) << "\n";
   }
   return 2;
 }

@@ -141,12 +141,13 @@ static void print(const Planned& p, const PlanOptions& o) {
               << " tokens on, chunks take fewer FLOPs than tiles\n"
               << "  from " << count_text(p.faster)
               << " tokens on, the state decodes faster than a float32 KV cache\n";
-  std::cout << "\n" << bold("auto") << " chooses " << green(p.chosen) << " (" << p.why << ")\n";
+  std::cout << "\n" << paragraph(bold("auto") + " chooses " + green(p.chosen) + " (" + p.why + ")");
 }
 
 Action plan(CLI::App& app) {
   const auto o = std::make_shared<PlanOptions>();
-  option(app, "VARIANT", o->variant, "", "a variant, such as taylor2")->required();
+  choices(option(app, "VARIANT", o->variant, "", "a variant, such as taylor2")->required(),
+          variant_choices());
   positive(app, "-d,--dim", o->D, "N", "head dimension of queries and keys [64]");
   positive(app, "--value-dim", o->E, "N", "head dimension of values [D]");
   positive(app, "--heads", o->heads, "N", "query heads [8]");
@@ -154,13 +155,20 @@ Action plan(CLI::App& app) {
   positive(app, "--layers", o->layers, "N", "layers [1]");
   positive(app, "--batch", o->batch, "N", "batch size [1]");
   positive(app, "-t,--tokens", o->tokens, "N", "context length [4096]");
-  option(app, "--dtype", o->dtype, "NAME", "dtype of the inputs and the KV cache [float32]");
+  choices(
+      option(app, "--dtype", o->dtype, "NAME", "dtype of the inputs and the KV cache [float32]"),
+      {dtype_names()});
   app.add_flag("--json", o->json, "print as JSON");
   return [o] {
     if (o->E == 0) o->E = o->D;
     if (o->key_heads == 0) o->key_heads = o->heads;
     horner::check(o->heads % o->key_heads == 0, "the ", o->heads,
                   " heads must be a multiple of the ", o->key_heads, " key heads");
+    const double most = 0x1p62, elements = double(o->batch) * double(o->heads) * double(o->tokens) *
+                                           double(std::max(o->D, o->E));
+    horner::check(elements < most, "the tensors would have ", elements,
+                  " elements, more than can be counted (", most,
+                  "); choose fewer --tokens, --heads, a smaller --dim or --batch");
     const Planned p = planned(*o);
     if (o->json) return print_json(json(p, *o));
     print(p, *o);

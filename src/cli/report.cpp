@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 struct ReportOptions {
   std::vector<std::string> folders;
   std::string out, title;
-  bool force = false;
+  bool force = false, json = false;
 };
 
 std::string write_report(const report::Report& r, const fs::path& out) {
@@ -53,12 +53,24 @@ study::Origin origin_of(const fs::path& folder) {
   return o;
 }
 
+static Json summary_json(const std::vector<study::RunData>& runs, const report::Report& r,
+                         const std::string& page) {
+  Json all = Json::array();
+  for (const study::RunData& run : runs)
+    all.push_back({{"folder", run.folder.string()},
+                   {"finished", run.finished},
+                   {"attention", run.settings.attention},
+                   {"result", run.result}});
+  return {{"title", r.title}, {"report", page}, {"findings", r.summary}, {"runs", all}};
+}
+
 Action report(CLI::App& app) {
   auto o = std::make_shared<ReportOptions>();
   option(app, "DIR", o->folders, "", "run folders, or folders that contain them")->required();
   option(app, "--out", o->out, "DIR", "folder for report.html and report.json [the first folder]");
   option(app, "--title", o->title, "TEXT", "title of the report");
   app.add_flag("--force", o->force, "replace a report.html or report.json that is not a report");
+  app.add_flag("--json", o->json, "print the report's path, its findings and its runs as JSON");
   return [o] {
     const std::vector<fs::path> folders(o->folders.begin(), o->folders.end());
     const fs::path out = o->out.empty() ? folders[0] : fs::path(o->out);
@@ -68,7 +80,13 @@ Action report(CLI::App& app) {
     const auto runs = study::read_runs(folders);
     for (const std::string& sentence : study::repeated_steps(runs))
       std::cerr << "warning: " << sentence << "\n";
-    std::cout << write_report(study::make_report(runs, origin), out) << "\n";
+    const report::Report r = study::make_report(runs, origin);
+    const std::string page = write_report(r, out);
+    if (o->json)
+      std::cout << summary_json(runs, r, page).dump(2, ' ', false, Json::error_handler_t::replace)
+                << "\n";
+    else
+      std::cout << page << "\n";
     return Outcome::fine;
   };
 }

@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "attn/inputs.h"
+#include "cli/table.h"
 #include "core/check.h"
 #include "core/names.h"
 
@@ -36,14 +37,16 @@ int stop_signal() {
   return interrupted;
 }
 
-static bool live() {
-  return isatty(STDERR_FILENO);
+bool live() {
+  return can_redraw(STDERR_FILENO);
 }
 
 void Progress::show(const std::string& what) {
   now = what;
   ++done;
-  if (live()) std::cerr << "\r\033[K" << done << "/" << all << " " << what << " …" << std::flush;
+  if (!live()) return;
+  const std::string line = std::to_string(done) + "/" + std::to_string(all) + " " + what + " …";
+  std::cerr << "\r\033[K" << fitted(line, terminal_width(STDERR_FILENO)) << std::flush;
 }
 
 void Progress::clear() const {
@@ -52,16 +55,25 @@ void Progress::clear() const {
 
 Progress::~Progress() {
   clear();
-  if (std::uncaught_exceptions() > 0) std::cerr << command << " failed at " << now << "\n";
+  if (std::uncaught_exceptions() > 0 && !now.empty())
+    std::cerr << command << " failed at " << now << "\n";
+}
+
+static constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+
+std::vector<std::string> dtype_names() {
+  std::vector<std::string> out;
+  for (const at::ScalarType type : kDtypes) out.push_back(attn::dtype_name(type));
+  return out;
+}
+std::vector<std::string> device_names() {
+  return {"cpu", "cuda"};
 }
 
 at::ScalarType dtype(const std::string& name) {
-  std::vector<std::string> names;
-  for (at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    names.push_back(attn::dtype_name(type));
-    if (name == names.back()) return type;
-  }
-  fail("unknown dtype '", name, "'; expected one of ", quoted(names));
+  for (const at::ScalarType type : kDtypes)
+    if (name == attn::dtype_name(type)) return type;
+  fail("unknown dtype '", name, "'; expected one of ", quoted(dtype_names()));
 }
 
 at::Device device(const std::string& name) {

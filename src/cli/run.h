@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <vector>
 
 namespace horner::cli {
 
@@ -25,7 +26,12 @@ struct Progress {
   ~Progress();
 };
 
+// Whether stderr is a terminal that can redraw its last line; TERM=dumb cannot.
+bool live();
+
 at::ScalarType dtype(const std::string& name);
 at::Device device(const std::string& name);
+std::vector<std::string> dtype_names();
+std::vector<std::string> device_names();
 
 }  // namespace horner::cli

@@ -103,7 +103,7 @@ static void print_state(const attn::Spec& spec, const ShowOptions& o) {
 
 static void print(const attn::Variant& v, const ShowOptions& o) {
   std::cout << bold(v.name) << "  " << v.about << "\n\n";
-  Table lines{.indent = 2};
+  Table lines{.indent = 2, .wrap = true};
   std::string last;
   for (const auto& [label, line] : attn::formula(v.spec)) {
     lines.rows.push_back({faint(label == last ? "" : label), line});
@@ -111,13 +111,13 @@ static void print(const attn::Variant& v, const ShowOptions& o) {
   }
   std::cout << text(lines) << "\n";
 
-  Table facts{.rows = {{faint("source"), v.source}}, .indent = 2};
+  Table facts{.rows = {{faint("source"), v.source}}, .indent = 2, .wrap = true};
   if (!v.aliases.empty()) facts.rows.push_back({faint("aliases"), v.aliases});
   facts.rows.push_back({faint("written"), written(v.spec)});
   for (const std::string& note : attn::notes(v.spec)) facts.rows.push_back({faint("note"), note});
   std::cout << text(facts);
 
-  Table inputs{.indent = 2};
+  Table inputs{.indent = 2, .wrap = true};
   for (const attn::Input& i : extras(v.spec))
     inputs.rows.push_back({i.name, faint(attn::shape_text(i.shape)),
                            i.about + std::string(i.wanted ? "" : " (optional)")});
@@ -127,8 +127,10 @@ static void print(const attn::Variant& v, const ShowOptions& o) {
 
 Action show(CLI::App& app) {
   const auto o = std::make_shared<ShowOptions>();
-  option(app, "NAME", o->name, "", "a variant; stages to change follow a colon")->required();
-  const CLI::Validator sizes = CLI::Range(1, 65536).description("");
+  choices(
+      option(app, "NAME", o->name, "", "a variant; stages to change follow a colon")->required(),
+      variant_choices());
+  const CLI::Validator sizes = within(1, 65536);
   option(app, "--dim", o->D, "D", "head dimension of queries and keys [64]")->check(sizes);
   option(app, "--value-dim", o->E, "E", "head dimension of values [D]")->check(sizes);
   app.add_flag("--json", o->json, "print as JSON, sizes in bytes");

@@ -29,7 +29,7 @@ struct StudyOptions {
   std::vector<std::string> only;
   size_t jobs = 0;
   double minutes = 0;
-  bool list = false, keep_weights = false, force = false;
+  bool list = false, keep_weights = false, force = false, json = false;
 };
 
 // Progress of the runs on stderr: a table that is redrawn on a terminal; elsewhere a line when a
@@ -56,7 +56,7 @@ struct Live {
     }
     std::string out = lines > 0 ? "\033[" + std::to_string(lines) + "A\r\033[J" : "";
     const std::string table =
-        t.rows.empty() ? "" : text(t, size_t(std::max(40, int(terminal_width()) - 1)));
+        t.rows.empty() ? "" : text(t, size_t(std::max(40, int(terminal_width(STDERR_FILENO)) - 1)));
     const std::string status = std::to_string(done) + " of " + std::to_string(all.size()) +
                                " runs done" +
                                (failed ? ", " + red(std::to_string(failed) + " failed") : "") +
@@ -65,7 +65,7 @@ struct Live {
     std::cerr << out << table << faint(status) << "\n" << std::flush;
   }
   void show(const std::vector<RunState>& all) {
-    const bool live = isatty(STDERR_FILENO);
+    const bool live = cli::live();
     seen.resize(all.size(), Status::waiting);
     if (live && since.ms() < 400 && lines > 0) return;
     const bool time = !live && since.ms() > 30000;
@@ -131,14 +131,30 @@ static study::Study prepared(const StudyOptions& o) {
   return s;
 }
 
+static Json summary_json(const study::Study& s, const std::vector<RunState>& all,
+                         const report::Report& r, const std::string& page) {
+  static const char* const kWords[] = {"waiting", "running", "finished", "failed", "interrupted"};
+  Json runs = Json::array();
+  for (size_t i = 0; i < all.size(); ++i)
+    runs.push_back({{"name", s.runs[i].name},
+                    {"status", kWords[size_t(all[i].status)]},
+                    {"step", all[i].step},
+                    {"loss", all[i].step > 0 ? Json(all[i].loss) : Json()},
+                    {"why", all[i].why}});
+  return {{"title", s.title}, {"report", page}, {"findings", r.summary}, {"runs", runs}};
+}
+
 static Outcome run(StudyOptions o) {
   if (o.jobs == 0) o.jobs = std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
   const study::Study s = prepared(o);
   if (o.list) {
     if (!s.about.empty()) std::cerr << s.about << "\n";
-    for (const study::Run& r : s.runs)
-      std::cout << r.name << (study::is_finished(r) ? "  done" : "") << "\n";
-    return Outcome::fine;
+    Json listed = Json::array();
+    for (const study::Run& r : s.runs) {
+      if (!o.json) std::cout << r.name << (study::is_finished(r) ? "  done" : "") << "\n";
+      listed.push_back({{"name", r.name}, {"finished", study::is_finished(r)}});
+    }
+    return o.json ? print_json({{"title", s.title}, {"runs", listed}}) : Outcome::fine;
   }
   const std::string command = "horner study " + o.study + " --out " + o.out +
                               (o.device.empty() ? "" : " --device " + o.device) +
@@ -177,8 +193,13 @@ static Outcome run(StudyOptions o) {
   }
   const auto runs = study::read_runs({o.out});
   const report::Report r = study::make_report(runs, origin_of(o.out));
-  for (const std::string& sentence : r.summary) std::cout << "- " << sentence << "\n";
-  std::cout << "\nreport: " << fs::absolute(write_report(r, o.out)).string() << "\n";
+  const std::string page = fs::absolute(write_report(r, o.out)).string();
+  if (o.json)
+    std::cout << summary_json(s, all, r, page).dump(2, ' ', false, Json::error_handler_t::replace)
+              << "\n";
+  for (const std::string& sentence : r.summary)
+    if (!o.json) std::cout << paragraph("- " + sentence);
+  if (!o.json) std::cout << "\nreport: " << page << "\n";
   const size_t failed = count(Status::failed),
                left = count(Status::waiting) + count(Status::stopped);
   if (left > 0)
@@ -192,12 +213,17 @@ static Outcome run(StudyOptions o) {
 Action study(CLI::App& app) {
   auto o = std::make_shared<StudyOptions>();
   std::string names = "a preset or a JSON file:";
-  for (const study::Preset& p : study::presets())
+  Choices presets{.shown = false};
+  for (const study::Preset& p : study::presets()) {
     names += "\n" + std::string(p.name) + ": " + p.about;
-  option(app, "STUDY", o->study, "", names)->required();
+    presets.words.push_back(p.name);
+  }
+  choices(option(app, "STUDY", o->study, "", names)->required(), presets);
   option(app, "--out", o->out, "DIR", "folder for the runs and the report")->required();
-  option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, or 1 on a single core]");
-  option(app, "--device", o->device, "DEVICE", "cpu or cuda [the study's setting]");
+  option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, or 1 on a single core]")
+      ->check(within(1, 1024));
+  choices(option(app, "--device", o->device, "NAME", "device of the runs [the study's setting]"),
+          {device_names()});
   option(app, "--set", o->set, "JSON",
          "override settings of every run, as JSON: '{\"steps\": 100}'");
   option(app, "--only", o->only, "GLOB",
@@ -208,6 +234,7 @@ Action study(CLI::App& app) {
                "describe the study, and list its runs and whether they are done");
   app.add_flag("--force", o->force,
                "replace an origin.json, report.html or report.json that is not of a study");
+  app.add_flag("--json", o->json, "print the runs, the findings and the report's path as JSON");
   app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
   return [o] { return run(*o); };
 }

@@ -14,14 +14,22 @@ struct Table {
   std::vector<Row> rows;
   std::vector<size_t> right = {};  // the columns aligned at their right: numbers
   size_t indent = 0;
+  size_t keys = 1;    // columns that every part of a table repeats when it is too wide
+  bool wrap = false;  // long text continues on the next line instead of being cut
 };
 
-// One line a row. Where that is wider than `most` (0: no limit), the widest column is cut with "…";
-// it must hold no colour.
-std::string text(const Table&, size_t most = 0);
+size_t terminal_width(int file = 1);  // of stdout; 0 when it is not a terminal
+
+// One line a row. Where that is wider than `most` (0: no limit), text columns are cut with "…" (or
+// continue below, with `wrap`); if numbers alone are too wide, the columns come in several tables
+// that repeat the first.
+std::string text(const Table&, size_t most = terminal_width());
 
 // The text on indented lines of at most `most` columns.
 std::string wrapped(const std::string& text, size_t most, size_t indent);
+
+// A paragraph: wrapped on a terminal, one line elsewhere.
+std::string paragraph(const std::string& text, size_t indent = 0);
 
 // Columns that UTF-8 text takes on a terminal; colours take none.
 size_t width(std::string_view);
@@ -32,9 +40,13 @@ std::string count_text(double n);           // "47,905", "3.1e+24"
 std::string size_text(double bytes);        // "17 KB", "12.5 MB"
 std::string duration_text(double seconds);  // "7 s", "2 min 5 s", "3 h 20 min"
 
-size_t terminal_width();  // of stdout; 0 when it is not a terminal
+// The text, or what fits into `most` columns (0: no limit) with "…".
+std::string fitted(const std::string& text, size_t most);
 
-// Coloured only when stdout is a terminal and NO_COLOR is unset.
+// Whether a file is a terminal that understands more than lines (not TERM=dumb).
+bool can_redraw(int file);
+
+// Coloured only when stdout is such a terminal and NO_COLOR is unset.
 std::string bold(const std::string&);
 std::string faint(const std::string&);
 std::string red(const std::string&);

@@ -11,6 +11,7 @@
 #include "core/stopwatch.h"
 #include "files/json.h"
 #include "files/output.h"
+#include "nn/config.h"
 #include "study/tasks.h"
 #include "train/comm.h"
 #include "train/trainer.h"
@@ -44,19 +45,32 @@ static train::Settings settings_of(const TrainOptions& o) {
   return s;
 }
 
-static std::string line(const train::Progress& p) {
-  std::string out = std::to_string(p.step) + "/" + std::to_string(p.steps);
-  out += formatted("  loss %.4f", p.loss) + formatted("  gradient norm %.3g", p.norm);
-  if (!std::isnan(p.validation_loss)) out += formatted("  validation %.4f", p.validation_loss);
-  out += "  " + count_text(std::round(p.tokens_per_second)) + " tokens/s";
-  if (!std::isnan(p.share_of_peak)) out += formatted("  %.0f %% of peak", 100 * p.share_of_peak);
-  return out + "  " + duration_text(p.seconds_left) + " left";
+// The line of progress in at most `most` columns (0: no limit): the least important parts go first.
+static std::string line(const train::Progress& p, const std::string& bar = "", size_t most = 0) {
+  enum : size_t { kBar, kStep, kLoss, kNorm, kValidation, kRate, kPeak, kLeft };
+  std::string parts[] = {
+      bar,
+      std::to_string(p.step) + "/" + std::to_string(p.steps),
+      formatted("loss %.4f", p.loss),
+      formatted("gradient norm %.3g", p.norm),
+      std::isnan(p.validation_loss) ? "" : formatted("validation %.4f", p.validation_loss),
+      count_text(std::round(p.tokens_per_second)) + " tokens/s",
+      std::isnan(p.share_of_peak) ? "" : formatted("%.0f %% of peak", 100 * p.share_of_peak),
+      duration_text(p.seconds_left) + " left"};
+  const auto joined = [&] {
+    std::string out;
+    for (const std::string& part : parts) out += (out.empty() || part.empty() ? "" : "  ") + part;
+    return out;
+  };
+  for (const size_t drop : {kPeak, kBar, kNorm, kRate, kValidation})
+    if (most > 0 && width(joined()) > most) parts[drop].clear();
+  return fitted(joined(), most);
 }
 
 // A progress bar on a terminal; elsewhere a line every ten seconds.
 static void show(const train::Progress& p, Stopwatch& since) {
   constexpr size_t kWidth = 20;
-  const bool live = isatty(STDERR_FILENO), last = p.step == p.steps;
+  const bool live = cli::live(), last = p.step == p.steps;
   if (!last && p.step != 1 && since.ms() < (live ? 100 : 10000)) return;
   since = Stopwatch();
   if (!live) {
@@ -66,12 +80,13 @@ static void show(const train::Progress& p, Stopwatch& since) {
   std::string bar;
   for (size_t i = 0; i < kWidth; ++i)
     bar += double(i) < double(p.step) / double(p.steps) * kWidth ? "█" : "░";
-  std::cerr << "\r\033[K" << bar << " " << line(p) << std::flush;
+  const size_t columns = terminal_width(STDERR_FILENO);  // the last one would wrap
+  std::cerr << "\r\033[K" << line(p, bar, columns > 1 ? columns - 1 : 0) << std::flush;
 }
 
 static void print_settings(const train::Settings& s) {
   const Json j = to_json(s);
-  Table t;
+  Table t{.wrap = true};
   for (const train::Setting& row : train::setting_table()) {
     const Json& x = j[row.name];
     t.rows.push_back({row.name, x == "" ? "-" : x.is_string() ? x.get<std::string>() : x.dump()});
@@ -102,14 +117,14 @@ static Outcome run(const TrainOptions& o) {
   hooks.measure_peak = isatty(STDERR_FILENO);
   hooks.progress = [&](const train::Progress& p) { show(p, since); };
   hooks.say = [](const std::string& what) {
-    std::cerr << (isatty(STDERR_FILENO) ? "\r\033[K" : "") << what << "\n";
+    std::cerr << (live() ? "\r\033[K" : "") << what << "\n";
   };
   hooks.lost = [](const std::string& reason) {
     std::cerr << "horner: " << reason << std::endl;
     std::_Exit(reason.find("received SIGTERM") == reason.npos ? 2 : 128 + SIGTERM);
   };
   const train::Outcome outcome = train::train(s, source, o.out, begin, hooks);
-  if (isatty(STDERR_FILENO) && first) std::cerr << "\n";
+  if (live() && first) std::cerr << "\n";
   if (!outcome.finished) {
     if (first)
       std::cerr << "interrupted after step " << outcome.step << "; resume with: horner train --out "
@@ -119,6 +134,27 @@ static Outcome run(const TrainOptions& o) {
   if (!first) return Outcome::fine;
   if (!o.json) std::cout << "done: " << o.out << "/result.json\n";
   return print_json(outcome.result);
+}
+
+// What a setting can be, where its values have names.
+static Choices choices_of(const train::Setting& row) {
+  const std::string name = row.name;
+  if (name == "attention") return variant_choices();
+  if (name == "model") return {nn::preset_names()};
+  Choices out{row.range.choices};
+  if (name == "execution") out = execution_choices(), out.words.insert(out.words.begin(), "auto");
+  if (name == "task") {
+    out.words = {"text"};
+    for (const study::Task& t : study::tasks()) out.words.push_back(t.name);
+  }
+  return out;
+}
+
+// The word for its value in --help.
+static std::string word_of(const train::Setting& row) {
+  static const char* const kWords[] = {"NAME", "N", "N", "X", "", "JSON"};
+  const std::string name = row.name;
+  return name == "model" ? "MODEL" : name == "data" ? "FILE" : kWords[row.at.index()];
 }
 
 Action train(CLI::App& app) {
@@ -132,19 +168,23 @@ Action train(CLI::App& app) {
   const Json defaults = to_json(train::Settings());
   for (const train::Setting& row : train::setting_table()) {
     const std::string name = row.name, range = range_text(row.range);
-    const std::string help = row.help + (range.empty() ? "" : " (" + range + ")");
     const Json& value = defaults[name];
     const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    const Choices known = choices_of(row);
+    std::string help = row.help;
+    if (!range.empty() && known.words.empty()) help += " (" + range + ")";
+    if (!text.empty()) help += " [" + text + "]";
     if (value.is_boolean())
       app.add_flag_function(
           "--" + name + ",!--no-" + name,
-          [o, name](int64_t n) { o->given[name] = n > 0 ? "true" : "false"; },
-          help + " [" + text + "]");
+          [o, name](int64_t n) { o->given[name] = n > 0 ? "true" : "false"; }, help);
     else
-      app.add_option_function<std::string>(
-             "--" + name, [o, name](const std::string& given) { o->given[name] = given; }, help)
-          ->take_last()
-          ->type_name(text.empty() ? "TEXT" : "[" + text + "]");
+      choices(
+          app.add_option_function<std::string>(
+                 "--" + name, [o, name](const std::string& given) { o->given[name] = given; }, help)
+              ->take_last()
+              ->type_name(word_of(row)),
+          known);
   }
   return [o] { return run(*o); };
 }

@@ -96,6 +96,35 @@ static Json effects(const std::vector<Effect>& list) {
   return out;
 }
 
+Json to_json(const WhatIf& w) {
+  Json out = {{"tokens", w.tokens},
+              {"attention", w.attention},
+              {"loss", w.loss},
+              {"whole", w.whole},
+              {"normalisers", effects(w.normalisers)},
+              {"plain", effects(w.plain)},
+              {"centred", effects(w.centred)}};
+  for (const Truncated& t : w.truncated)
+    out["top"].push_back({{"renormalised", t.renormalised},
+                          {"within_1_percent", t.within_1},
+                          {"within_5_percent", t.within_5},
+                          {"losses", t.losses}});
+  if (w.tops) {
+    const Tops& t = *w.tops;
+    Json& list = out["top_of_heads"] = Json::array();
+    for (const HeadTop& h : t.heads)
+      list.push_back({{"layer", h.layer},
+                      {"head", h.head},
+                      {"alone_1_percent", h.alone[0]},
+                      {"alone_5_percent", h.alone[1]},
+                      {"together_1_percent", h.together[0]},
+                      {"together_5_percent", h.together[1]}});
+    for (const auto& [name, j] : {std::pair{"together_1_percent", 0}, {"together_5_percent", 1}})
+      out[name] = {{"output_error", t.level[j]}, {"loss", t.loss[j]}};
+  }
+  return out;
+}
+
 Json to_json(const Diagnosis& d, const std::optional<WhatIf>& w) {
   const Settings& s = d.settings;
   Json out = {{"tokens", d.tokens},
@@ -119,30 +148,7 @@ Json to_json(const Diagnosis& d, const std::optional<WhatIf>& w) {
         {{"title", f.title}, {"text", f.text}, {"rule", f.rule}, {"heads", f.heads}});
   out["heads"] = Json::array();
   for (const Head& h : d.heads) out["heads"].push_back(head_json(d, h));
-  if (!w) return out;
-  out["what_if"] = {{"tokens", w->tokens},
-                    {"loss", w->loss},
-                    {"normalisers", effects(w->normalisers)},
-                    {"plain", effects(w->plain)},
-                    {"centred", effects(w->centred)}};
-  for (const Truncated& t : w->truncated)
-    out["what_if"]["top"].push_back({{"renormalised", t.renormalised},
-                                     {"within_1_percent", t.within_1},
-                                     {"within_5_percent", t.within_5},
-                                     {"losses", t.losses}});
-  if (w->tops) {
-    const Tops& t = *w->tops;
-    Json& list = out["what_if"]["top_of_heads"] = Json::array();
-    for (const HeadTop& h : t.heads)
-      list.push_back({{"layer", h.layer},
-                      {"head", h.head},
-                      {"alone_1_percent", h.alone[0]},
-                      {"alone_5_percent", h.alone[1]},
-                      {"together_1_percent", h.together[0]},
-                      {"together_5_percent", h.together[1]}});
-    for (const auto& [name, j] : {std::pair{"together_1_percent", 0}, {"together_5_percent", 1}})
-      out["what_if"][name] = {{"output_error", t.level[j]}, {"loss", t.loss[j]}};
-  }
+  if (w) out["what_if"] = to_json(*w);
   return out;
 }
 

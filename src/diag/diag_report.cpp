@@ -209,47 +209,58 @@ static Section series_section(const Diagnosis& d) {
           c, true};
 }
 
+// The losses with all heads switched; with --per-head also those of some heads, and the rows.
 static void add_what_if(Report& r, const WhatIf& w) {
   const auto change = [&](double loss) {
     return Cell{number_text(100 * (loss / w.loss - 1)), 100 * (loss / w.loss - 1)};
   };
-  Table t{.columns = {{"normaliser"},
-                      {"loss, all heads", true},
-                      {"change, %", true},
-                      {"least affected half, %", true},
-                      {"least separable quarter, %", true},
-                      {"entropy ratio", true},
-                      {"separable, N = 5", true},
-                      {"sensitivity", true}}};
-  for (const Effect& e : w.normalisers)
-    t.rows.push_back({{e.name},
-                      cell(e.all),
-                      change(e.all),
-                      change(e.half),
-                      change(e.saturated),
-                      cell(e.rows.entropy_ratio),
-                      cell(e.rows.share),
-                      cell(e.rows.sensitivity)});
-  r.sections.push_back({"What if: another normaliser",
-                        "The same logits, no training. Unchanged loss: " + number_text(w.loss) +
-                            " nats on " + std::to_string(w.tokens) + " tokens.",
-                        t});
+  const auto is_measured = [](const Effect& e) { return !std::isnan(e.half); };
+  const bool heads = std::any_of(w.normalisers.begin(), w.normalisers.end(), is_measured);
+  Table t{.columns = {{"normaliser"}, {"loss, all heads", true}, {"change, %", true}}};
+  if (heads)
+    t.columns.insert(t.columns.end(), {{"least affected half, %", true},
+                                       {"least separable quarter, %", true},
+                                       {"entropy ratio", true},
+                                       {"separable, N = 5", true},
+                                       {"sensitivity", true}});
+  t.rows.push_back({{w.attention + ", unchanged"}, cell(w.loss), change(w.loss)});
+  t.rows.back().resize(t.columns.size(), cell(NAN));
+  for (const Effect& e : w.normalisers) {
+    t.rows.push_back({{e.name}, cell(e.all), change(e.all)});
+    if (heads)
+      t.rows.back().insert(t.rows.back().end(),
+                           {change(e.half), change(e.saturated), cell(e.rows.entropy_ratio),
+                            cell(e.rows.share), cell(e.rows.sensitivity)});
+  }
+  r.sections.push_back(
+      {"What if: another normaliser",
+       "The same logits, no training, compared with the model's own operator, " + w.attention +
+           ": a loss of " + number_text(w.loss) + " nats on " + std::to_string(w.tokens) +
+           " tokens." +
+           (w.whole ? "" : " This analysis was interrupted: some of its numbers are missing."),
+       t});
   Chart c{.x_label = "Taylor order", .y_label = "loss", .log_y = true};
   const auto add = [&](const std::string& name, const std::vector<Effect>& list,
                        double Effect::* what) {
     Series s{.name = name};
-    for (size_t i = 0; i < list.size(); ++i) s.points.push_back({double(i + 1), list[i].*what});
-    c.series.push_back(s);
+    for (size_t i = 0; i < list.size(); ++i)
+      if (!std::isnan(list[i].*what)) s.points.push_back({double(i + 1), list[i].*what});
+    if (!s.points.empty()) c.series.push_back(s);
   };
   add("plain, every head", w.plain, &Effect::all),
       add("plain, least affected half", w.plain, &Effect::half);
   add("centred, every head", w.centred, &Effect::all),
       add("centred, least affected half", w.centred, &Effect::half);
-  c.series.push_back({.name = "unchanged",
+  c.series.push_back({.name = "unchanged (" + w.attention + ")",
                       .points = {{1, w.loss}, {double(w.plain.size()), w.loss}},
                       .dashed = true,
                       .strong = true});
-  if (!w.plain.empty()) r.sections.push_back({"What if: a series instead of exp", "", c, true});
+  if (!w.plain.empty())
+    r.sections.push_back({"What if: a series instead of exp",
+                          "taylor<n> and centred_taylor<n> in every head; the dashed line is the "
+                          "model's own operator, " +
+                              w.attention + ".",
+                          c, true});
   Chart cut{.x_label = "N", .y_label = "loss", .log_x = true};
   for (const Truncated& u : w.truncated) {
     Series s{.name = u.renormalised ? "renormalised" : "rest deleted"};
@@ -261,7 +272,8 @@ static void add_what_if(Report& r, const WhatIf& w) {
                           .points = {{1, 1.05 * w.loss}, {double(w.tokens), 1.05 * w.loss}},
                           .dashed = true});
     r.sections.push_back(
-        {"What if: only the top N", "Every head keeps its N largest weights.", cut, true});
+        {"What if: only the top N",
+         "Every head keeps the N largest of its own weights (" + w.attention + ").", cut, true});
   }
 }
 
@@ -281,6 +293,17 @@ static void add_tops(Report& r, const Tops& t) {
             number_text(t.level[j]) +
             ", the largest value within the limit. Loss: " + number_text(t.loss[j]) + ".",
         [&](const HeadTop& h) { return h.together[j]; });
+}
+
+Report make_report(const WhatIf& w, const About& about) {
+  Report r{.title = "What if " + about.model + " had another normaliser",
+           .subtitle = about.text + ", " + std::to_string(w.tokens) +
+                       " tokens; attention: " + w.attention + "; interrupted"};
+  r.summary.push_back("The analysis was interrupted: only the losses below were measured.");
+  add_what_if(r, w);
+  r.sections.push_back(
+      {"How it was made", "", Facts{{"command", about.command, true}, {"version", about.version}}});
+  return r;
 }
 
 Report make_report(const Diagnosis& d, const std::optional<WhatIf>& w, const About& about) {

@@ -10,6 +10,7 @@ struct About {
   std::string model, text, command, version;
 };
 report::Report make_report(const Diagnosis&, const std::optional<WhatIf>&, const About&);
+report::Report make_report(const WhatIf&, const About&);  // of a diagnosis that was interrupted
 
 // Sections of the paper's claims that claims.h sums up.
 void add_sensitivity(report::Report&, const Diagnosis&);
@@ -19,5 +20,6 @@ void add_jacobians(report::Report&, const Diagnosis&);
 
 // All numbers.
 nn::Json to_json(const Diagnosis&, const std::optional<WhatIf>&);
+nn::Json to_json(const WhatIf&);
 
 }  // namespace horner::diag

@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "attn/catalog.h"
 #include "attn/stages.h"
 #include "core/check.h"
 #include "core/names.h"
 #include "diag/pass.h"
+#include "diag/what_if.h"
 
 namespace horner::diag {
 
@@ -124,18 +124,6 @@ void make_coverage(Diagnosis& d) {
       const std::vector<double> none(H);
       d.coverage.push_back({.layer = layer, .N = N, .selected = none, .covered = none});
     }
-}
-
-// "softmax", or the names of the layers' operators.
-std::string attention_of(const nn::ModelConfig& c) {
-  const nn::Json own = c.json.contains("horner") ? c.json["horner"] : nn::Json::object();
-  const nn::Json names = own.value("attention", nn::Json("softmax"));
-  if (names.is_string()) return names.get<std::string>();
-  std::set<std::string> all;
-  for (const nn::Json& name : names) all.insert(name.get<std::string>());
-  std::string out;
-  for (const std::string& name : all) out += (out.empty() ? "" : ", ") + name;
-  return out;
 }
 
 void make_jacobians(Diagnosis& d) {

@@ -75,18 +75,22 @@ static std::string percent(double x) {
   return text;
 }
 
-static const Effect* find(const std::vector<Effect>& list, const std::string& begins) {
+static const Effect* find(const std::vector<Effect>& list, const std::string& part) {
   for (const Effect& e : list)
-    if (e.name.starts_with(begins)) return &e;
+    if (e.name.find(part) != e.name.npos) return &e;
   return nullptr;
 }
-// ": measured on T tokens without training, X changes the loss by …"
-static std::string effect(const std::optional<WhatIf>& w, const std::string& begins) {
-  const Effect* e = w ? find(w->normalisers, begins) : nullptr;
-  if (!e) return " (not measured; add --what-if)";
-  return ": measured on " + std::to_string(w->tokens) + " tokens without training, " + e->name +
-         " changes the loss by " + percent(e->all / w->loss - 1) + " in all heads, by " +
-         percent(e->saturated / w->loss - 1) + " in the quarter with the least separable top 20";
+// ": measured on T tokens without training, X for the model's own Y changes the loss by …"
+static std::string effect(const std::optional<WhatIf>& w, const std::string& part) {
+  const Effect* e = w ? find(w->normalisers, part) : nullptr;
+  if (!e) return w ? " (not measured)" : " (not measured; add --what-if)";
+  std::string out = ": measured on " + std::to_string(w->tokens) + " tokens without training, " +
+                    e->name + " instead of the model's own " + w->attention +
+                    " changes the loss by " + percent(e->all / w->loss - 1) + " in all heads";
+  if (!std::isnan(e->saturated))
+    out += ", by " + percent(e->saturated / w->loss - 1) +
+           " in the quarter with the least separable top 20";
+  return out;
 }
 
 template <class Is>
@@ -249,7 +253,7 @@ struct Advice {
 static constexpr Advice kAdvice[] = {
     {3, "Advice: keep the active set small", "top-k near 0.06 L", "topk", "guideline 1 of the paper, for saturated heads"},
     {4, "Advice: a length-aware normaliser", "ssmax sharpens with length", "ssmax", "guideline 2, for dispersed heads"},
-    {5, "Advice: a temperature floor", "a higher temperature makes weights less sensitive", "softmax:temperature=2", "guideline 3, for heads with an effective temperature below 0.1"},
+    {5, "Advice: a temperature floor", "a higher temperature makes weights less sensitive", "temperature=2", "guideline 3, for heads with an effective temperature below 0.1"},
 };
 // clang-format on
 

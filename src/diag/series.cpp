@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attn/catalog.h"
 #include "attn/stages.h"
 
 namespace horner::diag {
@@ -15,16 +16,27 @@ int enough(const std::vector<double>& errors, double most) {
   return n < int(errors.size()) ? n : kMostOrder + 1;
 }
 
+// The floor under the mean weight of taylor<n>; 0 for an operator that is a series without one.
+static double floor_of(const attn::Spec& own, int n) {
+  const auto* sum = std::get_if<attn::Sum>(&own.denominator);
+  if (attn::facts(own.weight).orders && (!sum || sum->floor == 0)) return 0;
+  const attn::Spec cut = attn::find("taylor" + std::to_string(n)).spec;
+  return std::get<attn::Sum>(cut.denominator).floor;
+}
+
 // Relative errors at order 0, 1, …, `last` for scores [R, S]; the exact output is o [R, E].
-static std::vector<double> errors(const at::Tensor& scores, const at::Tensor& hidden,
-                                  const at::Tensor& v, const at::Tensor& o, int last) {
+static std::vector<double> errors(const attn::Spec& own, const at::Tensor& scores,
+                                  const at::Tensor& hidden, const at::Tensor& v,
+                                  const at::Tensor& o, int last) {
   const at::Tensor x = scores.masked_fill(hidden, 0);
   const double size = std::max(1e-300, o.norm().item<double>());
   at::Tensor term = at::ones_like(x).masked_fill_(hidden, 0), w = term.clone();
+  const at::Tensor count = hidden.logical_not().sum(-1, true);
   std::vector<double> out;
   for (int n = 0; n <= last; ++n) {
     if (n > 0) w += term.mul_(x).div_(n);
     at::Tensor W = w.sum(-1, true);
+    if (const double floor = floor_of(own, n); floor > 0) W = at::maximum(W, floor * count);
     W = at::where(W.abs() < 1e-6, at::where(W < 0, -1e-6, 1e-6).to(W.scalar_type()), W);
     out.push_back((at::matmul(w, v) / W - o).norm().item<double>() / size);
     if (n > 8 && out.back() < 1e-4) break;
@@ -88,7 +100,7 @@ std::vector<HeadSeries> series(const attn::Spec& given, const attn::Inputs& all,
     const at::Tensor o = at::matmul(at::cat(weights), v);
     const at::Tensor seen = x.masked_select(h.logical_not());
     out[i] = {dominant_order(log_term_means(seen)), seen.abs().max().item<double>(),
-              errors(x, h, v, o, last), errors(centred, h, v, o, last)};
+              errors(given, x, h, v, o, last), errors(given, centred, h, v, o, last)};
   }
   return out;
 }

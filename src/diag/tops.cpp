@@ -14,10 +14,6 @@ namespace horner::diag {
 
 static constexpr double kMore[] = {0.01, 0.05};  // allowed increase of the loss
 
-static attn::Spec top(int64_t N, bool renormalise) {
-  return {.weight = attn::TopK{int(N), renormalise}, .denominator = attn::Nothing{}};
-}
-
 // The least good i < n by bisection, assuming that all above a good one are good; else n - 1.
 template <class Good>
 static size_t first_good(size_t n, Good good) {
@@ -33,8 +29,8 @@ Truncated truncate(const nn::Model& m, const at::Tensor& tokens, double base, bo
   const auto at = [&](int64_t N) {
     if (!known.count(N)) {
       if (say) say("top " + std::to_string(N));
-      const Switch all{top(N, renormalise), all_heads(m)};
-      known[N] = loss(m, tokens, {&all, 1});
+      const Cut all{N, renormalise, all_heads(m)};
+      known[N] = loss(m, tokens, {}, {&all, 1});
     }
     return known[N];
   };
@@ -108,10 +104,10 @@ static void cut_together(const nn::Model& m, const at::Tensor& tokens, double ba
     if (say) say("one N per head");
     std::map<int64_t, Heads> by_N;
     for (size_t h = 0; h < heads.size(); ++h) by_N[N_of(h, levels[i])].push_back(heads[h]);
-    std::vector<Switch> switches;
+    std::vector<Cut> cuts;
     for (const auto& [N, some] : by_N)
-      if (N < tokens.numel()) switches.push_back({top(N, false), some});
-    return known[i] = loss(m, tokens, switches);
+      if (N < tokens.numel()) cuts.push_back({N, false, some});
+    return known[i] = loss(m, tokens, {}, cuts);
   };
   for (size_t j = 0; j < std::size(kMore); ++j) {
     const size_t i =
@@ -129,8 +125,8 @@ Tops tops_of_heads(const nn::Model& m, const at::Tensor& tokens, double base, co
     std::map<size_t, double> known;
     const auto at = [&](size_t k) {
       if (!known.count(k)) {
-        const Switch one{top(grid[k], false), {{layer, head}}};
-        known[k] = k + 1 < grid.size() ? loss(m, tokens, {&one, 1}) : base;
+        const Cut one{grid[k], false, {{layer, head}}};
+        known[k] = k + 1 < grid.size() ? loss(m, tokens, {}, {&one, 1}) : base;
       }
       return known[k];
     };

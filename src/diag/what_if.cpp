@@ -7,28 +7,48 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "attn/plan.h"
+#include "attn/spec_text.h"
 #include "attn/stages.h"
 #include "core/check.h"
 #include "diag/softmax_rows.h"
 
 namespace horner::diag {
 
-std::vector<std::string> normalisers_of(int64_t length) {
+std::vector<std::string> normalisers_of(int64_t length, const std::string& attention) {
   const int64_t few = std::max<int64_t>(1, int64_t(std::llround(0.06 * double(length))));
-  return {"softmax:temperature=0.1",
-          "softmax:temperature=0.5",
-          "softmax:temperature=2",
-          "ssmax",
-          "sparsemax",
-          "entmax15",
-          "asentmax",
-          "topk" + std::to_string(few),
-          "sa_softmax",
-          "softmax1",
-          "adaptive_temperature",
-          "l2"};
+  // The model's own operator at other temperatures; of several operators, softmax.
+  const bool one = attention.find(", ") == attention.npos;
+  const std::string own = one ? attention : "softmax";
+  const std::string at = own + (own.find(':') == own.npos ? ":" : ",") + "temperature=";
+  std::vector<std::string> out{at + "0.1", at + "0.5", at + "2"};
+  if (own != "softmax") out.push_back("softmax");
+  for (const char* name : {"ssmax", "sparsemax", "entmax15", "asentmax"}) out.push_back(name);
+  out.push_back("topk" + std::to_string(few));
+  for (const char* name : {"sa_softmax", "softmax1", "adaptive_temperature", "l2"})
+    out.push_back(name);
+  std::erase(out, own);
+  return out;
+}
+
+std::string attention_of(const nn::ModelConfig& c) {
+  const nn::Json own = c.json.contains("horner") ? c.json["horner"] : nn::Json::object();
+  const nn::Json names = own.value("attention", nn::Json("softmax"));
+  if (names.is_string()) return names.get<std::string>();
+  std::set<std::string> all;
+  for (const nn::Json& name : names) all.insert(name.get<std::string>());
+  std::string out;
+  for (const std::string& name : all) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
+void check_rows(const nn::Model& m) {
+  for (size_t i = 0; i < m.config.layers.size(); ++i) {
+    const std::string why = nn::why_no_rows(m.config.layers[i].attention);
+    check(why.empty(), "layer ", i, " has no attention weights to analyse: ", why);
+  }
 }
 
 attn::Spec switched(const attn::Spec& layer, const attn::Spec& variant) {
@@ -55,16 +75,56 @@ static double mean_log(const attn::Mask& mask, int64_t T) {
   return std::max(1e-6, sum / double(T));
 }
 
-double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch> switches) {
+// The operator as its reference has it, with the N largest weights of each row.
+static at::Tensor attend_cut(const attn::Spec& given, const attn::Inputs& all, const Cut& cut) {
+  auto [spec, in] = attn::with_value_gates(given, all);
+  in.q = attn::mapped(spec.features, in.q, in.query_projection);
+  in.k = attn::mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
+  in = attn::one_key_head_each(in);
+  const attn::Seen seen = attn::seen(spec.mask, in);
+  const at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(seen.count.scalar_type());
+  at::Tensor shift, w = attn::weights(spec, x * attn::scale(spec, all, seen.count), seen, shift);
+  const int64_t N = std::min(cut.N, w.size(-1));
+  const at::Tensor least = std::get<0>(w.masked_fill(seen.hidden, -INFINITY).topk(N, -1));
+  const at::Tensor kept = w.masked_fill(w < least.narrow(-1, N - 1, 1), 0);
+  at::Tensor v = in.v.to(w.scalar_type());
+  if (spec.input_gate) v = v * in.input_gate.unsqueeze(-1);
+  attn::Sums sums{
+      at::matmul(kept, v), (cut.renormalise ? kept : w).sum(-1, true), shift, seen.count, {}};
+  if (in.denominator_gate.defined())
+    sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(seen.hidden, 0).sum(-1, true);
+  return attn::finish(spec, all, sums);
+}
+
+// The same for softmax, which has kernels for it.
+static at::Tensor attend_top(const attn::Spec& own, const attn::Inputs& in, const Cut& cut) {
+  const attn::Spec plain = switched(own, attn::Spec{});
+  if (attn::text(own) != attn::text(plain)) return attend_cut(own, in, cut);
+  attn::Spec top = own;
+  top.weight = attn::TopK{int(cut.N), cut.renormalise}, top.denominator = attn::Nothing{};
+  return attn::attend(top, in);
+}
+
+double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch> switches,
+            std::span<const Cut> cuts) {
   const c10::InferenceMode none;
   const at::Tensor row = tokens.reshape({1, -1});
   const int64_t T = row.size(1), H = m.config.H;
+  const auto in_layer = [](int64_t layer, const Heads& heads) {
+    std::vector<int64_t> out;
+    for (const auto& [i, h] : heads)
+      if (i == layer) out.push_back(h);
+    return out;
+  };
+  const auto replace = [](const at::Tensor& result, const at::Tensor& other,
+                          const std::vector<int64_t>& heads) {
+    const at::Tensor index = at::tensor(heads, at::kLong).to(result.device());
+    result.index_copy_(1, index, other.index_select(1, index).to(result.scalar_type()));
+  };
   const nn::Probe probe{
       [&](int64_t layer, const attn::Spec& own, const attn::Inputs& in, const at::Tensor& result) {
         for (const Switch& s : switches) {
-          std::vector<int64_t> here;
-          for (const auto& [i, h] : s.heads)
-            if (i == layer) here.push_back(h);
+          const std::vector<int64_t> here = in_layer(layer, s.heads);
           if (here.empty()) continue;
           const attn::Spec spec = switched(own, s.variant);
           attn::Inputs with = in;
@@ -74,10 +134,11 @@ double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch
           if (attn::is<attn::LogPower>(spec.sharpness))
             with.log_power =
                 at::tensor({0., per_log, 1.}).to(in.q.options()).expand({H, 3}).contiguous();
-          const at::Tensor index = at::tensor(here, at::kLong).to(result.device());
-          const at::Tensor other = attn::attend(spec, with);
-          result.index_copy_(1, index, other.index_select(1, index).to(result.scalar_type()));
+          replace(result, attn::attend(spec, with), here);
         }
+        for (const Cut& c : cuts)
+          if (const std::vector<int64_t> here = in_layer(layer, c.heads); !here.empty())
+            replace(result, attend_top(own, in, c), here);
       }};
   const at::Tensor x = nn::hidden(m, row, {.probe = &probe});
   const at::Tensor targets = row[0].narrow(0, 1, T - 1);
@@ -87,9 +148,8 @@ double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch
 namespace {
 
 struct Variant {
-  std::string name;
+  Effect* effect;
   attn::Spec spec;
-  RowEffect rows = {};
 };
 
 // [H], means over the rows.
@@ -116,11 +176,10 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
   const std::vector<nn::Query> queries = nn::few_queries(T, 16);
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(0);
   std::vector<double> shares;
+  for (Variant& x : variants) x.effect->rows = {0, 0, 0, {}};
   const auto layer = [&](int64_t i, const attn::Spec& own, const attn::Inputs& in,
                          const at::Tensor&) {
     if (say) say("rows of layer " + std::to_string(i));
-    const std::string why = nn::why_no_rows(own);
-    check(why.empty(), "layer ", i, " has no attention weights to analyse: ", why);
     const at::Tensor v = attn::one_key_head_each(in).v[0].to(at::kCPU, at::kFloat);
     nn::for_rows(own, in, queries, [&](const nn::Rows& rows) {  // one block
       const at::Tensor values = v.narrow(1, 0, rows.weights.size(-1));
@@ -130,18 +189,19 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
       const at::Tensor way = directions(rows, random);
       for (Variant& x : variants) {
         const attn::Spec& spec = x.spec;
+        RowEffect& sum = x.effect->rows;
         const at::Tensor w = nn::weights_of(spec, rows);
         nn::Rows moved = rows;
         moved.scores = rows.scores + 0.1 * way;
         const double all = double(L);
-        x.rows.entropy_ratio += entropy_ratio(w, rows).mean().item<double>() / all;
-        x.rows.share +=
+        sum.entropy_ratio += entropy_ratio(w, rows).mean().item<double>() / all;
+        sum.share +=
             (attn::may_be_negative(spec) ? NAN : mean(shares_of(rows, w, values, 5))) / all;
-        x.rows.sensitivity +=
+        sum.sensitivity +=
             ((nn::weights_of(spec, moved) - w).norm(2, -1) / 0.1).mean().item<double>() / all;
         const at::Tensor e = (at::matmul(w.to(at::kFloat), values) - o).flatten(1).norm(2, -1) /
                              o.flatten(1).norm(2, -1).clamp_min(1e-30);
-        for (int64_t h = 0; h < e.size(0); ++h) x.rows.moved.push_back(e[h].item<double>());
+        for (int64_t h = 0; h < e.size(0); ++h) sum.moved.push_back(e[h].item<double>());
       }
     });
   };
@@ -165,40 +225,56 @@ Heads least(const Heads& all, const std::vector<double>& by, size_t n) {
 
 }  // namespace
 
-WhatIf what_if(const nn::Model& m, const at::Tensor& tokens, const WhatIfAsked& asked,
-               const Say& say) {
+void losses_of_model(const nn::Model& m, const at::Tensor& tokens, const WhatIfAsked& asked,
+                     WhatIf& out, const Say& say, const std::function<void(const Effect&)>& done) {
   const int64_t T = tokens.numel();
   check(T >= 16, "--what-if requires a text of at least 16 tokens, not ", T);
-  std::vector<Variant> variants;
-  for (const std::string& name : asked.normalisers.empty() ? normalisers_of(T) : asked.normalisers)
-    variants.push_back({name, attn::find(name).spec});
-  const size_t normalisers = variants.size();
-  for (const char* family : {"taylor", "centred_taylor"})
-    for (int n = 1; n <= asked.orders; ++n)
-      variants.push_back({family + std::to_string(n), attn::find(family + std::to_string(n)).spec});
+  check_rows(m);
+  out = {.tokens = T, .attention = attention_of(m.config)};
   const Heads all = all_heads(m);
-  const std::vector<double> shares = look_at_rows(m, tokens, variants, say);
-  const Heads saturated = least(all, shares, all.size() / 4);
-  WhatIf out{.tokens = T, .loss = loss(m, tokens, {})};
-  const auto with = [&](const attn::Spec& spec, const Heads& heads) {
-    const Switch s{spec, heads};
-    return loss(m, tokens, {&s, 1});
-  };
-  for (size_t i = 0; i < variants.size(); ++i) {
-    const Variant& v = variants[i];
-    if (say) say(v.name);
-    const bool order = i >= normalisers;
-    const Effect e{v.name, v.rows, with(v.spec, all),
-                   with(v.spec, least(all, v.rows.moved, all.size() / 2)),
-                   order ? NAN : with(v.spec, saturated)};
-    (!order ? out.normalisers : v.spec.centred ? out.centred : out.plain).push_back(e);
+  std::vector<std::pair<std::string, std::vector<Effect>*>> wanted;
+  for (const std::string& name :
+       asked.normalisers.empty() ? normalisers_of(T, out.attention) : asked.normalisers)
+    wanted.emplace_back(name, &out.normalisers);
+  for (int n = 1; n <= asked.orders; ++n) {
+    wanted.emplace_back("taylor" + std::to_string(n), &out.plain);
+    wanted.emplace_back("centred_taylor" + std::to_string(n), &out.centred);
   }
-  if (asked.truncations) {
+  for (const auto& [name, list] : wanted) attn::find(name);  // a wrong name before the work
+  if (say) say("unchanged");
+  out.loss = loss(m, tokens, {});
+  if (done) done({out.attention, out.loss});
+  for (const auto& [name, list] : wanted) {
+    if (say) say(name);
+    const Switch s{attn::find(name).spec, all};
+    list->push_back({name, loss(m, tokens, {&s, 1})});
+    if (done) done(list->back());
+  }
+  if (asked.truncations)
     for (bool renormalise : {false, true})
       out.truncated.push_back(truncate(m, tokens, out.loss, renormalise, say));
-    out.tops = tops_of_heads(m, tokens, out.loss, say);
+  out.whole = !asked.per_head;
+}
+
+void losses_of_heads(const nn::Model& m, const at::Tensor& tokens, WhatIf& out, const Say& say) {
+  const Heads all = all_heads(m);
+  std::vector<Variant> variants;
+  for (auto* list : {&out.normalisers, &out.plain, &out.centred})
+    for (Effect& e : *list) variants.push_back({&e, attn::find(e.name).spec});
+  const std::vector<double> shares = look_at_rows(m, tokens, variants, say);
+  const Heads saturated = least(all, shares, all.size() / 4);
+  const auto with = [&](const Variant& v, const Heads& heads) {
+    const Switch s{v.spec, heads};
+    return loss(m, tokens, {&s, 1});
+  };
+  for (const Variant& v : variants) {
+    if (say) say(v.effect->name + " in some heads");
+    v.effect->half = with(v, least(all, v.effect->rows.moved, all.size() / 2));
+    if (&v - variants.data() < long(out.normalisers.size()))  // not for the orders
+      v.effect->saturated = with(v, saturated);
   }
-  return out;
+  if (!out.truncated.empty()) out.tops = tops_of_heads(m, tokens, out.loss, say);
+  out.whole = true;
 }
 
 }  // namespace horner::diag

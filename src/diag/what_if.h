@@ -1,7 +1,8 @@
-// The same logits through another normaliser: the effect on rows, and on the model's loss if some
-// or all of its heads are switched.
+// The same logits through another normaliser: the effect on the model's loss if some or all of its
+// heads are switched, and on rows. Losses are compared with that of the model's own operator.
 #pragma once
 
+#include <cmath>
 #include <optional>
 #include <span>
 
@@ -20,24 +21,33 @@ struct Switch {
   attn::Spec variant;
   Heads heads;
 };
-// Mean cross-entropy of tokens [T] with some heads switched. Learned length scales of a variant are
-// set so that their mean over the text is 1.
-double loss(const nn::Model&, const at::Tensor& tokens, std::span<const Switch>);
+// Heads that keep the N largest of their own weights; the rest is deleted, and with `renormalise`
+// the sums are over the N as well.
+struct Cut {
+  int64_t N;
+  bool renormalise;
+  Heads heads;
+};
+// Mean cross-entropy of tokens [T] with some heads switched or cut. Learned length scales of a
+// variant are set so that their mean over the text is 1.
+double loss(const nn::Model&, const at::Tensor& tokens, std::span<const Switch>,
+            std::span<const Cut> = {});
 Heads all_heads(const nn::Model&);
 
-// Means over heads and a few queries under the variant.
+// Means over heads and a few queries under the variant; NaN until they are measured.
 struct RowEffect {
-  double entropy_ratio = 0;
-  double share = 0;           // separable share of the top 5; NaN if weights may be negative
-  double sensitivity = 0;     // |w(x + eps v) - w(x)| / eps, eps = 0.1
+  double entropy_ratio = NAN;
+  double share = NAN;         // separable share of the top 5; NaN if weights may be negative
+  double sensitivity = NAN;   // |w(x + eps v) - w(x)| / eps, eps = 0.1
   std::vector<double> moved;  // per head: relative change of its output
 };
 
 struct Effect {
   std::string name;
-  RowEffect rows;
-  double all, half, saturated;  // loss with all heads switched, the least affected half, the
-                                // quarter with the least separable top 20
+  double all;  // loss with all heads switched
+  RowEffect rows = {};
+  double half = NAN, saturated = NAN;  // with the least affected half switched, and the quarter
+                                       // with the least separable top 20; NaN if not measured
 };
 struct Truncated {
   bool renormalised;
@@ -57,22 +67,35 @@ struct Tops {
   double level[2], loss[2];  // of `together`: the largest allowed level, and its loss
 };
 struct WhatIf {
-  int64_t tokens;
-  double loss;
+  int64_t tokens = 0;
+  std::string attention;  // the model's own operator
+  double loss = NAN;      // with it
+  bool whole = false;     // nothing that was asked for is missing
   std::vector<Effect> normalisers;
   std::vector<Effect> plain, centred;  // Taylor orders 1, 2, …
   std::vector<Truncated> truncated;
   std::optional<Tops> tops;
 };
 struct WhatIfAsked {
-  std::vector<std::string> normalisers;  // variants; empty: normalisers_of(length)
+  std::vector<std::string> normalisers;  // variants; empty: normalisers_of(length, attention)
   int orders = 20;
   bool truncations = true;
+  bool per_head = false;  // also the effects on rows, on some of the heads, and each head's N
 };
-std::vector<std::string> normalisers_of(int64_t length);
+std::vector<std::string> normalisers_of(int64_t length, const std::string& attention);
 Truncated truncate(const nn::Model&, const at::Tensor& tokens, double base, bool renormalise,
                    const Say&);
 Tops tops_of_heads(const nn::Model&, const at::Tensor& tokens, double base, const Say&);
-WhatIf what_if(const nn::Model&, const at::Tensor& tokens, const WhatIfAsked&, const Say& = {});
+// "softmax", or the names of the layers' operators.
+std::string attention_of(const nn::ModelConfig&);
+// Throws if the rows of a layer cannot be analysed.
+void check_rows(const nn::Model&);
+
+// One forward pass or a few for each number, into `out` as they come: `say` may throw to stop.
+// `done` sees each effect of a switch of all heads.
+void losses_of_model(const nn::Model&, const at::Tensor& tokens, const WhatIfAsked&, WhatIf& out,
+                     const Say& = {}, const std::function<void(const Effect&)>& done = {});
+// What needs many more: rows, parts of the heads, and each head alone.
+void losses_of_heads(const nn::Model&, const at::Tensor& tokens, WhatIf& out, const Say& = {});
 
 }  // namespace horner::diag

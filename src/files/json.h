@@ -10,6 +10,10 @@ using Json = nlohmann::ordered_json;
 
 Json read_json(const std::filesystem::path&);  // errors name the file
 
+// What is wrong with a JSON text, without the parser's own words: "line 2, column 1: unexpected
+// end of input; expected …".
+std::string problem_of(const Json::exception&);
+
 // Indented, with a newline at the end; atomic, as NewFile is.
 void write_json(const std::filesystem::path&, const Json&, int indent = 2);
 

@@ -75,7 +75,7 @@ Json parse(const Path& path, std::string_view text, int most_depth) {
   try {
     return Json::parse(text, watch);
   } catch (const Json::exception& e) {
-    fail("'", path.string(), "' is not valid JSON: ", e.what());
+    fail("'", path.string(), "' is not valid JSON: ", problem_of(e));
   }
 }
 
@@ -213,7 +213,7 @@ std::string header_of(const Path& path, const std::vector<const Arrays::value_ty
     check(out.size() <= kMostHeader, "'", path.string(), "': header exceeds 100 MB");
     return out;
   } catch (const Json::exception& e) {
-    fail("cannot write '", path.string(), "': ", e.what());
+    fail("cannot write '", path.string(), "': ", problem_of(e));
   }
 }
 

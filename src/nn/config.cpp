@@ -1,5 +1,6 @@
 #include "nn/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
@@ -26,7 +27,8 @@ static T field(const Json& j, const char* name, T otherwise) {
 
 static int64_t size(const Json& j, const char* name, int64_t otherwise = 0) {
   const auto n = otherwise > 0 ? field<int64_t>(j, name, otherwise) : field<int64_t>(j, name);
-  check(n > 0 && n < (int64_t(1) << 40), "config.json: '", name, "' must be positive, got ", n);
+  constexpr int64_t kBelow = int64_t(1) << 40;
+  check(n > 0 && n < kBelow, "config.json: '", name, "' must be 1 to ", kBelow - 1, ", got ", n);
   return n;
 }
 
@@ -58,6 +60,9 @@ static Rope layer_rope(const Json& j, const Family& f, bool window) {
   const double theta = own ? field<double>(j, "rope_local_base_freq", f.window_rope_theta)
                            : field<double>(j, "rope_theta", f.rope_theta);
   const Json all = j.value("rope_parameters", Json()), older = j.value("rope_scaling", Json());
+  for (const auto& [name, x] : {std::pair("rope_parameters", &all), {"rope_scaling", &older}})
+    check(x->is_object() || x->is_null(), "config.json: '", name, "' must be a JSON object, got ",
+          x->dump());
   if (all.is_object() && (all.contains("full_attention") || all.contains("sliding_attention")))
     return rope(all.value(window ? "sliding_attention" : "full_attention", Json::object()), theta);
   if (all.is_object()) return rope(all, theta);
@@ -135,9 +140,66 @@ static void read_sizes(const Json& j, ModelConfig& c) {
         "config.json: rotary positions require an even head dimension, got ", c.D);
 }
 
+// Fields that change what a model computes in ways that are not supported.
+static constexpr const char* kRefused[] = {
+    "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention",
+    "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"};
+
+// Fields that are read here or written for other programs, whatever the family.
+static constexpr const char* kCommonFields[] = {"architectures",
+                                                "bos_token_id",
+                                                "dtype",
+                                                "eos_token_id",
+                                                "horner",
+                                                "initializer_range",
+                                                "layer_types",
+                                                "model_type",
+                                                "pad_token_id",
+                                                "query_pre_attn_scalar",
+                                                "rope_local_base_freq",
+                                                "rope_parameters",
+                                                "rope_scaling",
+                                                "rope_theta",
+                                                "sliding_window",
+                                                "sliding_window_pattern",
+                                                "tie_word_embeddings",
+                                                "torch_dtype",
+                                                "vocab_size"};
+
+static const std::vector<std::string> kOwnFields{"attention", "init", "key_shift", "short_conv"};
+
+// Throws for a name of the object `j` that is not `known`.
+static void check_names(const Json& j, const std::vector<std::string>& known,
+                        const std::string& what) {
+  for (const auto& [name, value] : j.items())
+    check(std::ranges::find(known, name) != known.end(), what, " '", name, "'; did you mean ",
+          quoted(nearest(name, known)), "?");
+}
+
+Json changed_config(const Json& config, const Json& changes) {
+  check(config.is_object(), "config.json must be a JSON object");
+  std::vector<std::string> known(std::begin(kCommonFields), std::end(kCommonFields));
+  known.insert(known.end(), std::begin(kRefused), std::end(kRefused));
+  for (const auto& [name, value] : config.items()) known.push_back(name);
+  const Json type = changes.value("model_type", config.value("model_type", Json()));
+  if (type.is_string()) {
+    const FieldNames& f = find_family(type.get<std::string>()).fields;
+    for (const char* name : {f.C, f.M, f.layers, f.H, f.G, f.D, f.positions, f.eps, f.activation,
+                             f.attention_bias, f.mlp_bias, f.use_windows})
+      if (name) known.push_back(name);
+  }
+  std::ranges::sort(known);
+  known.erase(std::unique(known.begin(), known.end()), known.end());
+  check_names(changes, known, "model-config: config.json has no field");
+  Json out = config;
+  out.merge_patch(changes);
+  return out;
+}
+
 ModelConfig model_config(const Json& j) {
   check(j.is_object() && j.value("horner", Json::object()).is_object(),
         "config.json, and 'horner' in it, must be JSON objects");
+  check_names(j.value("horner", Json::object()), kOwnFields, "config.json: 'horner' has no field");
   ModelConfig c{};
   c.json = j;
   c.family = &find_family(field<std::string>(j, "model_type"));
@@ -156,10 +218,7 @@ ModelConfig model_config(const Json& j) {
         "config.json: 'horner.init' must be 'normal' or 'torch', got '", init, "'");
   c.torch_init = init == "torch";
   c.silu = is_silu(j, f);
-  for (const char* name :
-       {"attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention",
-        "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"})
-    refuse(j, name);
+  for (const char* name : kRefused) refuse(j, name);
   const int64_t layers = size(j, f.fields.layers);
   check(layers <= 10000, "config.json: '", f.fields.layers, "' must be at most 10000, got ",
         layers);

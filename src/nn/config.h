@@ -48,6 +48,10 @@ struct ModelConfig {
 // bool, "short_conv": tokens, "init": "normal" or "torch"}.
 ModelConfig model_config(const Json&);
 
+// The config with `changes` merged into it (null removes a field). Throws for a field of `changes`
+// that neither the family nor the config has, with the nearest name.
+Json changed_config(const Json& config, const Json& changes);
+
 // The config of a preset, with the variant `attention` in every layer.
 ModelConfig preset(const std::string& name, const std::string& attention = "softmax");
 std::vector<std::string> preset_names();

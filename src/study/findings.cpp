@@ -91,13 +91,14 @@ static int from_order(const TaskData& t, const std::vector<const Group*>& orders
   return from;
 }
 
-static void say_orders(const TaskData& t, Sentences& out) {
-  const auto orders = of_kind(t, Kind::taylor);
+// One family of series: its orders, and from which on they are near softmax.
+static void say_family(const TaskData& t, Kind kind, const std::string& name, Sentences& out) {
+  const auto orders = of_kind(t, kind);
   if (orders.size() < 2) return;
   std::vector<std::string> parts;
   for (const Group* g : orders)
     parts.push_back(std::to_string(g->order) + " " + signed_percent(behind(t, *g)));
-  std::string s = "The series of exp, truncated at order " + joined(parts) + ".";
+  std::string s = name + ", truncated at order " + joined(parts) + ".";
   std::map<int, double> within;  // from an order: the tightest share
   for (const double share : {0.1, 0.05, 0.03, 0.01})
     if (const int from = from_order(t, orders, share); from >= 0) within[from] = share;
@@ -107,6 +108,11 @@ static void say_orders(const TaskData& t, Sentences& out) {
                       formatted("%.0f %%", 100 * share));
   out.push_back(s + (reached.empty() ? " No order is within 10 % of softmax."
                                      : " Orders " + joined(reached) + "."));
+}
+
+static void say_orders(const TaskData& t, Sentences& out) {
+  say_family(t, Kind::taylor, "The series of exp", out);
+  say_family(t, Kind::raw_taylor, "The series of exp without a floor under its sum", out);
 }
 
 static void say_centred(const TaskData& t, Sentences& out) {
@@ -147,8 +153,8 @@ static void say_linear(const TaskData& t, Sentences& out) {
 }
 
 static void say_others(const TaskData& t, Sentences& out) {
-  for (const Kind kind :
-       {Kind::no_sum, Kind::gates, Kind::gates_and_norms, Kind::sums, Kind::weights})
+  for (const Kind kind : {Kind::changed_taylor, Kind::no_sum, Kind::gates, Kind::gates_and_norms,
+                          Kind::sums, Kind::weights})
     if (const auto groups = of_kind(t, kind); !groups.empty())
       out.push_back(words(kind).intro + each(t, groups) + ".");
 }

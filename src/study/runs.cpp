@@ -6,6 +6,7 @@
 #include <map>
 
 #include "attn/catalog.h"
+#include "attn/spec_text.h"
 #include "core/check.h"
 #include "files/json.h"
 #include "study/tasks.h"
@@ -111,7 +112,9 @@ Spread spread(const std::vector<double>& values) {
 // In the order of Kind.
 static constexpr KindWords kKinds[] = {
     {"Taylor", nullptr},
+    {"Taylor, raw sum", nullptr},
     {"Taylor, centred", nullptr},
+    {"Taylor, changed", "The series with other stages: "},
     {"gates", "With gates: "},
     {"gates and norms", "With gates and norms: "},
     {"linear kernels", nullptr},
@@ -131,7 +134,15 @@ const KindWords& words(Kind kind) {
 static Kind kind_of(const attn::Spec& s) {
   using namespace attn;
   const bool series = is<Taylor>(s.weight), identity = is<Identity>(s.features);
-  if (series && identity) return s.centred ? Kind::centred_taylor : Kind::taylor;
+  // A sweep over orders is one of a family: a member with other stages is not a point of it.
+  if (series && identity) {
+    const std::string order = std::to_string(std::get<Taylor>(s.weight).order);
+    for (const auto& [family, kind] : {std::pair("taylor", Kind::taylor),
+                                       {"raw_taylor", Kind::raw_taylor},
+                                       {"centred_taylor", Kind::centred_taylor}})
+      if (text(s) == text(find(family + order).spec)) return kind;
+    return Kind::changed_taylor;
+  }
   if (series) return Kind::linear_powers;
   if (is<Power>(s.weight)) return Kind::linear;
   if (!is<Exp>(s.weight) || !identity) return Kind::weights;

@@ -71,6 +71,7 @@ static void add_sweep(const TaskData& t, std::vector<Section>& out) {
     if (s.points.size() >= least) c.series.push_back(s);
   };
   add({.name = "plain"}, 1, [](const Group& g) { return g.kind == Kind::taylor; });
+  add({.name = "plain, raw sum"}, 2, [](const Group& g) { return g.kind == Kind::raw_taylor; });
   add({.name = "centred"}, 1, [](const Group& g) { return g.kind == Kind::centred_taylor; });
   for (const std::string kernel : {"elu", "relu", "cosine"})
     add({.name = kernel + " kernel", .dashed = true}, 2, [&](const Group& g) {

@@ -2,6 +2,7 @@
 #include "text/json_reader.h"
 
 #include "core/check.h"
+#include "files/json.h"
 
 namespace horner::text {
 
@@ -104,7 +105,7 @@ struct Reader : nlohmann::json_sax<Json> {
   }
   bool end_array() override { return in == In::merge && parts != 2 ? wrong() : end(); }
   bool parse_error(std::size_t, const std::string&, const Json::exception& e) override {
-    fail("not valid JSON: ", e.what());
+    fail("not valid JSON: ", files::problem_of(e));
   }
 };
 

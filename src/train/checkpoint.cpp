@@ -162,7 +162,7 @@ Position load_checkpoint(const fs::path& checkpoint, Optimizer& o) {
     return {j.at("step"),    j.at("spikes"),   j.at("skipped"),
             j.at("seconds"), {j.at("losses")}, {j.at("gradient_norms")}};
   } catch (const Json::exception& e) {
-    fail((checkpoint / "training.json").string(), " is damaged: ", e.what());
+    fail((checkpoint / "training.json").string(), " is damaged: ", files::problem_of(e));
   }
 }
 

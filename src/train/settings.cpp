@@ -16,6 +16,8 @@ static Range one_of(Names... names) {
   return {.choices = {names...}};
 }
 
+static constexpr int kMostThreads = 1024;  // thousands of stacks exhaust the address space
+
 // clang-format off
 static const Setting kSettings[] = {
     {"model",              &S::model,              never,    {},                  "model preset, Hugging Face folder to continue from, or config.json to initialize from"},
@@ -42,7 +44,7 @@ static const Setting kSettings[] = {
     {"device",             &S::device,             always,   one_of("auto", "cpu", "cuda"),      "auto: a GPU if there is one"},
     {"backend",            &S::backend,            always,   one_of("auto", "gloo", "nccl"),     "communication between processes"},
     {"graph",              &S::graph,              always,   {},                  "on a GPU, capture the whole step as a CUDA graph"},
-    {"threads",            &S::threads,            always,   {.least = 0},        "CPU threads; 0: torch's default"},
+    {"threads",            &S::threads,            always,   {0, kMostThreads + 1},  "CPU threads; 0: torch's default"},
     {"evaluate-every",     &S::evaluate_every,     always,   {.least = 0},        "steps between validations; 0: only at the end"},
     {"evaluate-sequences", &S::evaluate_sequences, always,   {.least = 0},        "sequences per validation; 0 disables validation"},
     {"checkpoint-every",   &S::checkpoint_every,   always,   {.least = 0},        "steps between checkpoints; 0: only at the end"},

@@ -12,8 +12,8 @@ namespace horner::train {
 
 namespace fs = std::filesystem;
 
-static Json changed(Json config, const Settings& s) {
-  config.merge_patch(s.model_config);
+static Json changed(const Json& given, const Settings& s) {
+  Json config = nn::changed_config(given, s.model_config);
   if (!s.attention.empty()) config["horner"]["attention"] = s.attention;
   return config;
 }

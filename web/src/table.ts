@@ -3,6 +3,7 @@ import type { Facts, Table } from "./data";
 import { button, element, file_name, save } from "./dom";
 
 type Cell = Table["rows"][number][number];
+const kLong = 36;  // characters from which on a text wraps instead of widening the table
 const shown = (c: Cell) => (typeof c === "string" ? c : c.text);
 
 // Sorts numbers by value, and text in natural order: taylor2 before taylor10. Missing values come last.
@@ -19,7 +20,9 @@ export function table(section: HTMLElement, tools: HTMLElement, heading: string,
   const body = element("tbody");
   const heads = data.columns.map((c) => element("th", { scope: "col", ...(c.number && { class: "number" }), ...(c.about && { title: c.about }) }));
   const rows = [...data.rows];
-  const fill = () => body.replaceChildren(...rows.map((row) => element("tr", {}, ...row.map((c, i) => element("td", data.columns[i].number ? { class: "number" } : {}, shown(c))))));
+  const kind = (c: Cell, i: number) => (data.columns[i].number ? "number" : shown(c).length > kLong ? "long" : "");
+  const cell = (c: Cell, i: number) => element("td", kind(c, i) ? { class: kind(c, i) } : {}, shown(c));
+  const fill = () => body.replaceChildren(...rows.map((row) => element("tr", {}, ...row.map(cell))));
   heads.forEach((head, i) => head.append(button(data.columns[i].name, () => {
     const down = head.getAttribute("aria-sort") === "ascending";
     for (const h of heads) h.removeAttribute("aria-sort");
