@@ -52,7 +52,7 @@ before = trainer.evaluate()["eval_loss"]
 
 layers = range(model.config.num_hidden_layers)
 swapped = [args.variant if args.layers is None or i in args.layers else "softmax" for i in layers]
-model.config.horner = {"attention": swapped}
+model.config.horner_variant = swapped
 model.set_attn_implementation("horner")
 after = trainer.evaluate()["eval_loss"]
 

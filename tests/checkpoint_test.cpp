@@ -48,7 +48,7 @@ Json llama() {
           {"rope_theta", 10000.0},
           {"hidden_act", "silu"},
           {"tie_word_embeddings", false},
-          {"horner", {{"attention", {"l2", "gated_decay"}}}}};
+          {"horner_variant", {"l2", "gated_decay"}}};
 }
 Json gemma() {
   Json j = llama();
@@ -146,7 +146,7 @@ TEST(Start, VariantsOfASeedShareTheirWeights) {
     std::map<std::string, std::pair<std::string, at::Tensor>> first;  // who had it first, and it
     int shared = 0;
     for (const attn::Variant& v : attn::variants()) {
-      config["horner"]["attention"] = v.name;
+      config["horner_variant"] = v.name;
       for (const auto& [name, x] : by_name(random_model(model_config(config), 5))) {
         const auto [at, fresh] = first.try_emplace(name, v.name, x);
         const auto& [other, same] = at->second;
@@ -182,7 +182,7 @@ TEST_F(Folder, OfOneVariantStartsAnother) {
   for (Json config : {llama(), olmo2(), gpt2()}) {
     const Model saved = random_model(model_config(config), 3);
     save_model(saved, folder);
-    config["horner"]["attention"] = "gated";
+    config["horner_variant"] = "gated";
     const ModelConfig other = model_config(config);
     Model m = load_model(folder, other, 5), fresh = random_model(other, 5);
     EXPECT_TRUE(at::equal(m.embedding, saved.embedding));

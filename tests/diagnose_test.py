@@ -173,7 +173,7 @@ def test_another_operator_is_compared_with_itself(models, text, tmp_path):
     taylor = tmp_path / "taylor4"
     shutil.copytree(folder, taylor)
     config = json.loads((taylor / "config.json").read_text())
-    (taylor / "config.json").write_text(json.dumps({**config, "horner": {"attention": "taylor4"}}))
+    (taylor / "config.json").write_text(json.dumps({**config, "horner_variant": "taylor4"}))
     got = json.loads(diagnose("--model", taylor, "--text", text, "--length", LENGTH, "--top", 1, 5, "--out", tmp_path / "out", "--json"))
     assert got["attention"] == "taylor4" and got["jacobians"][0]["name"] == "taylor4"
     assert all(h["Taylor order for 1 %"] <= 4 for h in got["heads"])
@@ -254,7 +254,7 @@ def steep(tmp_path_factory):
     def get(attention):
         run = folder / attention.replace(":", "_")
         if not run.exists():
-            change = {"initializer_range": 0.3, "hidden_size": 32, "intermediate_size": 48, "horner": {"attention": attention}}
+            change = {"initializer_range": 0.3, "hidden_size": 32, "intermediate_size": 48, "horner_variant": attention}
             subprocess.run([HORNER, "train", "--out", str(run), "--steps", "1", "--learning-rate", "0", "--batch", "1", "--length", "16", "--evaluate-sequences",
                             "0", "--entropy-every", "0", "--model-config", json.dumps(change)], check=True, capture_output=True)  # fmt: skip
         return run
@@ -374,7 +374,7 @@ def test_what_is_wrong_is_said(models, text, tmp_path):
     signed = tmp_path / "signed"
     shutil.copytree(folder, signed)
     config = json.loads((signed / "config.json").read_text())
-    (signed / "config.json").write_text(json.dumps({**config, "horner": {"attention": "taylor3"}}))
+    (signed / "config.json").write_text(json.dumps({**config, "horner_variant": "taylor3"}))
     said = diagnose("--model", signed, "--text", text, "--length", LENGTH, fails=True)
     assert "no attention weights to analyse: the analysis does not support negative weights" in said
     assert not (tmp_path / "out").exists()

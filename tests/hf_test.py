@@ -360,7 +360,7 @@ def test_the_example_of_fine_tuning(tmp_path, monkeypatch, capsys):
     before, after, recovered = map(float, said.groups())
     assert before != after and recovered < after / 2
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", attn_implementation="horner")
-    assert tuned.config.horner == {"attention": ["softmax", "l2"]}
+    assert tuned.config.horner_variant == ["softmax", "l2"]
     ids = torch.tensor([[1, 2, 3, 4, 3, 2]])
     kept = tuned(ids).logits
     tuned.set_attn_implementation("sdpa")

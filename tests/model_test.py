@@ -358,13 +358,13 @@ def test_damaged_folders_are_refused(tmp_path):
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done
         return done.stderr
 
-    assert "did you mean" in error(horner={"attention": "sofmax"})
+    assert "did you mean" in error(horner_variant="sofmax")
     assert "unknown model_type 'bert'; supported: 'llama'" in error(model_type="bert")
     assert """'num_key_value_heads' must be an integer, got "x\"""" in error(num_key_value_heads="x")
     assert "'head_dim' must be an integer, got 2.5" in error(head_dim=2.5)
     assert "'tie_word_embeddings' must be true or false, got 3" in error(tie_word_embeddings=3)
     assert "'num_attention_heads' must be a multiple of 'num_key_value_heads', got 4 and 3" in error(num_key_value_heads=3)
-    assert "'hidden_size' must be positive, got 0" in error(hidden_size=0)
+    assert "'hidden_size' must be 1 to 1099511627775, got 0" in error(hidden_size=0)
     assert "missing field 'hidden_size'" in error(model_type="olmo2", hidden_size=..., vocab_size=9)
     assert "'horner' in it, must be JSON objects" in error(horner=3)
     assert "q_proj" in error(num_attention_heads=8, head_dim=8)

@@ -226,7 +226,10 @@ class State:
         try:
             device = torch.empty(0, device=device).device  # "cuda" becomes the current one, "cuda:0"
         except (AssertionError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-            raise RuntimeError(f"cannot use device {device!r}: {str(error).partition(chr(10))[0]}") from None
+            count = torch.cuda.device_count()
+            raise RuntimeError(
+                f"cannot use device {device!r}; possible: 'cpu'" + (f" and 'cuda:0' to 'cuda:{count - 1}'" if count else "")
+            ) from error
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype must be a torch.dtype, got {_kind(dtype)}")
         sizes = {"batch": batch, "heads": heads, "dim": dim, "value_dim": dim if value_dim is None else value_dim}

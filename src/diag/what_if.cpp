@@ -34,8 +34,8 @@ std::vector<std::string> normalisers_of(int64_t length, const std::string& atten
 }
 
 std::string attention_of(const nn::ModelConfig& c) {
-  const nn::Json own = c.json.contains("horner") ? c.json["horner"] : nn::Json::object();
-  const nn::Json names = own.value("attention", nn::Json("softmax"));
+  const nn::Json names = c.json.value("horner_variant", nn::Json());
+  if (names.is_null()) return "softmax";
   if (names.is_string()) return names.get<std::string>();
   std::set<std::string> all;
   for (const nn::Json& name : names) all.insert(name.get<std::string>());

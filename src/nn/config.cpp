@@ -83,11 +83,11 @@ static bool has_window(const Json& j, const Family& f, int64_t layer) {
 }
 
 static std::string attention_name(const Json& j, int64_t layer, int64_t layers) {
-  if (!j.contains("horner")) return "softmax";
-  const Json a = j["horner"].value("attention", Json("softmax"));
+  const Json a = j.value("horner_variant", Json());
+  if (a.is_null()) return "softmax";
   if (a.is_string()) return a.get<std::string>();
   check(a.is_array() && int64_t(a.size()) == layers && a[size_t(layer)].is_string(),
-        "config.json: 'horner.attention' must be a variant or a list of ", layers,
+        "config.json: 'horner_variant' must be a variant or a list of ", layers,
         ", one per layer, got ", a.dump());
   return a[size_t(layer)].get<std::string>();
 }
@@ -151,6 +151,7 @@ static constexpr const char* kCommonFields[] = {"architectures",
                                                 "dtype",
                                                 "eos_token_id",
                                                 "horner",
+                                                "horner_variant",
                                                 "initializer_range",
                                                 "layer_types",
                                                 "model_type",
@@ -166,7 +167,7 @@ static constexpr const char* kCommonFields[] = {"architectures",
                                                 "torch_dtype",
                                                 "vocab_size"};
 
-static const std::vector<std::string> kOwnFields{"attention", "init", "key_shift", "short_conv"};
+static const std::vector<std::string> kOwnFields{"init", "key_shift", "short_conv"};
 
 // Throws for a name of the object `j` that is not `known`.
 static void check_names(const Json& j, const std::vector<std::string>& known,
@@ -199,6 +200,8 @@ Json changed_config(const Json& config, const Json& changes) {
 ModelConfig model_config(const Json& j) {
   check(j.is_object() && j.value("horner", Json::object()).is_object(),
         "config.json, and 'horner' in it, must be JSON objects");
+  check(!j.value("horner", Json::object()).contains("attention"),
+        "config.json: the variant is the field 'horner_variant', not 'horner.attention'");
   check_names(j.value("horner", Json::object()), kOwnFields, "config.json: 'horner' has no field");
   ModelConfig c{};
   c.json = j;
@@ -273,7 +276,7 @@ ModelConfig preset(const std::string& name, const std::string& attention) {
     for (const char* end : {"bos_token_id", "eos_token_id"})
       j[end] = p.end < 0 ? Json() : Json(p.end);
     set("dtype", "float32"), set("initializer_range", 0.02);
-    set("horner", {{"attention", attention}});
+    set("horner_variant", attention);
     return model_config(j);
   }
   fail("no model preset '", name, "'; possible: ", quoted(preset_names()));

@@ -44,7 +44,7 @@ struct ModelConfig {
 };
 
 // Throws and names the field if one is missing, has the wrong type or is not supported. Our own
-// fields are under "horner": {"attention": a variant, or a list of one per layer, "key_shift":
+// fields are "horner_variant", a variant or a list of one per layer, and "horner": {"key_shift":
 // bool, "short_conv": tokens, "init": "normal" or "torch"}.
 ModelConfig model_config(const Json&);
 

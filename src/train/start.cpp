@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 static Json changed(const Json& given, const Settings& s) {
   Json config = nn::changed_config(given, s.model_config);
-  if (!s.attention.empty()) config["horner"]["attention"] = s.attention;
+  if (!s.attention.empty()) config["horner_variant"] = s.attention;
   return config;
 }
 
