@@ -2,8 +2,8 @@
 
   python bench/shared_cores.py build/horner [--repeats 3]
 
-Each row is the median wall-clock time of `repeats` runs. "default" is horner as it is; "asleep" sets
-OMP_WAIT_POLICY=passive; "spinning" sets OMP_WAIT_POLICY=active, "libgomp" GOMP_SPINCOUNT to what libgomp has by itself.
+Each cell is the median wall-clock time of `repeats` runs and their range. "default" is horner as it is, "asleep" sets
+OMP_WAIT_POLICY=passive, "spinning" sets GOMP_SPINCOUNT to what libgomp has by itself.
 """
 
 import argparse
@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-WAYS = {"default": {}, "asleep": {"OMP_WAIT_POLICY": "passive"}, "libgomp": {"GOMP_SPINCOUNT": "300000"}}
-STEPS = ["--steps", "40", "--evaluate-sequences", "0", "--entropy-every", "0", "--checkpoint-every", "0", "--batch", "4", "--length", "128"]
+WAYS = {"default": {}, "asleep": {"OMP_WAIT_POLICY": "passive"}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
+STEPS = ["--steps", "40", "--evaluate-sequences", "0", "--entropy-every", "0", "--checkpoint-every", "0", "--batch", "2", "--length", "128"]
 STUDY = {"title": "two", "attention": ["softmax", "taylor2"], "seeds": [0], "tasks": ["text"],
-         "settings": {"steps": 40, "batch": 4, "length": 128, "evaluate-sequences": 0, "entropy-every": 0, "checkpoint-every": 0}}  # fmt: skip
+         "settings": {"steps": 40, "batch": 2, "length": 128, "evaluate-sequences": 0, "entropy-every": 0, "checkpoint-every": 0}}  # fmt: skip
 
 
 def seconds(command, way):
@@ -50,7 +50,7 @@ def main():
                             (Path(folder) / "study.json").write_text(json.dumps(STUDY))
                             args = STEPS if what == "train" else [f"{folder}/study.json"]
                             times.append(seconds([given.horner, what, *args, "--out", f"{folder}/out"], way))
-                    row.append(f"{statistics.median(times):.1f} s")
+                    row.append(f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})")
         finally:
             for process in busy:
                 process.kill()

@@ -80,6 +80,15 @@ def test_the_installed_command_runs(home):
     assert "the length for the denominator" in run([home / "horner" / "bin" / "horner", "list", "l2"], env={})
 
 
+SHARED = ["bash-completion/completions/horner", "zsh/site-functions/_horner", "fish/vendor_completions.d/horner.fish", "man/man1/horner.1"]
+
+
+@pytest.mark.parametrize("file", SHARED)
+def test_completions_and_the_manual_are_those_of_the_program(home, file):
+    words = ["--man"] if file.endswith(".1") else ["--completion", file.split("/")[0].split("-")[0]]
+    assert (home / "horner" / "share" / file).read_text() == run([home / "horner" / "bin" / "horner", "help", *words], env={})
+
+
 def test_another_torch_is_refused(home, tmp_path):
     torch = tmp_path / "torch"
     (torch / "include" / "ATen").mkdir(parents=True)

@@ -58,6 +58,13 @@ def test_the_package_and_the_command_are_there(installed):
         assert f"[{beside}:" in run(["readelf", "-d", installed.package / file])
 
 
+def test_completions_and_the_manual_are_there(installed):
+    share = installed.python.parent.parent / "share"
+    for file, word in (("bash-completion/completions/horner", "complete -F _horner horner"), ("zsh/site-functions/_horner", "#compdef horner"),
+                       ("fish/vendor_completions.d/horner.fish", "complete -c horner"), ("man/man1/horner.1", ".TH HORNER 1")):  # fmt: skip
+        assert word in (share / file).read_text(), file
+
+
 def test_errors_of_the_command_are_its_own(installed):
     said = run([installed.python.parent / "horner", "show", "sofmax"], code=2, env=installed.environment)
     assert said.startswith("horner: no attention variant 'sofmax'")

@@ -284,7 +284,7 @@ def test_help_has_the_range_and_default_of_every_setting(tmp_path):
     text = subprocess.run([HORNER, "train", "--help"], capture_output=True, text=True, check=True).stdout
     for name in json.loads((tmp_path / "run" / "settings.json").read_text()):
         assert f"--{name}" in text, name
-    for words in ("(at least 1)", "(at least 0 and below 1)", "(greater than 0)", "'gloo' or 'nccl'", "[1000]", "[true]"):
+    for words in ("(at least 1)", "(at least 0 and below 1)", "(greater than 0)", "(one of auto, gloo, nccl)", "[1000]", "[true]"):
         assert words in " ".join(text.split()), words
 
 
