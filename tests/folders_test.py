@@ -219,7 +219,7 @@ def test_what_may_change_on_resume(tmp_path):
     assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     plain = tmp_path / "plain"
     train(plain, *options(steps=4))
-    assert "holds a run with steps 4, not 5, and without decay-steps they cannot change" in train(plain, "--resume", "--steps", 5, code=2)
+    assert "holds a run with steps 4, not 5, and its learning rate was planned for these (decay-steps is not set)" in train(plain, "--resume", "--steps", 5, code=2)
 
 
 def test_a_study_with_other_settings_changes_nothing(tmp_path):

@@ -43,7 +43,8 @@ at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, 
 
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {
-  check(!sees_future(spec.mask), "a stream requires a mask that sees no later tokens");
+  check(!sees_future(spec.mask),
+        "a stream requires a mask that sees no later tokens: causal or a window");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
                                               exec::why_not_on_gpu(shape).empty());

@@ -111,7 +111,8 @@ bool pack_file(Packing& p, const Path& path) {
 std::vector<Token> named(const text::Tokenizer& t, const std::string& name) {
   if (name.empty()) return {};
   const auto token = t.find(name);
-  horner::check(token.has_value(), "the tokenizer has no token '", name, "'");
+  horner::check(token.has_value(), "the tokenizer has no token '", name,
+                "'; it must be one whole token of its vocabulary, such as '<|endoftext|>'");
   return {*token};
 }
 

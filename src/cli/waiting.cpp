@@ -1,7 +1,7 @@
 // How the threads of OpenMP wait for each other. By default libgomp lets them spin, for longer than
 // most loops here take: where other processes want the same cores, threads then wait for threads
-// that do not run, and training takes ten times as long. Sleeping costs next to nothing
-// (docs/training.md). libgomp reads its environment when it is loaded, before main, so the program
+// that do not run, and small steps take several times as long (measured in docs/training.md).
+// libgomp reads its environment when it is loaded, before main, so the program
 // starts itself again with the variable set. This function runs before the initialisers of all
 // libraries, which makes that second start cheap.
 #include <alloca.h>

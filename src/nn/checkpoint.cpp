@@ -35,7 +35,8 @@ static Model load(const fs::path& folder, const ModelConfig& config, std::option
       *s.at = random_start(s, *seed).to(m.embedding.scalar_type());
       continue;
     }
-    check(found != file.tensors.end(), folder.string(), ": missing tensor '", s.name, "'");
+    check(found != file.tensors.end(), folder.string(), ": missing tensor '", s.name,
+          "', which config.json requires; both files must be of one model");
     at::Tensor x = found->second;
     std::vector<int64_t> shape = s.shape;
     shape[0] = rows[s.name];

@@ -70,7 +70,7 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   const Pass pass{m, run, tokens.size(0), tokens.size(1)};
   const int64_t T = pass.T, from = run.states ? (*run.states)[0].attention.tokens : 0;
   check(!m.positions.defined() || from + T <= c.positions, "the model has ", c.positions,
-        " positions, got ", from + T, " tokens");
+        " positions, got ", from + T, " tokens; shorten the text");
   const at::ScalarType own = m.embedding.scalar_type(),
                        compute = run.compute == at::ScalarType::Undefined ? own : run.compute;
   at::Tensor x = at::embedding(m.embedding, tokens.reshape({-1}));  // [B T, C], as all rows here

@@ -24,7 +24,8 @@ Batch make_batch(const Source& source, Split split, uint64_t first, int64_t coun
     source.fill(split, first + uint64_t(i), x, y);
     for (const std::span<int64_t> all : {x, y}) {
       const int64_t most = *std::max_element(all.begin(), all.end());
-      check(most < V, source.name, " has token ", most, ", but the model's vocabulary only ", V);
+      check(most < V, source.name, " has token ", most, ", but the model's vocabulary has ", V,
+            " tokens; pack the text with the model's tokenizer");
     }
     out.counts[size_t(i / micro_batch)] +=
         std::count_if(y.begin(), y.end(), [](int64_t t) { return t >= 0; });

@@ -11,7 +11,8 @@
 namespace horner::train {
 
 at::Device device_of(const Settings& s, const Ranks& ranks) {
-  check(s.device != "cuda" || at::hasCUDA(), "device 'cuda' is not available: torch finds no GPU");
+  check(s.device != "cuda" || at::hasCUDA(),
+        "device 'cuda' is not available: torch finds no GPU (see 'horner info')");
   const bool cuda = s.device == "cuda" || (s.device == "auto" && at::hasCUDA());
   const auto count = cuda ? int64_t(at::getNumGPUs()) : 0;
   return cuda ? at::Device(at::kCUDA, c10::DeviceIndex(ranks.local_rank % count)) : at::kCPU;

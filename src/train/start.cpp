@@ -80,7 +80,8 @@ bool check_run(const fs::path& folder, const Settings& s, Begin begin) {
     const bool schedule = row.on_resume == Change::schedule && s.decay_steps == 0;
     check((row.on_resume != Change::never && !schedule) || old[row.name] == given[row.name],
           folder.string(), " holds a run with ", row.name, " ", old[row.name].dump(), ", not ",
-          given[row.name].dump(), schedule ? ", and without decay-steps they cannot change" : "",
+          given[row.name].dump(),
+          schedule ? ", and its learning rate was planned for these (decay-steps is not set)" : "",
           "; choose another --out");
   }
   const int64_t done = steps_done(folder);
