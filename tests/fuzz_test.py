@@ -26,7 +26,7 @@ ROWS = {name: (shape, role) for name, shape, role, _ in torch.ops.horner.inputs(
 # What the package documents (docs/python.md), and words of messages that are not its own.
 ERRORS = (TypeError, RuntimeError)
 FOREIGN = re.compile(
-    r"c10|enforce fail|INTERNAL ASSERT|Internal error|[\w/]+\.(cpp|h|py|cu)\b|Exception raised|Could not run|CUDA error"
+    r"\bc10\b|enforce fail|INTERNAL ASSERT|Internal error|[\w/]+\.(cpp|h|py|cu)\b|Exception raised|Could not run|CUDA error"
     r"|not implemented for|Declaration:|Position: |frame #|PYBIND|aten::|at::|std::|Expected all tensors|out of range"
     r"|must match the size|mat1|can't allocate|device-side"
 )

@@ -172,7 +172,7 @@ def test_any_text_names_a_variant(tmp_path):
     torch.testing.assert_close(plain(ids).logits, model("llama", horner_variant="taylor6:norm=l2")(ids).logits)
     plain.set_attn_implementation("horner:l2")
     torch.testing.assert_close(plain(ids).logits, model("llama", "horner:l2")(ids).logits)
-    for text, message in (("topq20", "no attention variant 'topq20'"), ("softmax:temprature=2", "temprature"), ("gated", "requires")):
+    for text, message in (("topq20", "no attention variant 'topq20'"), ("softmax:temprature=2", "temprature"), ("linear_mamba", "a Mamba-2 block")):
         with pytest.raises((RuntimeError, ValueError), match=message):
             model("llama", f"horner:{text}")
 
@@ -204,7 +204,7 @@ REFUSED = {
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),
     "ready-made mask, got (3, 1, 20, 20)": lambda ids: model("llama")(ids, attention_mask=torch.ones(3, 1, 20, 20, dtype=torch.bool)),
     "or_mask": lambda ids: model("gemma3", use_bidirectional_attention=True)(ids),
-    "requires norm_weight": lambda ids: model("llama", "horner:rms")(ids),
+    "convolved q, k and v": lambda ids: model("llama", "horner:gated_conv")(ids),
     "remove one": lambda ids: model("llama", "horner:l2", horner_variant="taylor2")(ids),
     "but none for layer 1": lambda ids: model("llama", horner_variant=["l2"])(ids),
     "did you mean 'softmax'": lambda ids: model("llama", horner_variant="sofmax")(ids),

@@ -105,3 +105,72 @@ def test_wrong_arguments_and_saving(tmp_path):
     assert torch.equal(again(x), one(x)) and "variant='ssmax'" in repr(one)
     with torch.autocast("cpu", torch.bfloat16):
         assert horner.nn.TransformerBlock(64, 4, variant="gated_decay")(torch.randn(1, 9, 64)).isfinite().all()
+
+
+def in_transformers(name):
+    around = torch.ops.horner.around(name)
+    return not around["mamba"] and not around["short_conv"] and around["rope"] and "mask=full" not in horner.describe(name)["spec"]
+
+
+def test_every_variant_trains_inside_transformers(tmp_path):
+    """A folder of the command opens there with its gates and norms, computes the same, and is saved and opened again."""
+    transformers = pytest.importorskip("transformers")
+    import horner.hf  # noqa: F401
+
+    transformers.logging.set_verbosity_error()
+    tokens = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
+    for variant in filter(in_transformers, kinds()):
+        run("new", "tiny", variant, 3, tmp_path / "model")
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="horner")
+        save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
+        run("loss", tmp_path / "model", tmp_path / "tokens.safetensors", tmp_path / "out.safetensors")
+        theirs = load_file(tmp_path / "out.safetensors")
+        logits = model(tokens[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        assert abs(loss.item() - theirs.pop("loss").item()) < 1e-4, variant
+        ours = dict(model.named_parameters())
+        assert ours.keys() == theirs.keys(), variant
+        for name, gradient in theirs.items():
+            assert (ours[name].grad - gradient).norm() < 2e-3 * gradient.norm() + 1e-7, f"{variant}: {name}"
+    model.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", attn_implementation="horner")
+    assert torch.equal(again(tokens[:, :-1], use_cache=False).logits, logits)
+
+
+def test_new_weights_in_a_model_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    import horner.hf
+
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, vocab_size=99, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    tokens = torch.randint(3, 99, (2, 12), generator=torch.Generator().manual_seed(5))
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    plain = model(tokens).logits
+    model.set_attn_implementation("horner:gated_decay")
+    own = [name for name, _ in model.named_parameters() if ".horner." in name]
+    assert len(own) == 2 * 8 and config.horner_variant == "gated_decay"
+    whole = model(tokens, use_cache=False).logits
+    # padding, packing, decoding
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), tokens], 1)
+    mask = (padded != 0).long()
+    left = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=False).logits[:, 3:]
+    torch.testing.assert_close(left, whole, atol=1e-4, rtol=1e-3)
+    ids = torch.arange(12).repeat(2)[None]
+    packed = model(tokens.view(1, -1), position_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(packed.view(2, 12, -1), whole, atol=1e-4, rtol=1e-3)
+    cache = horner.hf.RecurrentCache(model.config)
+    with torch.no_grad():
+        parts = [model(tokens[:, a:b], past_key_values=cache).logits for a, b in ((0, 7), (7, 8), (8, 12))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-4, rtol=1e-3)
+    with pytest.raises(NotImplementedError, match="gates of its keys"):
+        model.generate(tokens, max_new_tokens=3, do_sample=False)
+    model.set_attn_implementation("horner:ssmax")
+    assert len([name for name, _ in model.named_parameters() if ".horner." in name]) == 2
+    assert model.generate(tokens, max_new_tokens=3, do_sample=False).shape[1] <= 15
+    model.set_attn_implementation("horner:softmax")
+    assert not [name for name, _ in model.named_parameters() if ".horner." in name]
+    torch.testing.assert_close(model(tokens).logits, plain, atol=1e-4, rtol=1e-3)
+    with pytest.raises(ValueError, match="a Mamba-2 block"):
+        model.set_attn_implementation("horner:linear_mamba")

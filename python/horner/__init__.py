@@ -223,6 +223,8 @@ class State:
         temperature: Optional[float] = None,
         clamp: Optional[float] = None,
     ):
+        if not isinstance(device, (int, str, torch.device)):
+            raise TypeError(f"device must be a str or a torch.device, got {_kind(device)}")
         try:
             device = torch.empty(0, device=device).device  # "cuda" becomes the current one, "cuda:0"
         except (AssertionError, OverflowError, RuntimeError, TypeError, ValueError) as error:

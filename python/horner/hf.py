@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import sdpa_mask
 
 import horner
+import horner.nn
 
 __all__ = ["RecurrentCache", "register"]
 
@@ -145,6 +146,7 @@ class _Variant(NamedTuple):
     own_scale: bool
     window: Optional[int]
     no_state: str
+    inputs: tuple[str, ...]  # what it needs besides q, k and v
 
 
 _variants: dict[str, _Variant] = {}
@@ -154,13 +156,14 @@ _variants: dict[str, _Variant] = {}
 def _variant(text):
     if text in _variants:
         return _variants[text]
-    about = horner.describe(text)
-    if about["inputs"]:
-        raise ValueError(f"variant {text!r} requires {about['inputs']}, which models of transformers do not provide")
+    about, around = horner.describe(text), torch.ops.horner.around(text)
+    if around["mamba"] or around["short_conv"] or not around["rope"]:
+        what = "a Mamba-2 block" if around["mamba"] else "convolved q, k and v" if around["short_conv"] else "no positions"
+        raise ValueError(f"variant {text!r} has {what}, which models of transformers do not: use horner.nn or 'horner train'")
     mask, window, own_scale = torch.ops.horner.mask_and_scale(text)
     if mask == "full":
         raise ValueError(f"horner variant {text!r} has a full mask: the model determines the mask here")
-    return _variants.setdefault(text, _Variant(text, own_scale, window, about["no_state"]))
+    return _variants.setdefault(text, _Variant(text, own_scale, window, about["no_state"], tuple(about["inputs"].split())))
 
 
 def _of_layer(config, name, layer):
@@ -212,9 +215,106 @@ def _on_demand(method):
     return wrapped
 
 
-for _method in ("_check_and_adjust_attn_implementation", "set_attn_implementation"):
-    if not hasattr(getattr(PreTrainedModel, _method), "__wrapped__"):
-        setattr(PreTrainedModel, _method, _on_demand(getattr(PreTrainedModel, _method)))
+# The weights of a variant's gates, norms and learned numbers.
+
+
+def _attentions(model):
+    """The attention modules of a model, each with the layer that holds it."""
+    for layer in model.modules():
+        for module in layer.children():
+            if type(module).__name__.endswith("Attention") and getattr(module, "layer_idx", None) is not None:
+                yield layer, module
+
+
+def _add_own(model):
+    """Gives every layer whose variant needs more than q, k and v the module `horner` with its weights."""
+    for layer, module in list(_attentions(model)):
+        config = module.config
+        implementation, _, name = (config._attn_implementation or "").partition(":")
+        if implementation != "horner":
+            continue
+        variant = _of_layer(config, name or None, module.layer_idx)
+        if getattr(module, "_horner_variant", None) == variant.text:
+            continue
+        if hasattr(layer, "horner"):
+            del layer.horner
+        module._horner_variant = variant.text
+        module.__dict__["_horner_own"] = None  # not a submodule of its own: the layer has it
+        if not variant.inputs:
+            continue
+        like = next(module.parameters())
+        heads = config.num_attention_heads
+        layer.horner = horner.nn.Own(
+            config.hidden_size, heads, variant=variant.text, kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(module, "head_dim", None) or config.hidden_size // heads, short_conv=0, device=like.device, dtype=like.dtype,
+        )  # fmt: skip
+        module.__dict__["_horner_own"] = layer.horner
+        if not hasattr(module, "_horner_hook"):
+            module._horner_hook = module.register_forward_pre_hook(_remember, with_kwargs=True)
+
+
+def _remember(module, args, kwargs):
+    """The rows of the tokens, from which gates are made; transformers gives an attention function only q, k and v."""
+    module.__dict__["_horner_rows"] = args[0] if args else kwargs["hidden_states"]
+
+
+def _own_inputs(module, variant, keys):
+    """The inputs of the variant besides q, k and v."""
+    if not variant.inputs:
+        return {}
+    own, rows = module.__dict__.get("_horner_own"), module.__dict__.pop("_horner_rows", None)
+    if own is None or rows is None:
+        raise NotImplementedError(
+            f"variant {variant.text!r} requires {', '.join(variant.inputs)}, and this model has no weights for them: "
+            f"load it with attn_implementation='horner:{variant.text}', or set that with model.set_attn_implementation"
+        )
+    inputs = own(rows)
+    by_key = [name for name in inputs if _SHAPES[name].startswith("B") and _SHAPES[name].endswith("S")]
+    if by_key and keys != rows.shape[1]:
+        raise NotImplementedError(
+            f"variant {variant.text!r} has gates of its keys ({', '.join(by_key)}), which a KV cache of transformers does "
+            "not hold: decode with past_key_values=horner.hf.RecurrentCache(model.config), or use_cache=False"
+        )
+    return inputs
+
+
+_SHAPES = {name: shape for name, shape, _, _ in torch.ops.horner.inputs()}
+
+
+def _after_setting(method):
+    @functools.wraps(method)
+    def wrapped(self, *args, **kwargs):
+        out = method(self, *args, **kwargs)
+        _add_own(self)
+        return out
+
+    return wrapped
+
+
+def _before_init(method):
+    @functools.wraps(method)
+    def wrapped(self):
+        _add_own(self)  # so that its weights are initialised, loaded and saved as all others
+        return method(self)
+
+    return wrapped
+
+
+def _with_own_start(method):
+    @functools.wraps(method)
+    def wrapped(self, module):
+        if isinstance(module, horner.nn.Own):
+            module.reset_parameters()
+        return method(self, module)
+
+    return wrapped
+
+
+if not hasattr(PreTrainedModel.post_init, "__wrapped__"):
+    PreTrainedModel._check_and_adjust_attn_implementation = _on_demand(PreTrainedModel._check_and_adjust_attn_implementation)
+    PreTrainedModel.set_attn_implementation = _after_setting(_on_demand(PreTrainedModel.set_attn_implementation))
+    PreTrainedModel.post_init = _before_init(PreTrainedModel.post_init)
+    PreTrainedModel._init_weights = _with_own_start(PreTrainedModel._init_weights)
 
 
 # Arguments of an attention function of transformers that do not change the result.
@@ -273,6 +373,11 @@ def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
     return seen
 
 
+def _one_row(x):
+    """[B, heads, T, ..] -> [1, heads, B*T, ..]"""
+    return x.transpose(0, 1).flatten(1, 2)[None]
+
+
 def attention(module, query, key, value, attention_mask, name=None, dropout=0.0, scaling=None, is_causal=None,
               sliding_window=None, **kwargs):  # fmt: skip
     """transformers calls this in each layer: query [B, H, T, D], key and value [B, G, S, D]. Returns [B, T, H, E]."""
@@ -280,18 +385,20 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     variant = _of_layer(module.config, name, getattr(module, "layer_idx", None))
     scale = None if variant.own_scale else scaling
     seen = _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
+    inputs = _own_inputs(module, variant, key.shape[2])
     layer = getattr(key, "_horner_layer", None)
     if layer is not None:
-        return layer.attend(query, key, value, variant, seen, scale).transpose(1, 2), None
+        return layer.attend(query, key, value, variant, seen, scale, inputs).transpose(1, 2), None
     if seen.length is not None:
         key, value = key[:, :, : seen.length], value[:, :, : seen.length]
     B, H, T, _ = query.shape
-    stages = {}
+    stages = dict(inputs)
     if seen.keep is not None:
         stages["keep"] = seen.keep.to(key.device)
     if seen.cu_seqlens is not None:
         stages["cu_seqlens"] = seen.cu_seqlens.to(key.device)
-        query, key, value = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query, key, value))  # [1, H, B*T, D]
+        query, key, value = (_one_row(x) for x in (query, key, value))  # [1, H, B*T, D]
+        stages = {name: _one_row(x) if _SHAPES[name].startswith("B") and name != "keep" else x for name, x in stages.items()}
     mask = _mask_text(variant, seen, key.shape[2])
     out = horner.attend(query, key, value, variant=variant.text, scale=scale, mask=mask, **stages)
     if seen.cu_seqlens is not None:
@@ -345,7 +452,7 @@ class RecurrentLayer(CacheLayerMixin):
                 "attn_implementation='horner' and keys that go unchanged from the cache to the attention"
             )
 
-    def attend(self, q, k, v, variant, seen, scale):
+    def attend(self, q, k, v, variant, seen, scale, inputs):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise NotImplementedError(
                 "a RecurrentCache has no gradients: decode under torch.no_grad(), or train without a cache"
@@ -359,7 +466,7 @@ class RecurrentLayer(CacheLayerMixin):
             shape = {"batch": B, "heads": heads, "dim": dim, "value_dim": v.shape[3]}
             self.state = horner.State(variant.text, **shape, dtype=k.dtype, device=k.device, mask=mask, scale=scale)
         self.waiting = False
-        return self.state.step(q, k, v, keep=seen.keep)
+        return self.state.step(q, k, v, keep=seen.keep, **inputs)
 
     def get_mask_sizes(self, query_length):
         self._check()
@@ -402,7 +509,8 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 def _check_state(variant, mask):
-    if mask == "causal" and variant.no_state:
+    by_key = any(_SHAPES[name].endswith("S") for name in variant.inputs)  # of which only a State keeps the gates
+    if mask == "causal" and variant.no_state and not by_key:
         raise ValueError(
             f"a RecurrentCache requires a finite state or a window, but {variant.text!r} has none: {variant.no_state}. "
             "Use another variant, such as 'taylor2', or another cache"

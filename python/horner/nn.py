@@ -88,15 +88,24 @@ class Own(nn.Module):
                 self.roles.pop(name, None)
         elif short_conv:
             self.short_conv = _Convolution((heads + 2 * kv_heads) * head_dim, short_conv, bias=False, **where)
+        self.unit = head_dim**-0.5
         for name, shape, role, _ in _ROWS:
             if name not in self.roles:
                 continue
             if role == "parameter":
-                self.register_parameter(name, nn.Parameter(_started(name, [sizes[x] for x in shape], head_dim, where)))
+                self.register_parameter(name, nn.Parameter(torch.empty([sizes[x] for x in shape], **where)))
             elif role == "constant":
-                self.register_buffer(name, _started(name, [sizes[x] for x in shape], head_dim, where))
+                self.register_buffer(name, torch.empty([sizes[x] for x in shape], **where))
             else:
                 self.add_module(name, nn.Linear(dim, sizes[shape[1]], **where))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        """The values with which the numbers of a variant begin (docs/models.md); its linear maps have their own."""
+        for name, x in (*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)):
+            if not getattr(x, "_is_hf_initialized", False):  # transformers marks what it has loaded
+                x.copy_(_started(name, x, self.unit))
 
     def _logits(self, name, x):
         """[B, heads, T], in float32 at least: logarithms in bfloat16 are too coarse to sum."""
@@ -120,14 +129,12 @@ class Own(nn.Module):
         return out
 
 
-def _started(name, shape, head_dim, where):
-    """The value with which training begins (docs/models.md)."""
-    unit = head_dim**-0.5
+def _started(name, x, unit):
     if name == "slope":  # RetNet: head h keeps 1 - 2^(-5 - h) of a weight per token of distance
-        return -torch.log1p(-torch.exp2(-5.0 - torch.arange(shape[0], **where)))
-    if len(shape) == 3:  # projections
-        return torch.randn(shape, **where) * unit
-    return torch.full(shape, {"norm_bias": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0), **where)
+        return -torch.log1p(-torch.exp2(-5.0 - torch.arange(len(x), device=x.device)))
+    if x.dim() == 3:  # projections
+        return torch.randn_like(x) * unit
+    return torch.full_like(x, {"norm_bias": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
 
 
 def _spread_raw_decay(inputs):
