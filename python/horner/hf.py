@@ -204,7 +204,7 @@ def _on_demand(method):
         chosen = field is None or method.__name__ == "set_attn_implementation"
         if isinstance(used, str) and used.startswith(_PREFIX) and chosen:
             self.config.horner_variant = used[len(_PREFIX) :]
-        elif isinstance(used, str) and not used.startswith("horner") and field not in (None, "softmax"):
+        elif isinstance(out, str) and not used.startswith("horner") and field not in (None, "softmax"):
             warnings.warn(
                 f"the config names the horner variant {field!r}, but attn_implementation={used!r} computes softmax: "
                 "pass attn_implementation='horner', or set config.horner_variant to None",
