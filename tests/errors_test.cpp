@@ -73,8 +73,9 @@ TEST(Shapes, OfQueriesKeysAndValues) {
             "v must have shape [B, G, S, E] with G = 2, got [2, 1, 7, 6]");
   EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.k = in.k.narrow(0, 0, 1); }),
             "k must have shape [B, G, S, D] with B = 2, got [1, 2, 7, 3]");
-  EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.q = in.q.narrow(1, 0, 3); }),
-            "the heads of q must be a multiple of the heads of k and v, both at least 1, got 3 and 2");
+  EXPECT_EQ(
+      of_inputs("softmax", [](Inputs& in) { in.q = in.q.narrow(1, 0, 3); }),
+      "the heads of q must be a multiple of the heads of k and v, both at least 1, got 3 and 2");
   expect_parts(
       of_inputs("softmax",
                 [](Inputs& in) { in.q = in.q.narrow(3, 0, 0), in.k = in.k.narrow(3, 0, 0); }),
