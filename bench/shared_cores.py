@@ -3,7 +3,7 @@
   python bench/shared_cores.py build/horner [--repeats 3] [--size 2,128]
 
 Each cell is the median wall-clock time of `repeats` runs and their range; the ways take turns. "default" is horner as it
-is, "asleep" sets OMP_WAIT_POLICY=passive, "spinning" sets GOMP_SPINCOUNT to what libgomp has by itself.
+is (GOMP_SPINCOUNT=5000), "asleep" sets OMP_WAIT_POLICY=passive, "spinning" sets GOMP_SPINCOUNT to what libgomp has by itself.
 """
 
 import argparse

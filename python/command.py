@@ -27,5 +27,6 @@ except ImportError as error:
     fail(error)
 # The checked torch comes first, whichever one the program was linked to.
 os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.path.join(torch, "lib"), os.environ.get("LD_LIBRARY_PATH")]))
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the program would, at the cost of a second start
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the program would, at the cost of a second start
 os.execv(os.path.join(horner, "bin", "horner"), ["horner", *sys.argv[1:]])

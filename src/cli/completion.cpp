@@ -265,7 +265,8 @@ std::string manual(const CLI::App& app) {
   return out +
          ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nif set, no colours\n"
          ".TP\n.B OMP_NUM_THREADS\nthe number of CPU threads\n"
-         ".TP\n.B OMP_WAIT_POLICY\nhow threads wait for each other; \\(lqpassive\\(rq unless set\n"
+         ".TP\n.B GOMP_SPINCOUNT\nhow long threads spin before they sleep; 5000 unless it or "
+         "OMP_WAIT_POLICY is set\n"
          ".SH \"EXIT STATUS\"\n.TP\n0\nsuccess\n.TP\n1\na check or a run failed\n"
          ".TP\n2\nan error, explained by one line on standard error\n"
          ".TP\n130\ninterrupted by Ctrl\\-C\n";

@@ -1,9 +1,10 @@
 // How the threads of OpenMP wait for each other. By default libgomp lets them spin, for longer than
 // most loops here take: where other processes want the same cores, threads then wait for threads
-// that do not run, and small steps take several times as long (measured in docs/training.md).
-// libgomp reads its environment when it is loaded, before main, so the program
-// starts itself again with the variable set. This function runs before the initialisers of all
-// libraries, which makes that second start cheap.
+// that do not run, and small steps take several times as long. Sleeping at once costs as much on
+// idle cores; a few microseconds of spinning before sleep cost neither (docs/training.md). libgomp
+// reads its environment when it is loaded, before main, so the program starts itself again with the
+// variable set. This function runs before the initialisers of all libraries, which makes that
+// second start cheap.
 #include <alloca.h>
 #include <unistd.h>
 
@@ -17,7 +18,7 @@ bool names(const char* entry, const char* name) {
 }
 
 // libc is not initialised yet: no malloc, no getenv, no environ.
-void wait_asleep(int, char** argv, char** environment) {
+void wait_shortly(int, char** argv, char** environment) {
   size_t n = 0;
   for (; environment[n]; ++n)
     if (names(environment[n], "OMP_WAIT_POLICY") || names(environment[n], "GOMP_SPINCOUNT")) return;
@@ -25,14 +26,14 @@ void wait_asleep(int, char** argv, char** environment) {
   const ssize_t length = ::readlink("/proc/self/exe", path, sizeof path - 1);
   if (length <= 0) return;
   path[length] = '\0';
-  char asleep[] = "OMP_WAIT_POLICY=passive";
+  char spins[] = "GOMP_SPINCOUNT=5000";
   char** const with = static_cast<char**>(alloca((n + 2) * sizeof(char*)));
   std::memcpy(with, environment, n * sizeof(char*));
-  with[n] = asleep, with[n + 1] = nullptr;
+  with[n] = spins, with[n + 1] = nullptr;
   ::execve(path, argv, with);  // only returns if it fails; then threads spin
 }
 
 [[gnu::section(".preinit_array"), gnu::used]] void (*const first)(int, char**,
-                                                                  char**) = wait_asleep;
+                                                                  char**) = wait_shortly;
 
 }  // namespace
