@@ -119,7 +119,8 @@ def test_every_variant_trains_inside_transformers(tmp_path):
 
     transformers.logging.set_verbosity_error()
     tokens = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
-    for variant in filter(in_transformers, kinds()):
+    some = kinds() if os.environ.get("HORNER_LONG") else ["gated_decay", "rms", "ssmax", "based", "retention", "cumulative_gate", "linear_cosine"]
+    for variant in filter(in_transformers, some):
         run("new", "tiny", variant, 3, tmp_path / "model")
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="horner")
         save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
