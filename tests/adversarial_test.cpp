@@ -327,7 +327,10 @@ void each_value(const Inputs& good, const F& f) {
   for (const Input& i : input_table())
     for (const Values& values : kValues)
       for (const int64_t s : {3, 66}) {
-        if (s == 3 && (good.keep.defined() || good.cu_seqlens.defined())) continue;
+        // one place for each value: an early token, or one in the last chunk
+        const bool early =
+            (&values - kValues) % 2 == 0 && !good.keep.defined() && !good.cu_seqlens.defined();
+        if (early != (s == 3)) continue;
         if (!(good.*i.at).defined() || !values.applies(i)) continue;
         // running sums carry it to the sequences behind
         if (is_log_gate(i) && good.cu_seqlens.defined() && std::string_view(values.name)[0] == 'N')
