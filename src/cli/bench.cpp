@@ -317,8 +317,9 @@ static Outcome run(const BenchOptions& o) {
   else
     std::cout << (stopped() ? "\ninterrupted\n" : "\n")
               << faint(paragraph("medians; × sdpa: torch's time over ours, run alternately (above "
-                                 "1: faster than torch); GFLOP/s counts 2 half matrix products "
-                                 "forward, 7 forward+backward; memory: peak beyond the inputs"));
+                                 "1: faster than torch);") +
+                       paragraph("GFLOP/s counts 2 half matrix products forward, 7 "
+                                 "forward+backward; memory: peak beyond the inputs"));
   return stopped() ? Outcome::interrupted : failed ? Outcome::failed : Outcome::fine;
 }
 
