@@ -50,15 +50,22 @@ def _given(tensors, which=None):
     return [i for i, x in enumerate(tensors) if isinstance(x, torch.Tensor) and _DIFFERENTIABLE[i] and (which is None or which[i])]
 
 
+def _placed(places, values):
+    """One for each row of the table: the values at their places, None elsewhere."""
+    given = dict(zip(places, values))
+    return [given.get(i) for i in range(len(_ROWS))]
+
+
+def _fold(n, dim, x):
+    """The batch of vmap as a part of the batch."""
+    return (x.movedim(dim, 0) if dim is not None else x.expand(n, *x.shape)).flatten(0, 1)
+
+
 def _folded(n, in_dims, tensors):
-    """The batch of vmap as a part of the batch: each tensor with both."""
-    out = []
-    for x, dim, batched in zip(tensors, in_dims, _BATCHED):
-        if isinstance(x, torch.Tensor) and batched:
-            x = x.movedim(dim, 0) if dim is not None else x.expand(n, *x.shape)
-            x = x.flatten(0, 1)
-        out.append(x)
-    return out
+    return [
+        _fold(n, dim, x) if isinstance(x, torch.Tensor) and batched else x
+        for x, dim, batched in zip(tensors, in_dims, _BATCHED)
+    ]
 
 
 def _one_by_one(n, in_dims, tensors, function):
@@ -72,10 +79,15 @@ def _can_fold(in_dims):
     return all(dim is None or batched for dim, batched in zip(in_dims, _BATCHED))
 
 
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(settings, *tensors):
-        return settings.call(_ops.attend.default, (), tensors)
+def _pushed(function, primals, tangents):
+    """The product of the Jacobian and the tangents, for a function of several results: the transpose of the transpose,
+    since the kernels of torch's own forward mode cannot be nested."""
+    out, pull = torch.func.vjp(function, *primals)
+    return torch.func.vjp(lambda *g: pull(g), *(torch.zeros_like(x) for x in out))[1](tuple(tangents))
+
+
+class _Saved(torch.autograd.Function):
+    """A function of settings and tensors that keeps both."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -83,21 +95,26 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
+
+class _Attend(_Saved):
+    @staticmethod
+    def forward(settings, *tensors):
+        return settings.call(_ops.attend.default, (), tensors)
+
     @staticmethod
     def backward(ctx, grad):
         tensors = ctx.saved_tensors
         wanted = tuple(_given(tensors, ctx.needs_input_grad[1:]))
         gradients = _Gradients.apply(_Settings(ctx.settings.values, wanted), grad, *tensors)
-        out = [None] * len(_ROWS)
-        for i, g in zip(wanted, gradients):
-            out[i] = g
-        return (None, *out)
+        return (None, *_placed(wanted, gradients))
 
     @staticmethod
     def jvp(ctx, _, *tangents):
         tensors = ctx.saved_tensors
         places = [i for i in _given(tensors) if tangents[i] is not None]
-        return _pushed(_reference(ctx.settings, tensors, places), [tensors[i] for i in places], [tangents[i] for i in places])
+        function = _reference(ctx.settings, tensors, places)
+        (out,) = _pushed(lambda *x: (function(*x),), [tensors[i] for i in places], [tangents[i] for i in places])
+        return out
 
     @staticmethod
     def vmap(info, in_dims, settings, *tensors):
@@ -107,23 +124,10 @@ class _Attend(torch.autograd.Function):
         return _Attend.apply(settings, *_folded(n, in_dims, tensors)).unflatten(0, (n, -1)), 0
 
 
-def _pushed(function, primals, tangents):
-    """The product of the Jacobian and the tangents: the transpose of the transpose, since the kernels of torch's own
-    forward mode cannot be nested."""
-    out, pull = torch.func.vjp(function, *primals)
-    return torch.func.vjp(lambda g: pull(g), torch.zeros_like(out))[1](tuple(tangents))[0]
-
-
-class _Gradients(torch.autograd.Function):
+class _Gradients(_Saved):
     @staticmethod
-    def forward(call, grad, *tensors):
-        return tuple(call.call(_ops.attend_backward.default, (grad, call.wanted), tensors))
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.call, *tensors = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+    def forward(settings, grad, *tensors):
+        return tuple(settings.call(_ops.attend_backward.default, (grad, settings.wanted), tensors))
 
     @staticmethod
     def _again(ctx):
@@ -134,8 +138,8 @@ class _Gradients(torch.autograd.Function):
         def function(grad, *some):
             given = dict(zip(places, some))
             all_ = [given.get(i, x) for i, x in enumerate(tensors)]
-            wanted = ctx.call.wanted
-            pull = torch.func.vjp(_reference(ctx.call, all_, wanted), *(all_[i] for i in wanted))[1]
+            wanted = ctx.settings.wanted
+            pull = torch.func.vjp(_reference(ctx.settings, all_, wanted), *(all_[i] for i in wanted))[1]
             return pull(grad)
 
         return function, places, [grad, *(tensors[i] for i in places)]
@@ -144,29 +148,20 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx, *gradients):
         function, places, primals = _Gradients._again(ctx)
         first, *rest = torch.func.vjp(function, *primals)[1](gradients)
-        out = [None] * len(_ROWS)
-        for i, g in zip(places, rest):
-            out[i] = g
-        return (None, first, *out)
+        return (None, first, *_placed(places, rest))
 
     @staticmethod
     def jvp(ctx, _, grad, *tangents):
         function, places, primals = _Gradients._again(ctx)
         given = [grad, *(tangents[i] for i in places)]
         zeros = [torch.zeros_like(x) if t is None else t for x, t in zip(primals, given)]
-        return _pushed_all(function, primals, zeros)
+        return _pushed(function, primals, zeros)
 
     @staticmethod
-    def vmap(info, in_dims, call, grad, *tensors):
+    def vmap(info, in_dims, settings, grad, *tensors):
         n, grad_dim, dims = info.batch_size, in_dims[1], in_dims[2:]
-        if not _can_fold(dims) or not all(_BATCHED[i] for i in call.wanted):
-            each = _one_by_one(n, (grad_dim, *dims), (grad, *tensors), lambda *x: _Gradients.apply(call, *x))
-            return tuple(torch.stack(list(x)) for x in zip(*each)), (0,) * len(call.wanted)
-        grad = grad.movedim(grad_dim, 0) if grad_dim is not None else grad.expand(n, *grad.shape)
-        out = _Gradients.apply(call, grad.flatten(0, 1), *_folded(n, dims, tensors))
-        return tuple(g.unflatten(0, (n, -1)) for g in out), (0,) * len(call.wanted)
-
-
-def _pushed_all(function, primals, tangents):
-    out, pull = torch.func.vjp(function, *primals)
-    return torch.func.vjp(lambda *g: pull(g), *(torch.zeros_like(x) for x in out))[1](tuple(tangents))
+        if not _can_fold(dims) or not all(_BATCHED[i] for i in settings.wanted):
+            each = _one_by_one(n, (grad_dim, *dims), (grad, *tensors), lambda *x: _Gradients.apply(settings, *x))
+            return tuple(torch.stack(list(x)) for x in zip(*each)), (0,) * len(settings.wanted)
+        out = _Gradients.apply(settings, _fold(n, grad_dim, grad), *_folded(n, dims, tensors))
+        return tuple(g.unflatten(0, (n, -1)) for g in out), (0,) * len(settings.wanted)

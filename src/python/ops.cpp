@@ -303,14 +303,17 @@ static at::Tensor step(const StreamPtr& self,
   return attn::step(self->state, in);
 }
 
-// Every tensor of the state; the batch is its first dimension.
-static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
+// Every tensor that a state may hold; the batch is the first dimension of those that it does.
+static std::vector<at::Tensor*> tensors(attn::State& s) {
   attn::Carry& c = s.carry;
   std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.decay_sums};
-  for (const attn::Input& i : attn::input_table())
-    if (i.shape[0] == 'B') all.push_back(&(s.recent.*i.at));
+  for (const attn::Input& i : attn::input_table()) all.push_back(&(s.recent.*i.at));
+  return all;
+}
+
+static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
   Tensors held;
-  for (at::Tensor* x : all)
+  for (at::Tensor* x : tensors(s))
     if (x->defined()) held.push_back(*x = change(*x));
   return held;
 }
@@ -333,13 +336,6 @@ static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
 // A state as it is pickled: its spec, its numbers, and its tensors, of which some may be undefined.
 using Pickled =
     std::tuple<std::string, std::vector<int64_t>, std::vector<std::optional<at::Tensor>>>;
-
-static std::vector<at::Tensor*> tensors(attn::State& s) {
-  attn::Carry& c = s.carry;
-  std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.decay_sums};
-  for (const attn::Input& i : attn::input_table()) all.push_back(&(s.recent.*i.at));
-  return all;
-}
 
 static Pickled pickled(const StreamPtr& self) {
   attn::State s = self->state;
