@@ -22,11 +22,12 @@ _ROWS = torch.ops.horner.inputs()  # name, shape, role, meaning
 _RAW_DECAY_TOKENS = 1024  # gated_decay@code divides its gates by this
 
 
-def _own(variant, kv_heads, dim, head_dim, **more):
-    """What `Own` is made with for a variant, or None if it has no weights of its own."""
+def _own(dim, variant, short_conv, **sizes):
+    """The weights of a variant, or None if it has none of its own. `short_conv`: None for what the variant says."""
     around = torch.ops.horner.around(variant)
-    wanted = bool(horner.describe(variant)["inputs"]) or around["mamba"] or more["short_conv"] or around["raw_decay"]
-    return Own(dim, variant=variant, kv_heads=kv_heads, head_dim=head_dim, **more) if wanted else None
+    short_conv = around["short_conv"] if short_conv is None else short_conv
+    wanted = bool(horner.describe(variant)["inputs"]) or around["mamba"] or short_conv or around["raw_decay"]
+    return Own(dim, variant=variant, short_conv=short_conv, **sizes) if wanted else None
 
 
 class _Convolution(nn.Module):
@@ -209,8 +210,7 @@ class Attention(nn.Module):
             self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias, **where)
         self.o_proj = nn.Linear(heads * head_dim, dim, bias=bias, **where)
         if own:
-            short_conv = around["short_conv"] if short_conv is None else short_conv
-            self.horner = _own(variant, kv_heads, dim, head_dim, heads=heads, short_conv=short_conv, **where)
+            self.horner = _own(dim, variant, short_conv, heads=heads, kv_heads=kv_heads, head_dim=head_dim, **where)
 
     def extra_repr(self) -> str:
         return f"variant={self.variant!r}, heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}"
@@ -236,11 +236,12 @@ class Attention(nn.Module):
         if self.rope_theta is not None:
             places = _places(x.shape[1], cu_seqlens, x.device)
             q, k = (_rotated(y, places, self.rope_theta) for y in (q, k))
-        return self._ended(q, k, v, {**(own(x) if own is not None else {}), **masks})
+        return self.o_proj(self._rows(q, k, v, {**(own(x) if own is not None else {}), **masks}))
 
-    def _ended(self, q, k, v, inputs):
+    def _rows(self, q, k, v, inputs):
+        """What the operator gives, [B, T, heads * head_dim]."""
         out = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, **inputs)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return out.transpose(1, 2).flatten(2)
 
     def _mamba(self, x, own, masks):
         m, H, D = own.mamba, self.heads, self.head_dim
@@ -249,8 +250,7 @@ class Attention(nn.Module):
         q, k = (y[:, None].expand(-1, H, -1, -1) for y in (C, B))
         inputs = {"decay": -m.A_log.exp()[:, None] * dt, "input_gate": dt, **own(x), **masks}
         v = u.unflatten(-1, (H, D)).transpose(1, 2)
-        y = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, **inputs)
-        y = y.transpose(1, 2).flatten(2) + m.D * u
+        y = self._rows(q, k, v, inputs) + m.D * u
         return self.o_proj(m.norm(y * F.silu(m.z(x)), 1e-5))
 
 
@@ -280,9 +280,8 @@ class TransformerBlock(nn.Module):
         self.self_attn = a = Attention(dim, heads, bias=bias, own=False, **where, **attention)
         self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps, **where)
         self.mlp = _Mlp(dim, hidden, bias, **where)
-        variant, short_conv = attention.get("variant", "softmax"), attention.get("short_conv")
-        short_conv = torch.ops.horner.around(variant)["short_conv"] if short_conv is None else short_conv
-        self.horner = _own(variant, a.kv_heads, dim, a.head_dim, heads=heads, short_conv=short_conv, **where)
+        sizes = {"heads": heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim}
+        self.horner = _own(dim, attention.get("variant", "softmax"), attention.get("short_conv"), **sizes, **where)
 
     def forward(self, x: torch.Tensor, **masks: Optional[torch.Tensor]) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), own=self.horner, **masks)
