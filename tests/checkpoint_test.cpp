@@ -7,11 +7,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <random>
 
 #include "attn/catalog.h"
 #include "core/check.h"
+#include "small_llama.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
@@ -26,29 +26,10 @@ struct Folder : testing::Test {
   ~Folder() override { std::filesystem::remove_all(folder); }
 };
 
-void put(const Path& path, std::string_view bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
-std::string contents(const Path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-// Small enough for most flips to hit what is read as text.
 Json llama() {
-  return {{"model_type", "llama"},
-          {"hidden_size", 8},
-          {"intermediate_size", 12},
-          {"num_hidden_layers", 2},
-          {"num_attention_heads", 2},
-          {"num_key_value_heads", 1},
-          {"vocab_size", 20},
-          {"rms_norm_eps", 1e-5},
-          {"max_position_embeddings", 32},
-          {"rope_theta", 10000.0},
-          {"hidden_act", "silu"},
-          {"tie_word_embeddings", false},
-          {"horner_variant", {"l2", "gated_decay"}}};
+  Json config = small_llama();
+  config["horner_variant"] = {"l2", "gated_decay"};
+  return config;
 }
 Json gemma() {
   Json j = llama();

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <random>
 
 #include "core/check.h"
@@ -12,6 +11,7 @@
 #include "files/checksums.h"
 #include "files/lock.h"
 #include "nn/checkpoint.h"
+#include "small_llama.h"
 #include "train/checkpoint.h"
 
 namespace horner {
@@ -36,28 +36,8 @@ struct Run : testing::Test {
   ~Run() override { fs::remove_all(run); }
 };
 
-void put(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 nn::Model small_model() {
-  return nn::random_model(nn::model_config({{"model_type", "llama"},
-                                            {"hidden_size", 8},
-                                            {"intermediate_size", 12},
-                                            {"num_hidden_layers", 2},
-                                            {"num_attention_heads", 2},
-                                            {"num_key_value_heads", 1},
-                                            {"vocab_size", 20},
-                                            {"rms_norm_eps", 1e-5},
-                                            {"max_position_embeddings", 32},
-                                            {"rope_theta", 10000.0},
-                                            {"hidden_act", "silu"},
-                                            {"tie_word_embeddings", false}}),
-                          3);
+  return nn::random_model(nn::model_config(small_llama()), 3);
 }
 
 // Every file in turn, so that the small ones are not missed.
