@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <regex>
+#include <cctype>
 #include <set>
 
 #include "attn/catalog.h"
@@ -21,13 +21,24 @@ inline void PrintTo(const Variant& v, std::ostream* out) {  // in the names of t
   *out << v.name;
 }
 
+// A text with every number as one '#'.
+inline std::string without_numbers(const std::string& s) {
+  std::string out;
+  for (const char c : s) {
+    const bool digit = std::isdigit(static_cast<unsigned char>(c)) || c == '.';
+    if (!digit)
+      out += c;
+    else if (!out.ends_with('#'))
+      out += '#';
+  }
+  return out;
+}
 // One variant of each combination of stages, whatever their numbers.
 inline std::vector<Variant> kinds() {
   std::set<std::string> known;
   std::vector<Variant> out;
   for (const Variant& v : variants())
-    if (known.insert(std::regex_replace(text(v.spec), std::regex("[0-9.]+"), "#")).second)
-      out.push_back(v);
+    if (known.insert(without_numbers(text(v.spec))).second) out.push_back(v);
   return out;
 }
 // One variant of each set of inputs.
@@ -111,8 +122,15 @@ inline std::vector<const Execution*> able(const Spec& spec, const Inputs& in) {
   return out;
 }
 
+// Whether a message has the name of an input as a word of its own.
 inline bool names(const std::string& message, const std::string& input) {
-  return std::regex_search(message, std::regex("(^|[^a-z_])" + input + "([^a-z_]|$)"));
+  const auto part = [&](size_t i) {
+    return i < message.size() &&
+           (std::islower(static_cast<unsigned char>(message[i])) || message[i] == '_');
+  };
+  for (size_t at = message.find(input); at != std::string::npos; at = message.find(input, at + 1))
+    if ((at == 0 || !part(at - 1)) && !part(at + input.size())) return true;
+  return false;
 }
 inline bool names_any(const std::string& message) {
   return std::ranges::any_of(input_table(), [&](const Input& i) { return names(message, i.name); });
@@ -194,10 +212,12 @@ inline std::string difference(const Outcome& found, const Right& right) {
       return y.masked_select(wrong)[0].item<double>();
     };
     std::ostringstream s;
+    const at::Tensor place = wrong.nonzero()[0];
     s << of << ": " << wrong.sum().item<int64_t>() << " of " << x.numel() << " wrong, the first at "
-      << wrong.nonzero()[0].unsqueeze(0) << ": " << first(x) << ", not " << first(same) << " ("
-      << first(right.exact.of[n].second) << " in double)";
-    return std::regex_replace(s.str(), std::regex("\\s+|\\[ CPULongType.*\\}"), " ");
+      << std::vector<int64_t>(place.data_ptr<int64_t>(), place.data_ptr<int64_t>() + place.numel())
+      << ": " << first(x) << ", not " << first(same) << " (" << first(right.exact.of[n].second)
+      << " in double)";
+    return s.str();
   }
   return "";
 }

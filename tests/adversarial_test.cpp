@@ -441,7 +441,9 @@ TEST_P(ValuesOf, AStreamGiveWhatTheReferenceGives) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ValuesOf, testing::ValuesIn(kinds()), [](const auto& info) {
-  return std::regex_replace(info.param.name, std::regex("@"), "_");
+  std::string name = info.param.name;
+  std::ranges::replace(name, '@', '_');
+  return name;
 });
 
 }  // namespace
