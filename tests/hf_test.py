@@ -150,7 +150,7 @@ def test_variants_by_name_by_config_and_by_layer():
     # a window of the variant's and one of the model's: the narrower
     narrow = model("mistral", "horner", horner_variant="softmax:mask=window(3)")(ids).logits
     torch.testing.assert_close(narrow, model("mistral", "sdpa", sliding_window=3)(ids).logits, atol=1e-4, rtol=0)
-    assert horner.hf._variant("softmax_window").window == 128
+    assert horner.hf.find("softmax_window").window == 128
     # a scale of the variant's stays, 1/sqrt(D) is the model's
     own = model("gemma3", horner_variant="softmax:scale=fixed(0.5)")(ids).logits
     torch.testing.assert_close(own, model("gemma3", query_pre_attn_scalar=4)(ids).logits, atol=1e-4, rtol=0)
