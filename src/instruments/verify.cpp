@@ -77,12 +77,14 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
   const at::Generator random = seeded(c);
   const auto exact = at::TensorOptions(at::kDouble).device(random.device());
   // Dividing magnifies rounding where the divisor is near 0: the sum of weights that change sign or
-  // vanish, or the length of a row that few keys contribute to. Positive inputs avoid that.
+  // vanish, or the length of a row that few keys contribute to, or corrected values. Positive
+  // inputs avoid that.
   const bool few_keys = is<Relu>(spec.features) && !is<NoNorm>(spec.norm);
   const bool may_vanish =
       may_be_negative(spec) || (is<Power>(spec.weight) && is<Identity>(spec.features));
   const auto* sum = std::get_if<Sum>(&spec.denominator);
-  const bool fragile = few_keys || (may_vanish && sum);
+  const bool corrected = is<Delta>(spec.values) && !is<NoNorm>(spec.norm);  // values around 0
+  const bool fragile = few_keys || corrected || (may_vanish && sum);
   const bool has_floor = fragile && sum && sum->floor > 0 && !spec.centred;
   // At -30 the terms of a long series cancel: e^-30 is lost in the rounding of 30^30 / 30!.
   const auto* series = std::get_if<Taylor>(&spec.weight);
