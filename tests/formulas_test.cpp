@@ -28,10 +28,12 @@ struct Head {
   int T, S, D, E;
   Vec q, k, v;                     // [T, D], [S, D], [S, E]
   Vec q_over_heads, k_over_heads;  // [T, D], [S, D]: the length of a channel over the heads
-  Vec decay, in, share;            // [S]
-  double slope = 0;
+  Vec decay, in, share, beta;      // [S]
+  Vec channel_decay;               // [S, D]
+  Vec score_bias;                  // [T, S]
+  double slope = 0, sink = 0;
   std::vector<int> seen_at_key;                 // [S], how many keys the position of a key sees
-  Vec out, post;                                // [T]
+  Vec out, post;                                // [T], or [T, E] of channels
   Vec length_scale, count_exponent, log_power;  // [1], [1], [3]
   Vec weight, bias;                             // [E]
   Vec query_projection, key_projection;         // [D, F]
@@ -98,6 +100,7 @@ struct Row {
   double post() const { return h.post[t]; }
   Vec per_count() const { return each([&](int s) { return std::pow(std::max(h.seen_at_key[s], 1), -1 / (1 + std::exp(-h.count_exponent[0]))); }); }
   Vec slope() const { return each([&](int s) { return std::pow(std::exp(-h.slope), at - s); }); }
+  Vec post_channels() const { return slice(h.post, t, h.E); }
   double log_power() const { return h.log_power[0] + h.log_power[1] * std::pow(std::log(n), h.log_power[2]); }
   // clang-format on
 };
@@ -121,16 +124,16 @@ Vec softmax(const Vec& x) {
 Vec E(R r) { return exp(least(r.A, 5)); }
 Vec normalised(R r, const Vec& w, double plus = 0) { return r.V(w) / (w.sum() + plus); }
 // The least value of the polynomial of the next even order, for an odd order: it is where its
-// derivative, which grows, is 0. A float in Spec.
+// derivative, which grows, is 0.
 double least_mean(int order) {
   if (order % 2 == 0 || order > 20) return -INFINITY;
   Vec low{-20}, high{0};
   for (int i = 0; i < 100; ++i) (series((low + high) / 2.0, order)[0] < 0 ? low : high) = Vec((low + high) / 2.0);
-  return float(series(low, order + 1)[0]);
+  return series(low, order + 1)[0];
 }
 Vec bounded(R r, const Vec& w, int order) { return r.V(w) / std::max(w.sum(), least_mean(order) * r.n); }
 
-constexpr double kEps = 1e-5f;  // of rms and layer: a float in Spec
+constexpr double kEps = 1e-5;  // of rms and layer
 Vec L2(const Vec& o) { return o / std::max(length(o), 1e-12); }
 Vec rms(R r, const Vec& o) { return o / std::sqrt(dot(o, o) / o.size() + kEps) * r.h.weight; }
 // clang-format on
@@ -183,6 +186,108 @@ Vec based(R r) {
   const Vec q = projected(r.q, r.h.query_projection);
   const Vec u = r.each([&](int s) { return dot(q, projected(r.k(s), r.h.key_projection)) / 4; });
   return normalised(r, 1.0 + u + u * u / 2.0, 1e-12);
+}
+
+// A mean of values, with a share for no value.
+Vec sunk(R r) {
+  const double most = std::max(r.A.max(), r.h.sink);
+  const Vec w = exp(r.A - most);
+  return r.V(w) / (w.sum() + std::exp(r.h.sink - most));
+}
+
+Vec softpick(R r) {
+  const Vec y = exp(r.A) - 1.0;
+  return r.V(relu(y)) / (std::abs(y).sum() + 1e-6);
+}
+
+Vec stick_breaking(R r) {
+  Vec w(r.A.size());
+  double left = 1;
+  for (int i = int(w.size()) - 1; i >= 0; --i) {
+    const double share = 1 / (1 + std::exp(-r.A[i]));
+    w[i] = left * share;
+    left *= 1 - share;
+  }
+  return r.V(w);
+}
+
+// A linear RNN over the keys that the query sees: S <- g S + k u^T, o = q S. Gates of channels or
+// of tokens, or none; u = v, or with the delta rule v less what S gives for k.
+struct Recurrence {
+  R r;
+  Vec (*f)(const Vec&);
+  double most = 0;  // of the delta rule; 0: without it
+  Vec S = Vec(0.0, size_t(r.h.D) * size_t(r.h.E));
+
+  Vec answer(const Vec& x) const {
+    Vec o(0.0, r.h.E);
+    for (int d = 0; d < r.h.D; ++d) o += x[d] * slice(S, d, r.h.E);
+    return o;
+  }
+  void decay(int from, int to) {  // by the gates of the tokens in (from, to]
+    for (int j = from + 1; j <= to; ++j)
+      for (int d = 0; d < r.h.D; ++d) {
+        double log = r.h.decay.size() ? r.h.decay[j] : 0;
+        if (r.h.channel_decay.size()) log = r.h.channel_decay[j * r.h.D + d];
+        for (int e = 0; e < r.h.E; ++e) S[d * r.h.E + e] *= std::exp(log);
+      }
+  }
+  Vec operator()() {
+    int last = r.seen[0];
+    for (const int s : r.seen) {
+      decay(last, s);
+      const Vec k = f(r.k(s));
+      Vec u = slice(r.h.v, s, r.h.E);
+      if (most > 0) u = most * r.h.beta[s] / dot(k, k) * (u - answer(k));
+      for (int d = 0; d < r.h.D; ++d)
+        for (int e = 0; e < r.h.E; ++e) S[d * r.h.E + e] += k[d] * u[e];
+      last = s;
+    }
+    decay(last, r.at);
+    return answer(f(r.q));
+  }
+};
+Vec recurrence(R r, Vec f(const Vec&), double most = 0) {
+  return Recurrence{r, f, most}();
+}
+
+// The delta rule for any weight of a product, by substitution.
+Vec delta(R r, double weight(double, int), int n) {
+  std::vector<Vec> u;
+  const auto w = [&](const Vec& a, int s) { return weight(dot(a, cosine(r.k(s))), n); };
+  const auto answer = [&](const Vec& a) {
+    Vec o(0.0, r.h.E);
+    for (size_t i = 0; i < u.size(); ++i) o += w(a, r.seen[i]) * u[i];
+    return o;
+  };
+  for (const int s : r.seen) {
+    const Vec k = cosine(r.k(s));
+    u.push_back(r.h.beta[s] / w(k, s) * (slice(r.h.v, s, r.h.E) - answer(k)));
+  }
+  return answer(cosine(r.q));
+}
+double series_of(double x, int n) {
+  return series(Vec{x}, n)[0];
+}
+double exp_of(double x, int) {
+  return std::exp(x);
+}
+
+Vec hedgehog(const Vec& x, const Vec& P) {
+  const Vec y = projected(x, P), a = softmax(y), b = softmax(-y);
+  Vec out(2 * y.size());
+  for (size_t i = 0; i < y.size(); ++i) out[i] = a[i], out[y.size() + i] = b[i];
+  return out;
+}
+Vec hedgehog_scores(R r) {
+  const Vec q = hedgehog(r.q, r.h.query_projection);
+  return r.each([&](int s) { return dot(q, hedgehog(r.k(s), r.h.key_projection)); });
+}
+// exp of the score for the last 64 positions, the weight `far` for the others.
+Vec near(R r, const Vec& x, Vec far) {
+  for (size_t i = 0; i < far.size(); ++i)
+    if (r.seen[i] > r.at - 64) far[i] = std::exp(x[i]);
+  return far;
 }
 
 // clang-format off
@@ -241,6 +346,27 @@ const std::map<std::string, Formula> kFormulas = {
     {"asentmax",          [](R r) -> Vec { return r.V(entmax(r.log_power() * r.A, 1.5)); }},
     {"topk",              [](R r) -> Vec { return r.V(softmax(largest(r.A, 32))); }},
     {"sa_softmax",        [](R r) -> Vec { return r.V(self_adjusted(r.A)); }},
+    {"softcap",           [](R r) -> Vec { return r.V(softmax(50.0 * tanh(r.A / 50.0))); }},
+    {"sink",              sunk},
+    {"bias",              [](R r) -> Vec { return r.V(softmax(r.A + r.each([&](int s) { return r.h.score_bias[r.t * r.h.S + s]; }))); }},
+    {"alibi",             [](R r) -> Vec { return r.V(softmax(r.A - r.each([&](int s) { return r.h.slope * (r.at - s); }))); }},
+    {"forgetting",        [](R r) -> Vec { return r.V(softmax(r.A + log(r.decay()))); }},
+    {"channel_out_gate",  [](R r) -> Vec { return slice(r.h.out, r.t, r.h.E) * r.V(softmax(r.A)); }},
+    {"softpick",          softpick},
+    {"stick_breaking",    stick_breaking},
+    {"two_way_window",    [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"chunk_window",      [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"streaming",         [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"prefix_lm",         [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"gla",               [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, same) / r.root); }},
+    {"hgrn2",             [](R r) -> Vec { return rms(r, recurrence(r, same)); }},
+    {"delta",             [](R r) -> Vec { return rms(r, recurrence(r, cosine, 1)); }},
+    {"delta_negative",    [](R r) -> Vec { return rms(r, recurrence(r, cosine, 2)); }},
+    {"gated_delta",       [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, cosine, 1)); }},
+    {"kda",               [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, cosine, 1)); }},
+    {"delta_exp",         [](R r) -> Vec { return rms(r, delta(r, exp_of, 0)); }},
+    {"hedgehog",          [](R r) -> Vec { return normalised(r, hedgehog_scores(r)); }},
+    {"lolcats",           [](R r) -> Vec { const Vec x = hedgehog_scores(r); return normalised(r, near(r, x, x)); }},
     {"adaptive_temperature", [](R r) -> Vec { return r.V(softmax(adaptive(r.A) * r.A)); }},
 };
 const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
@@ -251,16 +377,24 @@ const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
     {"relu_taylor",    [](R r, int n) -> Vec { return normalised(r, series(r.scores(relu), n), 1e-8); }},
     {"cosine_taylor",  [](R r, int n) -> Vec { return r.V(series(r.scores(cosine), n) * r.per_count()); }},
     {"power",          [](R r, int n) -> Vec { return normalised(r, pow(r.A, double(n))); }},
+    {"near_taylor",    [](R r, int n) -> Vec { return bounded(r, near(r, r.A, series(r.A, n)), n); }},
+    {"delta_taylor",   [](R r, int n) -> Vec { return rms(r, delta(r, series_of, n)); }},
     {"topk",           [](R r, int n) -> Vec { return r.V(softmax(largest(r.A, n))); }},
     {"topk_raw",       [](R r, int n) -> Vec { return r.V(softmax(r.A) * exp(largest(r.A, n) - r.A)); }},
 };
 // clang-format on
 
-// Whether a query at position t sees key s, where that is not s <= t.
-const std::map<std::string, bool (*)(int s, int t)> kMasks = {
-    {"softmax_window", [](int s, int t) { return s <= t && s > t - 128; }},
+// Whether a query at position t sees key s, both counted from the first token of their sequence,
+// where that is not s <= t; the first p keys are its prefix.
+using Sees = bool (*)(int s, int t, int p);
+const std::map<std::string, Sees> kMasks = {
+    {"softmax_window", [](int s, int t, int) { return s <= t && s > t - 128; }},
+    {"two_way_window", [](int s, int t, int) { return s <= t + 64 && s > t - 64; }},
+    {"chunk_window", [](int s, int t, int) { return s <= t && s / 128 == t / 128; }},
+    {"streaming", [](int s, int t, int) { return s <= t && (s < 4 || s > t - 128); }},
+    {"prefix_lm", [](int s, int t, int p) { return s <= t || s < p; }},
 };
-bool causal(int s, int t) {
+bool causal(int s, int t, int) {
   return s <= t;
 }
 
@@ -284,16 +418,19 @@ Vec part(at::Tensor x, Index... i) {
   return values(x.dim() == 0 ? x.reshape(1) : x);
 }
 
-using Sees = bool (*)(int s, int t);
 // The keys that the mask shows, that are kept and that are of the query's sequence.
 std::vector<std::vector<int>> seen(Sees sees, const Inputs& in, int b, int T, int S) {
-  std::vector<int> sequence(S, 0);
+  std::vector<int> sequence(S, 0), begin(S, 0);
+  const int prefix = in.prefix.defined() ? in.prefix[b].item<int>() : 0;
   if (in.cu_seqlens.defined())
-    for (int s = 0; s < S; ++s) sequence[s] = (in.cu_seqlens <= s).sum().item<int>();
+    for (int s = 0; s < S; ++s) {
+      sequence[s] = (in.cu_seqlens <= s).sum().item<int>();
+      begin[s] = in.cu_seqlens[sequence[s] - 1].item<int>();
+    }
   std::vector<std::vector<int>> keys(T);
   for (int t = 0; t < T; ++t)
     for (int s = 0; s < S; ++s)
-      if (sees(s, t + S - T) && sequence[s] == sequence[t + S - T] &&
+      if (sequence[s] == sequence[t + S - T] && sees(s - begin[s], t + S - T - begin[s], prefix) &&
           (!in.keep.defined() || in.keep[b][s].item<bool>()))
         keys[t].push_back(s);
   return keys;
@@ -316,6 +453,9 @@ Head head(Sees sees, const Inputs& in, int b, int h) {
   x.k_over_heads = over_heads(part(in.k, b), G, H / G);
   x.decay = part(in.decay, b, g), x.in = part(in.input_gate, b, g);
   x.out = part(in.output_gate, b, h), x.post = part(in.post_gate, b, h);
+  x.beta = part(in.beta, b, g), x.channel_decay = part(in.channel_decay, b, g);
+  if (in.sink.defined()) x.sink = part(in.sink, h)[0];
+  if (in.bias.defined()) x.score_bias = part(in.bias.expand({in.q.size(0), H, -1, -1}), b, h);
   x.length_scale = part(in.length_scale, h), x.log_power = part(in.log_power, h);
   x.share = part(in.denominator_gate, b, g), x.count_exponent = part(in.count_exponent, g);
   if (in.slope.defined()) x.slope = part(in.slope, g)[0];

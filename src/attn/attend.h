@@ -19,17 +19,22 @@ struct Inputs {
   at::Tensor v;                 // [B, G, S, E]
   at::Tensor decay;             // [B, G, S], the log of each token's gate
   at::Tensor slope;             // [G], of HeadSlope
+  at::Tensor channel_decay;     // [B, G, S, D], the log of the gate of each token's channels
   at::Tensor input_gate;        // [B, G, S], in (0, 1)
+  at::Tensor beta;              // [B, G, S], in (0, 1): how far Delta corrects
   at::Tensor denominator_gate;  // [B, G, S], the log of each token's share of Z
-  at::Tensor output_gate;       // [B, H, T], in (0, 1)
-  at::Tensor post_gate;         // [B, H, T], in (0, 1)
+  at::Tensor sink;              // [H], the log of what Sum adds
+  at::Tensor output_gate;       // [B, H, T], in (0, 1); [B, H, T, E] with channel_gates
+  at::Tensor post_gate;         // likewise
   at::Tensor length_scale;      // [H], s_h of LogLength
   at::Tensor log_power;         // [H, 3], delta, beta and gamma of LogPower
   at::Tensor count_exponent;    // [G], m_h of CountPower
   at::Tensor norm_weight;       // [E]
   at::Tensor norm_bias;         // [E]
-  at::Tensor query_projection;  // [H, D, F], of Project
+  at::Tensor query_projection;  // [H, D, F], of Project and Hedgehog
   at::Tensor key_projection;    // [G, D, F]
+  at::Tensor bias;              // [B or 1, H or 1, T, S], what is added to each score
+  at::Tensor prefix;            // [B], int: how many keys all queries see
   at::Tensor keep;              // [B, S], bool: false hides a key (padding)
   at::Tensor cu_seqlens;        // [n + 1], int: the first token of each packed sequence, then T
 };

@@ -106,8 +106,9 @@ HORNER_HD bool positive(const Polynomial& p) {
 template <class R>
 using OneScore = std::variant<Exp, Sigmoid, PolynomialOf<R>>;
 using WholeRow = std::variant<Entmax, TopK, SelfAdjusted>;
+struct NoKernel {};  // only `reference` has it
 template <class R>
-using KernelWeight = std::variant<OneScore<R>, WholeRow>;
+using KernelWeight = std::variant<OneScore<R>, WholeRow, NoKernel>;
 template <class... A, class... B>
 std::variant<A..., B...> joined(std::variant<A...>, std::variant<B...>);  // for its type
 
@@ -121,6 +122,8 @@ struct ToKernelWeight {
   To operator()(Entmax w) const { return WholeRow(w); }
   To operator()(TopK w) const { return WholeRow(w); }
   To operator()(SelfAdjusted w) const { return WholeRow(w); }
+  To operator()(Softpick) const { return NoKernel{}; }
+  To operator()(StickBreaking) const { return NoKernel{}; }
 };
 template <class R>
 KernelWeight<R> kernel_weight(const Weight& w) {

@@ -20,6 +20,7 @@ struct MappedChannels {
   int64_t operator()(Relu) const { return D; }
   int64_t operator()(Cosine) const { return D; }
   int64_t operator()(Project f) const { return f.dim; }
+  int64_t operator()(Hedgehog f) const { return 2 * f.dim; }
 };
 int64_t mapped_channels(const Spec& spec, int64_t D) {
   return std::visit(MappedChannels{D}, spec.features);
@@ -36,17 +37,22 @@ SharpnessFrom sharpness_from(const Sharpness& s) {
 }
 
 bool needs_the_row(const Spec& spec) {
-  return !facts(spec.weight).of_one_score || sharpness_from(spec.sharpness) > SharpnessFrom::count;
+  const bool mean_of_others = spec.centred && (spec.softcap != 0 || spec.bias);
+  return !facts(spec.weight).of_one_score || mean_of_others ||
+         sharpness_from(spec.sharpness) > SharpnessFrom::count;
 }
 
 bool may_be_negative(const Spec& spec) {
   const bool positive_scores =
-      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred && !spec.less_log_count;
+      (is<Elu1>(spec.features) || is<Relu>(spec.features) || is<Hedgehog>(spec.features)) &&
+      !spec.centred && !spec.less_log_count && !spec.bias;
   return facts(spec.weight).negative && !positive_scores;
 }
 
 std::string why_no_state(const Spec& spec) {
   if (spec.clamp != kNoClamp) return "clamped scores have no finite state";
+  if (spec.softcap != 0) return "capped scores have no finite state";
+  if (spec.bias) return "a bias of each score has no finite state";
   if (!facts(spec.weight).orders) return "its weight has no finite state";
   if (needs_the_row(spec)) return "its temperature depends on the whole row";
   if (sees_future(spec.mask) || !sees_all_past(spec.mask))
@@ -102,12 +108,14 @@ int chunk_length(const Spec& spec, int64_t D, int64_t E) {
 }
 
 double seen_pairs(const Mask& mask, int64_t T, int64_t S) {
-  const auto [back, ahead] = reach(mask);
+  const auto [back, ahead, chunk, first, prefix] = reach(mask);
+  if (chunk > 0) return double(std::min(T, S)) * double(std::min<int64_t>(chunk, S)) / 2;
   if (ahead == 0) T = std::min(T, S);  // queries before the first key see nothing
   // Pairs beyond the end of a band: the integral of max(0, x) up to z.
   const auto triangle = [](double z) { return z > 0 ? z * z / 2 : 0; };
   const double past = triangle(double(S - back)) - triangle(double(S - T - back));
-  return double(T) * double(S) - triangle(double(T - ahead)) - past;
+  const double each = double(T) * double(S) - triangle(double(T - ahead)) - past;
+  return each + double(T) * std::min<double>(first, double(std::max<int64_t>(0, S - back)));
 }
 
 double work_in_tiles(const Spec& spec, int64_t T, int64_t S, int64_t D, int64_t E) {

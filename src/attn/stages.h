@@ -16,8 +16,11 @@ at::Tensor mapped(const Features&, const at::Tensor& x, const at::Tensor& projec
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 
 // The keys lo <= s < hi of each query, by its mask and its sequence: [T] each, int64, on the device
-// of q.
+// of q. Without the first keys that Streaming and Prefix see besides.
 std::pair<at::Tensor, at::Tensor> intervals(const Mask&, const Inputs&);
+
+// The first key that each query may see: [T], int64.
+at::Tensor first_keys(const Mask&, const Inputs&);
 
 // The keys that each query sees: those of its mask, of its sequence and kept.
 struct Seen {
@@ -36,15 +39,20 @@ at::Tensor value_gates(const Spec&, const Inputs&, const at::Tensor& before = {}
 // The same operator with value_gates as its input gate.
 std::pair<Spec, Inputs> with_value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});
 
-// Scale and temperature: one number.
+// Scale and temperature: one number. q as given, before f.
 double scale_factor(const Spec&, const Inputs&);
 
 // Scale, temperature and a sharpness from the count; broadcasts to [B, H, T, 1].
 at::Tensor scale(const Spec&, const Inputs&, const at::Tensor& count);
 
-// The weights of rows of scaled scores x [.., T, S], times e^-shift; 0 where hidden. Defined in
-// reference.cpp.
-at::Tensor weights(const Spec&, at::Tensor x, const Seen&, at::Tensor& shift);
+// From the scaled products x [.., T, S] to the scores: the stages up to the weight. Defined in
+// reference.cpp, as is the next.
+at::Tensor scores(const Spec&, at::Tensor x, const Seen&, const at::Tensor& bias = {});
+
+// The weights of rows of scaled products x [.., T, S], times e^-shift; 0 where hidden. `summed`,
+// unless null: what W sums instead, where that is not the weights.
+at::Tensor weights(const Spec&, const at::Tensor& x, const Seen&, at::Tensor& shift,
+                   const at::Tensor& bias = {}, at::Tensor* summed = nullptr);
 
 // The sums of spec.h: N and W both times e^-shift.
 struct Sums {
@@ -76,8 +84,8 @@ struct SetNorm {
 
   void operator()(NoNorm) const { p.norm = Epilogue::none; }
   void operator()(L2 n) const { p.norm = Epilogue::l2, p.times_dim = n.times_dim; }
-  void operator()(Rms n) const { p.norm = Epilogue::rms, p.eps = n.eps; }
-  void operator()(Layer n) const { p.norm = Epilogue::layer, p.eps = n.eps; }
+  void operator()(Rms n) const { p.norm = Epilogue::rms, p.eps = float(n.eps); }
+  void operator()(Layer n) const { p.norm = Epilogue::layer, p.eps = float(n.eps); }
 };
 
 }  // namespace horner::attn

@@ -6,6 +6,7 @@
 #include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode_cuda.h"
+#include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
 #include "attn/parallel.h"
@@ -45,10 +46,14 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
                  at::Device device) {
   check(!sees_future(spec.mask),
         "a stream requires a mask that sees no later tokens: causal or a window");
+  check(is_interval(spec.mask), "a stream requires a mask of one interval of keys");
+  check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
                                               exec::why_not_on_gpu(shape).empty());
-  State s{spec, shape, dtype, buffer > 0 && why_no_state(spec).empty() && held_there};
+  const bool folds =
+      why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
+  State s{spec, shape, dtype, buffer > 0 && folds && held_there};
   s.room = s.finite ? buffer : 0;
   const auto exact = at::TensorOptions(at::kDouble).device(device);
   s.carry.count = at::zeros({shape.B}, exact);
@@ -293,7 +298,8 @@ static bool has_kernel(const State& s) {
       sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
   const bool here =
       s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
-  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here;
+  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here &&
+         exec::why_lacking(spec, {.sink = true}).empty();
 }
 
 // Appends the keys and values of n tokens to a KV cache.

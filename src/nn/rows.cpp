@@ -35,7 +35,11 @@ std::vector<Query> few_queries(int64_t T, int64_t most) {
 std::string why_no_rows(const Spec& spec) {
   if (may_be_negative(spec)) return "the analysis does not support negative weights";
   if (!is<NoDecay>(spec.decay)) return "the analysis does not support decay gates";
-  if (sees_future(spec.mask)) return "the analysis requires a causal mask";
+  if (sees_future(spec.mask) || !is_interval(spec.mask))
+    return "the analysis requires a mask of one interval of past keys";
+  if (spec.bias || !is<attn::NoKeys>(spec.near))
+    return "the analysis does not support bias or near";
+  if (is<attn::Delta>(spec.values)) return "the analysis does not support values=delta";
   return "";
 }
 

@@ -144,10 +144,12 @@ struct Adder {  // fills the list of slots
     const bool mamba = layer.around.mamba;
     const auto letter = [&](char name) -> int64_t {
       const auto* projected = std::get_if<attn::Project>(&spec.features);
+      const auto* hedgehog = std::get_if<attn::Hedgehog>(&spec.features);
       return name == 'H'                  ? c.H
              : name == 'G'                ? (mamba ? c.H : c.G)
              : name == 'D' || name == 'E' ? c.D
              : name == 'F' && projected   ? projected->dim
+             : name == 'F' && hedgehog    ? hedgehog->dim
                                           : name - '0';
     };
     const auto add_gate = [&](const std::string& name, int64_t heads) {  // from the token
@@ -156,7 +158,9 @@ struct Adder {  // fills the list of slots
     };
     if (layer.around.raw_decay) add_gate("decay", c.G);
     for (const attn::Input& i : attn::input_table()) {
-      if (i.role == attn::Role::tensor || i.role == attn::Role::mask || !i.wanted(spec)) continue;
+      const bool given =
+          i.role == attn::Role::tensor || i.role == attn::Role::score || i.role == attn::Role::mask;
+      if (given || !i.wanted(spec)) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
       const std::string name = i.name;
       if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
@@ -166,7 +170,8 @@ struct Adder {  // fills the list of slots
         out.back().fixed = i.role == attn::Role::constant;
         continue;
       }
-      add_gate(name, letter(i.shape[1]));
+      const char* shape = attn::shape(i, spec);
+      add_gate(name, letter(shape[1]) * (std::strlen(shape) == 4 ? c.D : 1));
     }
   }
   // A convolution starts as torch's does.

@@ -51,9 +51,9 @@ static attn::Spec parsed(const std::string& variant, const Text& mask) {
 static attn::Spec make_spec(const std::string& variant, const Text& mask, Number scale,
                             Number temperature, Number clamp) {
   attn::Spec spec = parsed(variant, mask);
-  if (scale) spec.scale = attn::Fixed{float(*scale)};
-  if (temperature) spec.temperature = float(*temperature);
-  if (clamp) spec.clamp = float(*clamp);
+  if (scale) spec.scale = attn::Fixed{*scale};
+  if (temperature) spec.temperature = *temperature;
+  if (clamp) spec.clamp = *clamp;
   return spec;
 }
 

@@ -257,6 +257,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
 
 std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
+  if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
   const std::string reason = why_no_state(spec);
   if (!reason.empty()) return reason;
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";

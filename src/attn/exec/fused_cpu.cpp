@@ -181,8 +181,11 @@ struct Divisor {
   }
 };
 
-static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
-  if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
+static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* statistics) {
+  if (needs_the_row(given)) return attend_by_rows(given, inputs, statistics);
+  const WithoutChannelGates rest(given, inputs);
+  const Spec& spec = rest.spec;
+  const Inputs& in = rest.in;
   const bool counted =
       spec.centred || spec.less_log_count || std::visit(CountsKeys{}, spec.denominator);
   const Prepared p(spec, in, {}, counted);
@@ -218,7 +221,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
   at::Tensor o = differentiable("fused_cpu", job, x, forward, backward).o;
   if (o.size(-1) > in.v.size(-1)) o = o.narrow(-1, 0, in.v.size(-1));
-  return o.to(in.q.scalar_type());
+  return rest.finish(o).to(in.q.scalar_type());
 }
 
 // bfloat16 takes half the time of float32.
@@ -232,7 +235,12 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
   if (dtype != at::kFloat && dtype != at::kBFloat16) return "supports only float32 and bfloat16";
-  const int64_t widest = std::max(in.q.size(-1), in.v.size(-1));
+  constexpr Has kHas{};
+  if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
+  if (const std::string lacks = WithoutChannelGates::why_not(spec);
+      !lacks.empty() && !needs_the_row(spec))
+    return lacks;
+  const int64_t widest = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
   if (widest > kernels::kMostChannels && !needs_the_row(spec))
     return "supports head dimensions up to 256";
   return "";

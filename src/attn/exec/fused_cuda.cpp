@@ -185,7 +185,7 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   CudaJob job;
   job.kernels = &kernels;
   job.weights = cuda_weights(spec.weight);
-  job.clamp = spec.clamp, job.channels = int(in.v.size(-1));
+  job.clamp = float(spec.clamp), job.channels = int(in.v.size(-1));
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
   if (!facts(spec.weight).of_one_score)
@@ -200,8 +200,11 @@ bool needs_float32(const Spec& spec) {
          (may_be_negative(spec) && !is<NoNorm>(spec.norm));
 }
 
-at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const Inputs& in,
+at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const Inputs& inputs,
                            Statistics* statistics) {
+  const WithoutChannelGates rest(given, inputs);
+  const Spec& spec = rest.spec;
+  const Inputs& in = rest.in;
   const c10::cuda::CUDAGuard guard(in.q.device());
   const CountedKeys counted(spec.mask, in);
   CudaJob job = job_for(kernels, spec, in, statistics);
@@ -243,7 +246,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(kernels.execution, job, x, forward, backward).o;
-  return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
+  return rest.finish(o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1)));
 }
 
 std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
@@ -252,7 +255,7 @@ std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
-  const int64_t channels = std::max(in.q.size(-1), in.v.size(-1));
+  const int64_t channels = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
   if (channels > cuda::kMaxChannels) return "supports head dimensions up to 256";
   const int required = cuda::fused_shared_memory(dtype_of(in.q), int(channels));
   const int available = cuda::shared_memory(in.q.device().index());

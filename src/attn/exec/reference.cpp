@@ -13,6 +13,7 @@ namespace horner::attn::exec {
 struct Weighed {
   const at::Tensor &x, &hidden;  // [B, H, T, S], [1 or B, 1, T, S]
   at::Tensor& shift;             // [..., T, 1]
+  at::Tensor& summed;            // [B, H, T, S], what W sums where that is not the weights
 
   at::Tensor operator()(Exp) const {
     shift = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach();
@@ -42,6 +43,17 @@ struct Weighed {
     const at::Tensor low = x.masked_fill(hidden, INFINITY).amin(-1, true).clamp_max(0);
     const at::Tensor high = x.masked_fill(hidden, -INFINITY).amax(-1, true).clamp_min(0);
     return (x - low) / (high - low + 1e-10) * softmax(x.masked_fill(hidden, -INFINITY));
+  }
+  at::Tensor operator()(Softpick) const {
+    shift = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach().clamp_min(0);
+    const at::Tensor y = ((x - shift).exp() - (-shift).exp()).masked_fill(hidden, 0);
+    summed = y.abs();
+    return y.clamp_min(0);
+  }
+  at::Tensor operator()(StickBreaking) const {
+    const at::Tensor kept = at::log_sigmoid(-x).masked_fill(hidden, 0);  // of each key's stick
+    const at::Tensor after = kept.flip(-1).cumsum(-1).flip(-1) - kept;
+    return (at::log_sigmoid(x) + after).masked_fill(hidden, -INFINITY).exp();
   }
   // p = max((alpha - 1) x - tau, 0)^(1 / (alpha - 1)), with the tau for which the row sums to 1.
   at::Tensor operator()(Entmax w) const {
@@ -115,8 +127,41 @@ struct Decayed {
     const at::Tensor slope = in.slope.to(at::kDouble).clamp_max(1000);  // 0 * inf is NaN
     return times_exp(-slope.view({-1, 1, 1}) * (t - s));
   }
+  at::Tensor operator()(ChannelGate) const { return w; }  // part of the products
   at::Tensor times_exp(const at::Tensor& log) const {
     return w * log.masked_fill(hidden, 0).exp().to(w.scalar_type());
+  }
+};
+
+// q.k of every pair, each channel times its decay: [B, H, T, S].
+static at::Tensor products(const Spec& spec, const Inputs& in) {
+  if (!is<ChannelGate>(spec.decay)) return at::matmul(in.q, in.k.transpose(-1, -2));
+  // One query at a time: e^(sum of the log gates over (s, t]) of every key and channel.
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const auto dtype = wide(in.q.scalar_type());
+  const at::Tensor next =
+      at::constant_pad_nd(in.channel_decay.to(at::kDouble).narrow(2, 1, S - 1), {0, 0, 0, 1});
+  const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(-1);
+  std::vector<at::Tensor> rows;
+  for (int64_t t = 0; t < T; ++t) {
+    const at::Tensor terms = next.where(s < t + S - T, 0);  // [B, H, S, D]
+    const at::Tensor decay = terms.flip(2).cumsum(2).flip(2).exp().to(dtype);
+    rows.push_back((in.q.narrow(2, t, 1).to(dtype) * decay * in.k.to(dtype)).sum(-1));
+  }
+  return at::stack(rows, 2);
+}
+
+// The weights times the decay of every query and key: [B, H, T, S].
+struct Rows {
+  at::Tensor w, summed, shift;  // `summed`: what W sums
+
+  Rows(const Spec& spec, const Inputs& in, const Seen& seen, const at::Tensor& scale) {
+    // for 16-bit inputs, the two products are in their dtype, the rest in float32
+    const at::Tensor x = products(spec, in).to(seen.count.scalar_type()) * scale;
+    w = weights(spec, x, seen, shift, in.bias, &summed);
+    const bool same = !summed.defined();
+    w = std::visit(Decayed{in, w, seen.hidden}, spec.decay);
+    summed = same ? w : std::visit(Decayed{in, summed, seen.hidden}, spec.decay);
   }
 };
 
@@ -124,9 +169,28 @@ struct Decayed {
 struct Summed {
   const Spec& spec;
   const Inputs& in;
+  static constexpr double kTiny = 1e-6;
   at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
 
   at::Tensor operator()(AsGiven) const { return v; }
+  // (1 + A) u = B v, A the strictly lower triangle of B w(k.k) decay and B = b / w of a key and
+  // itself: the solution is found token after token.
+  at::Tensor operator()(Delta d) const {
+    Inputs keys = in;
+    keys.q = in.k;
+    const Seen seen = attn::seen(spec.mask, keys);
+    const at::Tensor scale = at::scalar_tensor(scale_factor(spec, in), seen.count.options());
+    const Rows rows(spec, keys, seen, scale);
+    const at::Tensor own = rows.w.diagonal(0, -2, -1).unsqueeze(-1);  // [B, H, S, 1]
+    const at::Tensor nothing = own.detach().abs() < kTiny;
+    const at::Tensor b = d.most * in.beta.unsqueeze(-1).to(own.scalar_type());
+    const at::Tensor B = (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0);
+    const at::Tensor A = (B * rows.w).tril(-1);
+    const at::Tensor given = B * (-rows.shift).exp() * v.to(A.scalar_type());
+    const at::Tensor u = at::linalg_solve_triangular(A, given, /*upper=*/false, /*left=*/true,
+                                                     /*unitriangular=*/true);
+    return u.to(v.scalar_type());
+  }
   at::Tensor operator()(CountPower) const {
     Inputs at_keys = in;
     at_keys.q = in.k;
@@ -149,21 +213,16 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   in.q = mapped(spec.features, given.q, given.query_projection);
   in.k = mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
   in = one_key_head_each(in);
-  const auto [hidden, count] = seen(spec.mask, in);
-
-  // [B, H, T, S]; for 16-bit inputs, the two products are in their dtype, the rest in float32
-  at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type());
-  x = x * scale(spec, given, count);
-  at::Tensor shift, w = weights(spec, x, {hidden, count}, shift);
-  w = std::visit(Decayed{in, w, hidden}, spec.decay);
-  if (statistics) *statistics = statistics_of(w, intervals(spec.mask, given).first);
+  const Seen keys = seen(spec.mask, in);
+  const auto& [w, summed, shift] = Rows(spec, in, keys, scale(spec, given, keys.count));
+  if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
   const at::Tensor v = std::visit(Summed{spec, in}, spec.values);
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
   const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype)).to(w.scalar_type());
-  Sums sums{N, w.sum(-1, true), shift, count, {}};
+  Sums sums{N, summed.sum(-1, true), shift, keys.count, {}};
   if (in.denominator_gate.defined())
-    sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(hidden, 0).sum(-1, true);
+    sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(keys.hidden, 0).sum(-1, true);
   return finish(spec, given, sums);
 }
 
@@ -178,14 +237,40 @@ const Execution reference{
 
 namespace horner::attn {
 
-at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
-  using namespace exec;
-  x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
+at::Tensor scores(const Spec& spec, at::Tensor x, const Seen& seen, const at::Tensor& bias) {
+  x = std::visit(exec::SharpenedByRow{x, seen.hidden}, spec.sharpness);
+  if (spec.softcap != 0) x = spec.softcap * (x / spec.softcap).tanh();
+  if (spec.bias) x = x + bias.to(x.scalar_type());
   if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
   if (spec.less_log_count) x = x - seen.count.clamp_min(1).log();
-  x = x.clamp_max(spec.clamp);
+  return x.clamp_max(spec.clamp);
+}
+
+// Near keys have exp, the others their weight, both times e^-shift: the largest near score, and not
+// below 0 where there are others.
+static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const Seen& seen,
+                               at::Tensor& shift) {
+  const int64_t T = x.size(-2), S = x.size(-1), n = std::get<Window>(spec.near).size;
+  const at::Tensor s = at::arange(S, seen.hidden.options().dtype(at::kLong));
+  const at::Tensor p = at::arange(S - T, S, s.options()).unsqueeze(-1);
+  const at::Tensor not_near = seen.hidden.logical_or(s <= p - n);
+  const at::Tensor not_far = seen.hidden.logical_or(s > p - n);
+  at::Tensor unused, none;
+  exec::Weighed{x, not_near, shift, none}(Exp{});
+  shift = at::where(not_far.all(-1, true), shift, shift.clamp_min(0));
+  const at::Tensor exact = (x - shift).masked_fill(not_near, -INFINITY).exp();
+  const at::Tensor far = std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight);
+  return exact + far * (-shift).exp();
+}
+
+at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& seen,
+                   at::Tensor& shift, const at::Tensor& bias, at::Tensor* summed) {
+  const at::Tensor x = scores(spec, products, seen, bias);
   shift = at::zeros({1}, x.options());
-  return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);
+  at::Tensor other;
+  at::Tensor& sum = summed ? *summed : other;
+  if (!is<NoKeys>(spec.near)) return near_and_far(spec, x, seen, shift);
+  return std::visit(exec::Weighed{x, seen.hidden, shift, sum}, spec.weight);
 }
 
 }  // namespace horner::attn

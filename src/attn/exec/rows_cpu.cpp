@@ -29,8 +29,9 @@ struct RowJob {
 
 static kernels::RowWeight row_weight(const Weight& weight) {
   const auto to_row = [](const auto& w) -> kernels::RowWeight { return w; };
-  return std::visit([&](const auto& kind) { return std::visit(to_row, kind); },
-                    kernel_weight<float>(weight));
+  const KernelWeight<float> kind = kernel_weight<float>(weight);
+  if (const auto* w = std::get_if<WholeRow>(&kind)) return std::visit(to_row, *w);
+  return std::visit(to_row, std::get<OneScore<float>>(kind));
 }
 
 // The widest strip, in whole tiles, plus one tile: rows a power of two apart would share cache
