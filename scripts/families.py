@@ -10,6 +10,7 @@ or transformers itself fails in it.
 
 import argparse
 import logging
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -198,9 +199,9 @@ def attempt(mode, family, implementation):
 
 
 def reason(error):
-    """The first clause of a refusal of ours."""
-    text = str(error).splitlines()[0] if str(error) else repr(error)
-    return text.removeprefix("attn_implementation='horner' ")
+    """The first sentence of a refusal of ours, without the name of the class."""
+    text = str(error).partition(". ")[0].removeprefix("attn_implementation='horner' ")
+    return re.sub(r"^does not support \w+: it ", "", text)
 
 
 def cell(mode, family):

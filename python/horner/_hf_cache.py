@@ -46,6 +46,8 @@ class RecurrentLayer(CacheLayerMixin):
             )
         if seen.cu_seqlens is not None:
             raise NotImplementedError("a RecurrentCache holds one sequence a row and does not support packed sequences")
+        if "bias" in inputs:
+            raise NotImplementedError("a RecurrentCache does not support a position bias: its sums have lost the positions")
         if self.state is None:
             mask = mask_text(variant, seen, None)
             _check_state(variant, mask)

@@ -21,7 +21,9 @@ def _source(thing):
 def _own_attention(family):
     """Whether the file of a class of models computes attention without the interface."""
     code = _source(sys.modules.get(family.__module__))
-    return code is not None and re.search(r"^class \w*Attention\w*\(nn\.Module\b", code, re.M) and "ALL_ATTENTION_FUNCTIONS" not in code
+    if code is None or "ALL_ATTENTION_FUNCTIONS" in code:
+        return False
+    return re.search(r"^class \w*Attention\w*\(nn\.Module\b", code, re.M) is not None
 
 
 @functools.cache
@@ -68,13 +70,13 @@ def check_modules(model):
             kinds.add(type(module))
     if not kinds:
         raise NotImplementedError(
-            f"attn_implementation={asked!r} does not support {type(model).__name__}: it has no attention. If it is a part of a "
-            "larger model, name the other parts: attn_implementation={'text_config': 'horner'}"
+            f"attn_implementation={asked!r} does not support {type(model).__name__}: it has no attention. If it is a part of "
+            "a larger model, name the other parts: attn_implementation={'text_config': 'horner'}"
         )
     without = sorted(kind.__name__ for kind in kinds if not _takes_attention(kind))
     if without:
         warnings.warn(
-            f"attn_implementation={asked!r} does not reach {', '.join(without)} of {type(model).__name__}, which computes in code "
-            "of its own",
+            f"attn_implementation={asked!r} does not reach {', '.join(without)} of {type(model).__name__}, which computes in "
+            "code of its own",
             stacklevel=5,
         )

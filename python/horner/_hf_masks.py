@@ -15,7 +15,7 @@ class Seen(NamedTuple):
     """Replaces a mask [B, 1, T, S]: the keys that a query sees are always an interval."""
 
     causal: bool
-    window: Optional[int] = None
+    window: Optional[int] = None  # the last keys, its own among them; on either side of it if not causal
     keep: Optional[torch.Tensor] = None  # [B, S] bool: False hides a key
     cu_seqlens: Optional[torch.Tensor] = None  # where packed sequences begin in the B*T tokens, and their end
     length: Optional[int] = None  # how many keys hold tokens (static caches)
@@ -38,6 +38,7 @@ def _may_look():
 _KNOWN_MASKS = {
     "causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay.<locals>.inner_mask",
     "packed_sequence_mask_function.<locals>.inner_mask", "chunked_overlay.<locals>.inner_mask",
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask",
 }  # fmt: skip
 
 
@@ -82,8 +83,6 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     chunk = getattr(config, "attention_chunk_size", None)
     chunked = chunk is not None and local_size == chunk
     causal = "allow_is_bidirectional_skip" not in kwargs  # only the bidirectional callers pass it
-    if not causal and local_size is not None:
-        raise NotImplementedError("attn_implementation='horner' does not support a bidirectional sliding window")
     _refuse_custom_mask(mask_function, use_vmap)
     keep = None
     if attention_mask is not None:
@@ -110,7 +109,7 @@ def _one_query(batch, kv_length, q_offset, kv_offset, mask_function, keep, devic
     """The slots of a cache that one token sees. Its position may be a tensor that cannot be read (static caches)."""
     b = torch.arange(batch, device=device)[:, None]
     s = torch.arange(kv_length, device=device)[None, :] + kv_offset
-    sees = mask_function(b, torch.zeros_like(b), q_offset, s).expand(batch, kv_length)
+    sees = mask_function(b, torch.zeros_like(b), torch.as_tensor(q_offset, device=device), s).expand(batch, kv_length)
     if keep is not None:
         sees = sees & torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
     return Seen(False, None, sees)
@@ -118,9 +117,9 @@ def _one_query(batch, kv_length, q_offset, kv_offset, mask_function, keep, devic
 
 def mask_text(variant, seen, keys):
     """The mask of `horner.attend` for a variant in a layer that sees this; keys: how many there are, if that is known."""
-    windows = [w for w in (seen.window, variant.window) if w is not None]
     if not seen.causal:
-        if windows:
+        if variant.window is not None:
             raise NotImplementedError(f"variant {variant.text!r} has a window, but this attention is bidirectional")
-        return "full"
+        return "full" if seen.window is None else f"window({seen.window + 1},ahead={seen.window})"  # either side of its own
+    windows = [w for w in (seen.window, variant.window) if w is not None]
     return f"window({min(windows)})" if windows and (keys is None or min(windows) < keys) else "causal"

@@ -1,5 +1,6 @@
 """The variant of a layer, for horner.hf: from the name of the implementation or from the config."""
 
+import re
 from typing import NamedTuple, Optional
 
 import torch
@@ -45,3 +46,26 @@ def of_layer(config, name, layer):
     if name is not None and field is not None and field != name:
         raise ValueError(f"attn_implementation='horner:{name}', but the config says {field!r}: remove one")
     return find(name or field or "softmax")
+
+
+def with_stages(variant, stages):
+    """The variant with these stages changed as well."""
+    if not stages:
+        return variant
+    return find(variant.text + ("," if ":" in variant.text else ":") + ",".join(stages))
+
+
+def with_sink(variant):
+    """The variant with a learned sink in its denominator, where that is the sum of the weights."""
+    return with_stages(variant, [_with_sink(variant.text)])
+
+
+@torch.compiler.assume_constant_result
+def _with_sink(text):
+    given = re.search(r"(?:^|,)denominator=(\w+)(?:\((.*?)\))?", horner.describe(text)["spec"])
+    if given and given[1] != "sum":
+        raise NotImplementedError(
+            f"horner variant {text!r} has the denominator {given[1]!r}, which has no place for this model's attention sinks "
+            "(s_aux): choose a variant that divides by the sum of its weights, such as softmax"
+        )
+    return f"denominator=sum({given[2]},sink)" if given and given[2] else "denominator=sum(sink)"

@@ -24,7 +24,7 @@ import horner.nn
 from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules
 from ._hf_masks import Seen, mask, mask_text
-from ._hf_variants import SHAPES, find, of_layer
+from ._hf_variants import SHAPES, find, of_layer, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
 
@@ -189,16 +189,14 @@ _WITHOUT_EFFECT = {
 # What transformers' continuous batching adds for its own caches.
 _OF_PAGES = {"read_index", "write_index", "block_table", "logits_indices", "logits_processor_args"}
 
-_NAMES = {
-    "softcap": "soft-capping", "s_aux": "attention sinks", "head_mask": "head masks",
-    "position_bias": "a position bias", "output_attentions": "returning weights",
-}  # fmt: skip
+_NAMES = {"head_mask": "head masks", "output_attentions": "returning weights"}
 _INSTEAD = {"output_attentions": ": load the model with attn_implementation='eager' for the weights of softmax"}
 
 
 def _refuse(config, dropout, kwargs):
     if dropout:
-        fields = [name for name, x in vars(config).items() if "drop" in name and x == dropout and "hidden" not in name]
+        fields = [name for name, x in vars(config).items() if "drop" in name and x == dropout]
+        fields = [name for name in fields if "att" in name] or fields  # GPT-2: attn_pdrop; T5: dropout_rate
         raise NotImplementedError(
             f"attn_implementation='horner' does not support attention dropout, and this model trains with {dropout}: "
             f"set {' or '.join(fields) or 'the dropout of attention'} of its config to 0"
@@ -235,11 +233,30 @@ def _one_row(x):
     return x.transpose(0, 1).flatten(1, 2)[None]
 
 
+def _of_the_model(variant, stages, softcap, sink, bias):
+    """What the model adds to the variant: a cap of the scores (Gemma 2), learned sinks (gpt-oss), a bias (T5)."""
+    stages, more = dict(stages), []
+    if softcap is not None:
+        more.append(f"softcap={softcap!r}")
+    if bias is not None:
+        more.append("bias")
+        stages["bias"] = bias
+    variant = with_stages(variant, more)
+    if sink is not None:
+        variant, stages["sink"] = with_sink(variant), sink
+    return variant, stages
+
+
 def _packed(query, key, value, cu_seqlens, stages, attend):
     """`attend` of sequences that lie one after the other in all rows."""
     B, _, T, _ = query.shape
-    flat = {name: x.reshape(1, -1) if name == "keep" else _one_row(x) if SHAPES[name].startswith("B") else x for name, x in stages.items()}
-    out = attend(*(_one_row(x) for x in (query, key, value)), cu_seqlens=cu_seqlens.to(key.device), **flat)  # [1, H, B*T, E]
+    if "bias" in stages:
+        raise NotImplementedError("attn_implementation='horner' does not support packed sequences with a position bias")
+    flat = {name: _one_row(x) if SHAPES[name].startswith("B") else x for name, x in stages.items() if name != "keep"}
+    if "keep" in stages:
+        flat["keep"] = stages["keep"].reshape(1, -1)
+    query, key, value = (_one_row(x) for x in (query, key, value))
+    out = attend(query, key, value, cu_seqlens=cu_seqlens.to(key.device), **flat)  # [1, H, B*T, E]
     return out[0].unflatten(1, (B, T)).transpose(0, 1)
 
 
@@ -250,9 +267,10 @@ def _paged(query, key, value, kwargs, stages, attend):
             "attn_implementation='horner' does not support a paged cache in a CUDA graph: pass use_cuda_graph=False in the "
             "ContinuousBatchingConfig"
         )
-    by_token = [name for name in stages if SHAPES[name].startswith("B")]
+    by_token = [name for name in stages if SHAPES[name][0] in "Bb"]
     if by_token:
-        raise NotImplementedError(f"attn_implementation='horner' does not support a paged cache with the inputs {', '.join(by_token)}")
+        what = ", ".join(by_token)
+        raise NotImplementedError(f"attn_implementation='horner' does not support a paged cache with the inputs {what}")
     ends = [kwargs[name].tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
     out = query.new_zeros(*query.shape[:3], value.shape[3])
     for first, last, start, end in zip(ends[0], ends[0][1:], ends[1], ends[1][1:]):
@@ -262,7 +280,7 @@ def _paged(query, key, value, kwargs, stages, attend):
 
 
 def attention(module, query, key, value, attention_mask, name=None, dropout=0.0, scaling=None, is_causal=None,
-              sliding_window=None, cache=None, **kwargs):  # fmt: skip
+              sliding_window=None, softcap=None, s_aux=None, position_bias=None, cache=None, **kwargs):  # fmt: skip
     """transformers calls this in each layer: query [B, H, T, D], key and value [B, G, S, D]. Returns [B, T, H, E]."""
     if cache is not None:
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
@@ -272,13 +290,16 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     scale = None if variant.own_scale else scaling
     seen = _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
     stages = _own_inputs(module, variant, key.shape[2])
+    variant, stages = _of_the_model(variant, stages, softcap, s_aux, position_bias)
     layer = getattr(key, "_horner_layer", None)
     if layer is not None:
         return layer.attend(query, key, value, variant, seen, scale, stages).transpose(1, 2), None
     if seen.length is not None:
         key, value = key[:, :, : seen.length], value[:, :, : seen.length]
+    if "bias" in stages:
+        stages["bias"] = stages["bias"][..., : key.shape[2]]
     if seen.keep is not None:
-        stages = {**stages, "keep": seen.keep.to(key.device)}
+        stages["keep"] = seen.keep.to(key.device)
     text = mask_text(variant, seen, key.shape[2])
     attend = functools.partial(horner.attend, variant=variant.text, scale=scale, mask=text)
     if cache is not None:
