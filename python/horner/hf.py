@@ -73,7 +73,8 @@ def _attentions(model):
     """The attention modules of a model, each with the layer that holds it."""
     for layer in model.modules():
         for module in layer.children():
-            if type(module).__name__.endswith("Attention") and getattr(module, "layer_idx", None) is not None:
+            known = hasattr(module, "config") and getattr(module, "layer_idx", None) is not None
+            if known and type(module).__name__.endswith("Attention"):
                 yield layer, module
 
 
