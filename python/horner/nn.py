@@ -90,6 +90,7 @@ class Own(nn.Module):
         elif short_conv:
             self.short_conv = _Convolution((heads + 2 * kv_heads) * head_dim, short_conv, bias=False, **where)
         self.unit = head_dim**-0.5
+        self.channels = {}  # of each gate: 0 for one number of each head
         for name, shape, role, _ in _ROWS:
             if name not in self.roles:
                 continue
@@ -98,7 +99,8 @@ class Own(nn.Module):
             elif role == "constant":
                 self.register_buffer(name, torch.empty([sizes[x] for x in shape], **where))
             else:
-                self.add_module(name, nn.Linear(dim, sizes[shape[1]], **where))
+                self.channels[name] = head_dim if len(shape) == 4 or (shape == "BHT" and around["channel_gates"]) else 0
+                self.add_module(name, nn.Linear(dim, sizes[shape[1]] * max(1, self.channels[name]), **where))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -106,11 +108,14 @@ class Own(nn.Module):
         """The values with which the numbers of a variant begin (docs/models.md); its linear maps have their own."""
         for name, x in (*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)):
             if not getattr(x, "_is_hf_initialized", False):  # transformers marks what it has loaded
-                x.copy_(_started(name, x, self.unit))
+                x.copy_(_started(name, x, self.unit, self.around["alibi"]))
 
     def _logits(self, name, x):
-        """[B, heads, T], in float32 at least: logarithms in bfloat16 are too coarse to sum."""
-        y = getattr(self, name)(x).transpose(1, 2)
+        """[B, heads, T] or [B, heads, T, channels], in float32 at least: logarithms in bfloat16 are too coarse to sum."""
+        y = getattr(self, name)(x)
+        if self.channels[name]:
+            y = y.unflatten(-1, (-1, self.channels[name]))
+        y = y.transpose(1, 2)
         return y.float() if y.dtype in (torch.bfloat16, torch.float16) else y
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -121,21 +126,26 @@ class Own(nn.Module):
                 continue
             y = self._logits(name, x)
             if role == "log_gate":
-                y = y if self.around["raw_decay"] else F.logsigmoid(y)
+                y = y if self.around["raw_decay"] else F.logsigmoid(y) / self.around["gate_root"]
             elif role == "gate":
-                y = (-y).exp() if self.around["exp_gate"] and name == "output_gate" else y.sigmoid()
+                if self.around["exp_gate"] and name == "output_gate":
+                    y = (-y).exp()
+                else:
+                    y = F.silu(y) if self.around["silu_gate"] and name == "post_gate" else y.sigmoid()
             out[name] = y
         if self.around["raw_decay"]:
             _spread_raw_decay(out)
         return out
 
 
-def _started(name, x, unit):
+def _started(name, x, unit, alibi):
+    if name == "slope" and alibi:  # ALiBi: 2^(-8 / heads) to the power of the head, from 1
+        return torch.exp2(-8.0 * (1 + torch.arange(len(x), device=x.device)) / len(x))
     if name == "slope":  # RetNet: head h keeps 1 - 2^(-5 - h) of a weight per token of distance
         return -torch.log1p(-torch.exp2(-5.0 - torch.arange(len(x), device=x.device)))
     if x.dim() == 3:  # projections
         return torch.randn_like(x) * unit
-    return torch.full_like(x, {"norm_bias": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
+    return torch.full_like(x, {"norm_bias": 0.0, "sink": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
 
 
 def _spread_raw_decay(inputs):

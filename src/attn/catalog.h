@@ -27,8 +27,9 @@ struct Variant {
   Spec spec;
   std::string about;
   std::string source;
-  std::string aliases = "";  // names in the authors' code, separated by spaces
+  std::string aliases = "";  // the field's names and those in the authors' code, by spaces
   Around around = {};
+  std::string_view mechanism = {};  // the group of the catalog
 };
 
 // A variant for every n: "taylor<n>".
