@@ -82,7 +82,9 @@ class Own(nn.Module):
         groups = heads if around["mamba"] else kv_heads
         sizes = {"H": heads, "G": groups, "D": head_dim, "E": head_dim, "F": around["features"], "3": 3}
         names = horner.describe(variant)["inputs"].split()
-        self.roles = {name: role for name, _, role, _ in _ROWS if name in names}
+        self.roles = {name: role for name, _, role, _ in _ROWS if name in names and role not in ("score", "mask")}
+        if around["tied_keys"]:  # gates made of the keys
+            self.roles.pop("channel_decay")
         if around["mamba"]:
             self.mamba = _Mamba(dim, heads, head_dim, short_conv, **where)
             for name in ("decay", "input_gate"):  # made of its steps
@@ -212,6 +214,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.rope_theta = rope_theta if around["rope"] else None
         self.mask, self.execution, self.mamba = mask, execution, bool(around["mamba"])
+        self.tied_keys = bool(around["tied_keys"])
         self.variant = variant if not around["raw_decay"] else f"{variant}:decay=none"
         where = {"device": device, "dtype": dtype}
         if not self.mamba:
@@ -231,11 +234,13 @@ class Attention(nn.Module):
         *,
         keep: Optional[torch.Tensor] = None,
         cu_seqlens: Optional[torch.Tensor] = None,
+        bias: Optional[torch.Tensor] = None,
+        prefix: Optional[torch.Tensor] = None,
         own: Optional[Own] = None,
     ) -> torch.Tensor:
-        """`keep` and `cu_seqlens` as in `attend`. `own`: the variant's weights where a block holds them."""
+        """`keep`, `cu_seqlens`, `bias` and `prefix` as in `attend`. `own`: the variant's weights where a block holds them."""
         own = getattr(self, "horner", None) if own is None else own
-        masks = {name: m for name, m in (("keep", keep), ("cu_seqlens", cu_seqlens)) if m is not None}
+        masks = {name: m for name, m in (("keep", keep), ("cu_seqlens", cu_seqlens), ("bias", bias), ("prefix", prefix)) if m is not None}
         if self.mamba:
             return self._mamba(x, own, masks)
         H, G, D = self.heads, self.kv_heads, self.head_dim
@@ -246,7 +251,11 @@ class Attention(nn.Module):
         if self.rope_theta is not None:
             places = _places(x.shape[1], cu_seqlens, x.device)
             q, k = (_rotated(y, places, self.rope_theta) for y in (q, k))
-        return self.o_proj(self._rows(q, k, v, {**(own(x) if own is not None else {}), **masks}))
+        inputs = {**(own(x) if own is not None else {}), **masks}
+        if self.tied_keys:  # HGRN2: the keys are what their channels' gates let in
+            inputs["channel_decay"] = F.logsigmoid(k.float() if k.dtype in (torch.bfloat16, torch.float16) else k)
+            q, k = F.silu(q), (-k).sigmoid()
+        return self.o_proj(self._rows(q, k, v, inputs))
 
     def _rows(self, q, k, v, inputs):
         """What the operator gives, [B, T, heads * head_dim]."""

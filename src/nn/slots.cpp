@@ -169,6 +169,7 @@ struct Adder {  // fills the list of slots
       const bool given =
           i.role == attn::Role::tensor || i.role == attn::Role::score || i.role == attn::Role::mask;
       if (given || !i.wanted(spec)) continue;
+      if (layer.around.tied_keys && i.at == &attn::Inputs::channel_decay) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
       const std::string name = i.name;
       if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
