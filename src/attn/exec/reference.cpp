@@ -135,7 +135,8 @@ struct Decayed {
 
 // q.k of every pair, each channel times its decay: [B, H, T, S].
 static at::Tensor products(const Spec& spec, const Inputs& in) {
-  if (!is<ChannelGate>(spec.decay)) return at::matmul(in.q, in.k.transpose(-1, -2));
+  if (!is<ChannelGate>(spec.decay) || in.q.size(2) == 0)
+    return at::matmul(in.q, in.k.transpose(-1, -2));
   // One query at a time: e^(sum of the log gates over (s, t]) of every key and channel.
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const auto dtype = wide(in.q.scalar_type());
