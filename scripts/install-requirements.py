@@ -13,4 +13,4 @@ try:
         wanted = [line for line in wanted if not line.startswith("torch==")]
 except PackageNotFoundError:
     print("installing torch and the Python packages of requirements.txt (about a minute)", flush=True)
-subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], check=True)
+subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *wanted], check=True)

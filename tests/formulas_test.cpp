@@ -366,7 +366,7 @@ const std::map<std::string, Formula> kFormulas = {
     {"kda",               [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, cosine, 1)); }},
     {"delta_exp",         [](R r) -> Vec { return rms(r, delta(r, exp_of, 0)); }},
     {"hedgehog",          [](R r) -> Vec { return normalised(r, hedgehog_scores(r)); }},
-    {"lolcats",           [](R r) -> Vec { const Vec x = hedgehog_scores(r); return normalised(r, near(r, x, x)); }},
+    {"lolcats",           [](R r) -> Vec { const Vec x = hedgehog_scores(r); return normalised(r, near(r, r.A, x)); }},
     {"adaptive_temperature", [](R r) -> Vec { return r.V(softmax(adaptive(r.A) * r.A)); }},
 };
 const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {

@@ -37,11 +37,12 @@ class Llama(torch.nn.Module):
 
 
 def kinds():
-    """One variant of each set of weights; with HORNER_LONG=1, all of them."""
+    """One variant of each set of weights; with HORNER_LONG=1, all of them. Without those whose inputs a model does not make."""
     sets = {}
-    for name in horner.variants():
+    made = [name for name in horner.variants() if not {"bias", "prefix"} & set(horner.describe(name)["inputs"].split())]
+    for name in made:
         sets.setdefault((horner.describe(name)["inputs"], *torch.ops.horner.around(name).values()), []).append(name)
-    return horner.variants() if os.environ.get("HORNER_LONG") else [names[0] for names in sets.values()]
+    return made if os.environ.get("HORNER_LONG") else [names[0] for names in sets.values()]
 
 
 def test_every_variant_is_a_layer_of_the_command(tmp_path):

@@ -13,22 +13,26 @@ import torch
 
 import horner
 
-SHAPES = {name: shape for name, shape, role, _ in torch.ops.horner.inputs() if role != "tensor"}
-CONSTANTS = {name for name, _, role, _ in torch.ops.horner.inputs() if role == "constant"}
+SHAPES = {name: shape for name, shape, _, _ in torch.ops.horner.inputs()}
+ROLES = {name: role for name, _, role, _ in torch.ops.horner.inputs()}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 SIZES = {"B": 2, "H": 4, "G": 2, "T": 5, "S": 5, "D": 3, "E": 2, "F": 16, "3": 3}
 
 
 def inputs(variant, dtype=torch.double, **sizes):
     """q, k, v and what the variant's stages take, all positive: no sum comes near zero."""
-    sizes = {**SIZES, **sizes}
+    around = torch.ops.horner.around(variant)
+    sizes = {**SIZES, "F": around["features"], **sizes}
 
-    def new(shape, log=False):
+    def new(name):
+        shape = SHAPES[name].upper() + ("E" if around["channel_gates"] and SHAPES[name] == "BHT" else "")
+        if name == "prefix":
+            return torch.arange(1, sizes["B"] + 1)
         x = torch.rand([sizes[letter] for letter in shape], dtype=dtype) * 0.8 + 0.1
-        return (x.log() if log else x).requires_grad_()
+        return (x.log() if ROLES[name] == "log_gate" else x).requires_grad_(ROLES[name] != "constant")
 
     names = horner.describe(variant)["inputs"].split()
-    return new("BHTD"), new("BGSD"), new("BGSE"), {name: new(SHAPES[name]).detach_() if name in CONSTANTS else new(SHAPES[name], name == "decay") for name in names}
+    return new("q"), new("k"), new("v"), {name: new(name) for name in names}
 
 
 def call(variant, q, k, v, stages):
@@ -259,11 +263,11 @@ def test_errors_say_what_is_possible():
         horner.attend(q, k, v, variant="sofmax")
     with pytest.raises(RuntimeError, match=r"missing input 'output_gate' \[B, H, T\] \(.*\), required by variant 'gate'"):
         horner.attend(q, k, v, variant="gate")
-    with pytest.raises(TypeError, match="unknown input 'gate'; possible: decay, slope, input_gate"):
+    with pytest.raises(TypeError, match="unknown input 'gate'; possible: decay, slope, channel_decay"):
         horner.attend(q, k, v, gate=q)
     with pytest.raises(RuntimeError, match="'decay' was given, but variant 'softmax:norm=l2' does not use it"):
         horner.attend(q, k, v, variant="softmax:norm=l2", decay=q[..., 0])
-    with pytest.raises(RuntimeError, match="no mask 'diagonal'; possible: 'full', 'causal' or 'window'"):
+    with pytest.raises(RuntimeError, match="no mask 'diagonal'; possible: 'full', 'causal', 'window'"):
         horner.attend(q, k, v, mask="diagonal")
     with pytest.raises(RuntimeError, match="temperature must be 1e-06 to 1e[+]06, not 0"):
         horner.attend(q, k, v, temperature=0)
@@ -281,7 +285,8 @@ def test_signature_and_help_name_the_inputs():
         assert {name for name, *_ in rows} <= set(parameters)
         assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
     for name, shape, _, about in rows[3:]:
-        assert re.search(rf"^ +{name} +\[{', '.join(shape)}\] +{about}$", horner.attend.__doc__, re.M)
+        letters = ", ".join(x.upper() + " or 1" if x in "bh" else x for x in shape)
+        assert re.search(rf"^ +{name} +\[{letters}\] +{about}$", horner.attend.__doc__, re.M)
     assert re.search(r"decay +\[B, G, S\] +log of each token's gate", horner.attend.__doc__)
 
 

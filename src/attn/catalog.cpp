@@ -16,8 +16,12 @@ static constexpr const char* kPaper1 = "arXiv 2507.23632";
 // all read these tables. A row "<name>@code" follows the authors' code where that differs from
 // their equation.
 // clang-format off
-static const Variant kCatalog[] = {
-    // Softmax, and substitutes for its denominator.
+struct Mechanism {
+  const char* title;
+  std::vector<Variant> rows;
+};
+static const Mechanism kMechanisms[] = {
+{"softmax, and what stands for its denominator", {
     {"softmax",             {},                                                                                        "exp, divided by its sum",                                        "Vaswani et al. 2017", "sdpa full_attention"},
     {"softmax_window",      {.mask = Window{128}},                                                                     "softmax of the last 128 keys",                                   "Beltagy et al. 2020", "sliding_window swa"},
     {"cosine_softmax",      {.features = Cosine{}, .scale = Fixed{10}},                                                "softmax of cosine similarities, times 10",                       "arXiv 1702.05870"},
@@ -49,8 +53,8 @@ static const Variant kCatalog[] = {
     {"cumulative_gate",     {.clamp = 5, .denominator = CumulativeGate{.least = 1}},                                   "a running sum of exp gates for the denominator",                 kPaper1, "gated_softmax_cumgate"},
     {"cumulative_gate_count",      {.clamp = 5, .denominator = CumulativeGate{.times_count = true}},                   "the same, times the count",                                      kPaper1, "cumulative_gated_softmax"},
     {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "a gate exp(−x) for the running sum, and the count", kPaper1, "", {.exp_gate = true}},
-
-    // Weights other than exp.
+}},
+{"other weights, and linear attention", {
     {"relu_l2",             {.features = Relu{}, .weight = Power{1}, .denominator = Nothing{}, .norm = L2{}},          "relu for exp, and a norm",                                       kPaper1, "gated_ReLU_no_gate_L2norm_nodivS_noclamp"},
     {"relu_gate",           {.features = Relu{}, .clamp = 5, .weight = Power{1}, .denominator = Count{}, .output_gate = true}, "relu for exp, the count and a gate",                     kPaper1, "gated_relu_no_in_gate_no_norm"},
     {"linear",              {.weight = Power{1}, .denominator = Count{}},                                              "order 1 alone: q.k, divided by the count",                       kPaper1},
@@ -66,8 +70,8 @@ static const Variant kCatalog[] = {
     {"taylor79@code",       {.weight = Taylor{79}, .denominator = Nothing{}},                                          "80 terms of the series, the denominator dropped",                kPaper1},
     {"sigmoid",             {.less_log_count = true, .weight = Sigmoid{}, .denominator = Nothing{}},                    "a sigmoid of each score less log n",                             "arXiv 2409.04431"},
     {"sigmoid_by_count",    {.weight = Sigmoid{}, .denominator = Count{}},                                             "a sigmoid of each score, divided by the count",                  "Horner"},
-
-    // Normalisers of the second paper and its neighbours.
+}},
+{"normalisers that follow the length of a row", {
     {"softmax1",            {.denominator = Sum{.plus = 1}},                                                           "softmax that may choose nothing",                                "Miller 2023", "quiet_softmax off_by_one"},
     {"ssmax",               {.sharpness = LogLength{}},                                                                "sharper with the log of the length",                             "arXiv 2501.19399", "scalable_softmax"},
     {"sparsemax",           {.weight = Entmax{2}, .denominator = Nothing{}},                                           "the nearest point of the simplex",                               "arXiv 1602.02068"},
@@ -76,8 +80,8 @@ static const Variant kCatalog[] = {
     {"topk",                {.weight = TopK{32}, .denominator = Nothing{}},                                            "softmax of the 32 largest scores",                               "arXiv 2508.17821"},
     {"sa_softmax",          {.weight = SelfAdjusted{}, .denominator = Nothing{}},                                      "softmax times the score's place in its range",                   "arXiv 2502.18277"},
     {"adaptive_temperature",{.sharpness = Adaptive{}},                                                                 "sharper where the row's entropy is high",                        "arXiv 2410.01104"},
-
-    // Learned sinks, caps, gates and positions of softmax.
+}},
+{"sinks, caps, gates, positions and masks of softmax", {
     {"softcap",             {.softcap = 50},                                                                           "softmax of scores capped smoothly at 50",                        "arXiv 2408.00118", "gemma2"},
     {"sink",                {.denominator = Sum{.sink = true}},                                                        "softmax with a learned share for no key",                        "arXiv 2508.10925", "gpt_oss attention_sink"},
     {"bias",                {.bias = true},                                                                            "softmax of scores plus a bias of each pair",                     "arXiv 1910.10683", "t5 swin relative_bias"},
@@ -85,23 +89,25 @@ static const Variant kCatalog[] = {
     {"forgetting",          {.decay = TokenGate{}},                                                                    "softmax with forget gates of tokens",                            "arXiv 2503.02130", "fox forgetting_transformer", {.rope = false}},
     {"channel_out_gate",    {.output_gate = true, .channel_gates = true},                                              "softmax, then a gate for each channel",                          "arXiv 2505.06708, elementwise", "gated_attention"},
     {"softpick",            {.weight = Softpick{}, .denominator = Sum{.plus = 1e-6}},                                  "exp − 1 where positive, divided by the sum of |exp − 1|",        "arXiv 2504.20966"},
-    {"stick_breaking",      {.weight = StickBreaking{}, .denominator = Nothing{}},                                     "each key takes its share of what later keys left",               "arXiv 2410.17980", "", {.rope = false}},
+    {"stick_breaking",      {.weight = StickBreaking{}, .denominator = Nothing{}},                                     "each key takes its share of what later keys left, its own first", "arXiv 2410.17980, with the current token", "sb_attn", {.rope = false}},
     {"two_way_window",      {.mask = Window{64, 64}},                                                                  "softmax of 64 keys on each side",                                "arXiv 2412.13663", "modernbert local_two_way"},
     {"chunk_window",        {.mask = Chunks{128}},                                                                     "softmax within chunks of 128 keys",                              "Llama 4", "chunked_attention"},
     {"streaming",           {.mask = Streaming{4, 128}},                                                               "softmax of the first 4 and the last 128 keys",                   "arXiv 2309.17453", "streaming_llm"},
     {"prefix_lm",           {.mask = Prefix{}},                                                                        "softmax of the past and a prefix that all see",                  "arXiv 1910.10683"},
-
-    // Gates of channels, the delta rule, near and far.
+}},
+{"gates of channels, the delta rule, near and far", {
     {"gla",                 {.weight = Power{1}, .decay = ChannelGate{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "linear attention, each channel with its own decay", "arXiv 2312.06635", "gated_linear_attention", {.rope = false, .silu_gate = true, .gate_root = 16}},
     {"hgrn2",               {.scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .denominator = Nothing{}, .norm = Rms{}}, "the same with keys 1 − gate",                          "arXiv 2404.07904", "", {.rope = false, .tied_keys = true}},
     {"delta",               {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "linear attention that corrects itself", "arXiv 2406.06484", "deltanet delta_rule", {.short_conv = 4, .rope = false}},
     {"delta_negative",      {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = Delta{2}, .denominator = Nothing{}, .norm = Rms{}}, "the same, corrections up to twice as far", "arXiv 2411.12537", "deltanet_negative", {.short_conv = 4, .rope = false}},
     {"gated_delta",         {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule with decay", "arXiv 2412.06464", "gdn gated_deltanet", {.short_conv = 4, .rope = false, .silu_gate = true}},
     {"kda",                 {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule, each channel with its own decay", "arXiv 2510.26692", "kimi_delta_attention kimi_linear", {.short_conv = 4, .rope = false}},
-    {"delta_exp",           {.features = Cosine{}, .scale = Fixed{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "the delta rule for exp",                                     "arXiv 2505.19488", "deltaformer"},
+    {"delta_exp",           {.features = Cosine{}, .scale = Fixed{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "the delta rule for exp",                                     "Horner, after arXiv 2505.19488"},
     {"hedgehog",            {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}},                         "linear attention on learned softmax features",                   "arXiv 2402.04347"},
     {"lolcats",             {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}, .near = Window{64}},      "exp for the last 64 keys, hedgehog features for the others",     "arXiv 2410.10254"},
+}},
 };
+static constexpr const char* kOrders = "orders of the series, and their members";
 
 // The mean weight of an even order is at least the least value of its polynomial, which an odd order
 // gets as a floor: that of the next even order. At its least, the polynomial without its last term,
@@ -136,7 +142,13 @@ static const Family kFamilies[] = {
 // clang-format on
 
 std::span<const Variant> catalog() {
-  return kCatalog;
+  static const std::vector<Variant> rows = [] {
+    std::vector<Variant> all;
+    for (const Mechanism& m : kMechanisms)
+      for (const Variant& v : m.rows) all.push_back(v), all.back().mechanism = m.title;
+    return all;
+  }();
+  return rows;
 }
 std::span<const Family> families() {
   return kFamilies;
@@ -147,11 +159,13 @@ static Variant member(const Family& f, int n) {
   std::string about(f.about);
   const std::string number = std::to_string(n);
   for (size_t at; (at = (about + " ").find(" n ")) != about.npos;) about.replace(at + 1, 1, number);
-  return {std::string(f.name) + number, f.make(n), about, std::string(f.source)};
+  Variant v{std::string(f.name) + number, f.make(n), about, std::string(f.source)};
+  v.mechanism = kOrders;
+  return v;
 }
 
 std::vector<Variant> variants() {
-  std::vector<Variant> all(std::begin(kCatalog), std::end(kCatalog));
+  std::vector<Variant> all(catalog().begin(), catalog().end());
   for (const Family& f : kFamilies)
     for (int n : f.listed) all.push_back(member(f, n));
   return all;
@@ -166,7 +180,7 @@ static bool has_alias(const Variant& v, std::string_view name) {
 
 // A row, an alias or a member of a family; with an empty name if there is none.
 static Variant look_up(std::string_view name) {
-  for (const Variant& v : kCatalog)
+  for (const Variant& v : catalog())
     if (name == v.name || has_alias(v, name)) return v;
   // "<alias>@code" is the @code row of the variant that has the alias.
   if (name.ends_with("@code")) {

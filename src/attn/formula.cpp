@@ -57,7 +57,9 @@ static std::string weight(const Spec& s) {
   const std::string far = (joined ? "(" + w + ")" : w) + decay;
   const auto* near = std::get_if<Window>(&s.near);
   if (!near) return far;
-  return "exp(x)" + decay + " where s > t − " + std::to_string(near->size) + ", else " + far;
+  const std::string x = is<Identity>(s.features) ? "x" : "q·k / √D";
+  return "exp(" + x + ")" + decay + " where s > t − " + std::to_string(near->size) + ", else " +
+         far;
 }
 
 static std::string result(const Spec& s) {

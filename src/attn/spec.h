@@ -6,8 +6,8 @@
 //   W_t  = sum_{s seen by t}  w(x_ts) * decay_ts                     row sum
 //   o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 //
-// n is the number of keys that t sees. w is exp for the keys that are near, where a spec says so. A
-// row whose N and W are both zero gives 0.
+// n is the number of keys that t sees. Keys that are near have another weight, where a spec says
+// so. A row whose N and W are both zero gives 0.
 // A named variant is one value of Spec (catalog.cpp), an execution (exec/) an interpreter of Spec.
 // No torch and no CUDA here: host and device code both include this file.
 #pragma once
@@ -168,7 +168,8 @@ inline Interval interval(const Mask& m, int64_t t, int64_t S, int64_t T) {
   return {lo, std::clamp<int64_t>(past + r.ahead, 0, S)};
 }
 
-// near: keys whose weight is exp, whatever the weight of the others.
+// near: keys whose weight is softmax's, whatever that of the others: exp of the score, which for
+// other features than Identity is q.k / sqrt(D), divided by the temperature.
 struct NoKeys {};
 using Near = std::variant<NoKeys, Window>;
 

@@ -99,8 +99,6 @@ static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer, i
   LayerConfig l{variant.spec, layer_rope(j, f, window), variant.around};
   check(!l.attention.bias && !attn::is<attn::Prefix>(l.attention.mask), "attention '", variant.name,
         "' takes an input of each score that a model does not make: call the operator yourself");
-  check(!l.around.tied_keys, "attention '", variant.name,
-        "': models with tied keys are not supported");
   const auto n =
       field<int64_t>(j.value("horner", Json::object()), "short_conv", l.around.short_conv);
   check(n >= (l.around.mamba ? 1 : 0) && n <= kMostTokens,

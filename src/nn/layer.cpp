@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "attn/inputs.h"
+#include "attn/stages.h"
 
 namespace horner::nn {
 
@@ -150,6 +151,9 @@ at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x, const parts::
       parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, project(p, i, x),
                    each ? l.q_norm : at::Tensor(), each ? l.k_norm : at::Tensor(), by);
   attn::Inputs in{.q = q, .k = k, .v = v};
+  if (c.layers[i].around.tied_keys)
+    in.q = at::silu(q), in.k = (-k).sigmoid(),
+    in.channel_decay = at::log_sigmoid(k.to(attn::wide(k.scalar_type())));
   add_variant_inputs(p, i, x, in);
   if (c.layers[i].around.raw_decay) add_raw_decay(p, i, x, in);
   return parts::product(operate(p, i, in), {l.o}, {l.o_bias});

@@ -76,6 +76,11 @@ static double retnet_slope(double head) {
   return -std::log1p(-std::exp2(-5 - head));
 }
 
+// ALiBi (arXiv 2108.12409): 2^(-8 (h + 1) / heads).
+static double alibi_slope(double share) {
+  return std::exp2(-8 * share);
+}
+
 namespace {
 
 struct Adder {  // fills the list of slots
@@ -100,12 +105,15 @@ struct Adder {  // fills the list of slots
   }
   // A variant's own parameters. Norms start with outputs of length 1, as l2 gives them: RMSNorm's
   // outputs have length √D and would dominate the embeddings at first.
-  Start parameter_start(const attn::Input& i) const {
+  Start parameter_start(const attn::Spec& spec, const attn::Input& i) const {
     const std::string_view name = i.name;
     const double unit = 1 / std::sqrt(double(c.D));
     if (name == "norm_bias") return {};
     if (name == "norm_weight") return {Start::constant, c.torch_init ? 1 : unit};
-    if (name == "slope") return {Start::index, 0, 0, retnet_slope};
+    if (name == "sink") return {};
+    if (name == "slope" && attn::is<attn::Exp>(spec.weight))
+      return {Start::index, 1. / double(c.G), 1. / double(c.G), alibi_slope};
+    if (name == "slope") return {Start::index, 0, 1, retnet_slope};
     if (name == "count_exponent") return {Start::constant, 0.5};
     if (std::strlen(i.shape) == 3) return {Start::normal, unit};  // projections
     return {Start::constant, 1};
@@ -161,12 +169,13 @@ struct Adder {  // fills the list of slots
       const bool given =
           i.role == attn::Role::tensor || i.role == attn::Role::score || i.role == attn::Role::mask;
       if (given || !i.wanted(spec)) continue;
+      if (layer.around.tied_keys && i.at == &attn::Inputs::channel_decay) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
       const std::string name = i.name;
       if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
         std::vector<int64_t> shape;
         for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
-        add_own(prefix, l, name, shape, parameter_start(i));
+        add_own(prefix, l, name, shape, parameter_start(spec, i));
         out.back().fixed = i.role == attn::Role::constant;
         continue;
       }
@@ -253,7 +262,7 @@ static double fraction(uint64_t bits) {
 static std::pair<double, double> drawn(const Start& s, uint64_t seed, uint64_t stream, int64_t i) {
   const auto first = uint64_t(2 * i);
   if (s.kind == Start::constant) return {s.a, s.a};
-  if (s.kind == Start::index) return {double(first), double(first + 1)};
+  if (s.kind == Start::index) return {s.a + s.b * double(first), s.a + s.b * double(first + 1)};
   const double x = fraction(random_bits(seed, stream, first)),
                y = fraction(random_bits(seed, stream, first + 1));
   if (s.kind == Start::uniform) return {s.a + x * (s.b - s.a), s.a + y * (s.b - s.a)};

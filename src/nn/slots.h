@@ -6,7 +6,7 @@
 namespace horner::nn {
 
 // The distribution of initial values: the number `a`; normal with standard deviation `a`; uniform
-// from `a` to `b`; or the element's index.
+// from `a` to `b`; or a + b i for element i.
 struct Start {
   enum Kind { constant, normal, uniform, index } kind = constant;
   double a = 0, b = 0;

@@ -401,20 +401,26 @@ static c10::Dict<std::string, std::string> describe(const std::string& name) {
 static c10::Dict<std::string, int64_t> around(const std::string& name) {
   const attn::Variant v = attn::find(name);
   const auto* projected = std::get_if<attn::Project>(&v.spec.features);
+  const auto* hedgehog = std::get_if<attn::Hedgehog>(&v.spec.features);
   c10::Dict<std::string, int64_t> out;
   out.insert("short_conv", v.around.short_conv);
   out.insert("rope", v.around.rope);
   out.insert("mamba", v.around.mamba);
   out.insert("raw_decay", v.around.raw_decay);
   out.insert("exp_gate", v.around.exp_gate);
-  out.insert("features", projected ? projected->dim : 0);
+  out.insert("silu_gate", v.around.silu_gate);
+  out.insert("tied_keys", v.around.tied_keys);
+  out.insert("gate_root", v.around.gate_root);
+  out.insert("alibi", attn::is<attn::Exp>(v.spec.weight));  // which slopes a decay of heads has
+  out.insert("channel_gates", v.spec.channel_gates);
+  out.insert("features", projected ? projected->dim : hedgehog ? hedgehog->dim : 0);
   return out;
 }
 
 // The table of inputs: name, shape, role and meaning.
 static std::vector<std::tuple<std::string, std::string, std::string, std::string>> inputs() {
   static constexpr const char* kRoles[] = {"tensor",    "gate",     "log_gate", "logit",
-                                           "parameter", "constant", "mask"};
+                                           "parameter", "constant", "score",    "mask"};
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (const attn::Input& i : attn::input_table())
     rows.emplace_back(i.name, i.shape, kRoles[size_t(i.role)], i.about);

@@ -234,7 +234,7 @@ static double work(const Spec& spec, const Inputs& in) {
 static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
-  if (dtype != at::kFloat && dtype != at::kBFloat16) return "supports only float32 and bfloat16";
+  if (dtype == at::kDouble) return "supports only float32, bfloat16 and float16";
   constexpr Has kHas{};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
   if (const std::string lacks = WithoutChannelGates::why_not(spec);

@@ -135,7 +135,8 @@ struct Decayed {
 
 // q.k of every pair, each channel times its decay: [B, H, T, S].
 static at::Tensor products(const Spec& spec, const Inputs& in) {
-  if (!is<ChannelGate>(spec.decay)) return at::matmul(in.q, in.k.transpose(-1, -2));
+  if (!is<ChannelGate>(spec.decay) || in.q.size(2) == 0)
+    return at::matmul(in.q, in.k.transpose(-1, -2));
   // One query at a time: e^(sum of the log gates over (s, t]) of every key and channel.
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const auto dtype = wide(in.q.scalar_type());
@@ -155,15 +156,25 @@ static at::Tensor products(const Spec& spec, const Inputs& in) {
 struct Rows {
   at::Tensor w, summed, shift;  // `summed`: what W sums
 
-  Rows(const Spec& spec, const Inputs& in, const Seen& seen, const at::Tensor& scale) {
+  // `near`: the scaled products of near keys where they are not those of the others.
+  Rows(const Spec& spec, const Inputs& in, const Seen& seen, const at::Tensor& scale,
+       const at::Tensor& near = {}) {
     // for 16-bit inputs, the two products are in their dtype, the rest in float32
     const at::Tensor x = products(spec, in).to(seen.count.scalar_type()) * scale;
-    w = weights(spec, x, seen, shift, in.bias, &summed);
+    w = weights(spec, x, seen, shift, {in.bias, near}, &summed);
     const bool same = !summed.defined();
     w = std::visit(Decayed{in, w, seen.hidden}, spec.decay);
     summed = same ? w : std::visit(Decayed{in, summed, seen.hidden}, spec.decay);
   }
 };
+
+// What near keys are scored by where the others are by features: q.k as softmax has it.
+static at::Tensor near_products(const Spec& spec, const Inputs& given, const Seen& seen) {
+  if (is<NoKeys>(spec.near) || is<Identity>(spec.features)) return {};
+  const Inputs in = one_key_head_each(given);
+  const double scale = scale_factor({.temperature = spec.temperature}, given);
+  return at::matmul(in.q, in.k.transpose(-1, -2)).to(seen.count.scalar_type()) * scale;
+}
 
 // The values that the sum sees: [B, H, S, E].
 struct Summed {
@@ -214,7 +225,8 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   in.k = mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
   in = one_key_head_each(in);
   const Seen keys = seen(spec.mask, in);
-  const auto& [w, summed, shift] = Rows(spec, in, keys, scale(spec, given, keys.count));
+  const auto& [w, summed, shift] =
+      Rows(spec, in, keys, scale(spec, given, keys.count), near_products(spec, given, keys));
   if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
   const at::Tensor v = std::visit(Summed{spec, in}, spec.values);
   // weights that are not divided yet overflow float16
@@ -248,28 +260,29 @@ at::Tensor scores(const Spec& spec, at::Tensor x, const Seen& seen, const at::Te
 
 // Near keys have exp, the others their weight, both times e^-shift: the largest near score, and not
 // below 0 where there are others.
-static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const Seen& seen,
-                               at::Tensor& shift) {
+static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::Tensor& x_near,
+                               const Seen& seen, at::Tensor& shift) {
   const int64_t T = x.size(-2), S = x.size(-1), n = std::get<Window>(spec.near).size;
   const at::Tensor s = at::arange(S, seen.hidden.options().dtype(at::kLong));
   const at::Tensor p = at::arange(S - T, S, s.options()).unsqueeze(-1);
   const at::Tensor not_near = seen.hidden.logical_or(s <= p - n);
   const at::Tensor not_far = seen.hidden.logical_or(s > p - n);
   at::Tensor unused, none;
-  exec::Weighed{x, not_near, shift, none}(Exp{});
+  exec::Weighed{x_near, not_near, shift, none}(Exp{});
   shift = at::where(not_far.all(-1, true), shift, shift.clamp_min(0));
-  const at::Tensor exact = (x - shift).masked_fill(not_near, -INFINITY).exp();
+  const at::Tensor exact = (x_near - shift).masked_fill(not_near, -INFINITY).exp();
   const at::Tensor far = std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight);
   return exact + far * (-shift).exp();
 }
 
 at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& seen,
-                   at::Tensor& shift, const at::Tensor& bias, at::Tensor* summed) {
-  const at::Tensor x = scores(spec, products, seen, bias);
+                   at::Tensor& shift, const Besides& besides, at::Tensor* summed) {
+  const at::Tensor x = scores(spec, products, seen, besides.bias);
   shift = at::zeros({1}, x.options());
   at::Tensor other;
   at::Tensor& sum = summed ? *summed : other;
-  if (!is<NoKeys>(spec.near)) return near_and_far(spec, x, seen, shift);
+  if (!is<NoKeys>(spec.near))
+    return near_and_far(spec, x, besides.near.defined() ? besides.near : x, seen, shift);
   return std::visit(exec::Weighed{x, seen.hidden, shift, sum}, spec.weight);
 }
 
