@@ -62,6 +62,19 @@ def test_models_without_attention_and_in_part():
     torch.testing.assert_close(model(pixels).last_hidden_state, wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "OPT", "BERT", "T5"])
+def test_weights_are_not_returned(family):
+    model, (inputs, _) = families.build(family, "horner"), families.batch(family)
+    with pytest.raises(NotImplementedError, match=r"returning weights \(output_attentions\): load the model with attn_implementation='eager'"):
+        model(**inputs, output_attentions=True)
+    model.set_attn_implementation("eager")
+    assert model(**inputs, output_attentions=True)[-1] is not None
+    model.config.output_attentions = True
+    model.set_attn_implementation("horner")
+    with pytest.raises(NotImplementedError, match="returning weights"):
+        model(**inputs)
+
+
 def test_a_sink_needs_a_sum():
     with pytest.raises(NotImplementedError, match="'l2' has the denominator 'nothing', which has no place for this model's attention sinks"):
         families.full("GptOss", families.build("GptOss", "horner:l2"))

@@ -130,11 +130,28 @@ def _own_inputs(module, variant, keys):
     return inputs
 
 
+def _is_horner(config):
+    return (config._attn_implementation or "").partition(":")[0] == "horner"
+
+
+def _without_weights(model, args, kwargs):
+    """Models that do not pass output_attentions on would return no weights, without a word."""
+    asked = kwargs.get("output_attentions")
+    if _is_horner(model.config) and (model.config.output_attentions if asked is None else asked):
+        _refuse(model.config, 0, {"output_attentions": True})
+
+
+def _watch(model):
+    if _is_horner(model.config) and not hasattr(model, "_horner_watch"):
+        model._horner_watch = model.register_forward_pre_hook(_without_weights, with_kwargs=True)
+
+
 def _after_setting(method):
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
         out = method(self, *args, **kwargs)
         check_modules(self)
+        _watch(self)
         _add_own(self)
         return out
 
@@ -145,6 +162,7 @@ def _before_init(method):
     @functools.wraps(method)
     def wrapped(self):
         check_modules(self)
+        _watch(self)
         _add_own(self)  # so that its weights are initialised, loaded and saved as all others
         return method(self)
 
@@ -166,7 +184,7 @@ def _with_pages(method):
 
     @functools.wraps(method)
     def wrapped(self, model, *args, **kwargs):
-        if (model.config._attn_implementation or "").partition(":")[0] != "horner":
+        if not _is_horner(model.config):
             method(self, model, *args, **kwargs)
 
     return wrapped
