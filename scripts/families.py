@@ -12,6 +12,7 @@ import argparse
 import logging
 import re
 import tempfile
+import unittest.mock
 import warnings
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 import transformers
 
 import horner.hf
+from horner._hf_families import attentions
 
 PAGE = Path(__file__).parent.parent / "docs" / "huggingface.md"
 MODES = ("full", "left-padded", "static cache", "compile", "generate", "Trainer step")
@@ -135,7 +137,13 @@ def logits(model, inputs, real):
 
 
 def full(family, model):
-    return logits(model, *batch(family))
+    """Every attention module of a model with horner calls it: numbers that agree do not show that."""
+    with unittest.mock.patch.object(horner, "attend", wraps=horner.attend) as attend:
+        out = logits(model, *batch(family))
+    wanted = len(attentions(model)) if model.config._attn_implementation == "horner" else 0
+    if attend.call_count != wanted:
+        raise RuntimeError(f"{wanted} attention modules called horner.attend {attend.call_count} times")
+    return out
 
 
 def left_padded(family, model):

@@ -37,6 +37,12 @@ def _is_attention(module):
     return re.search("Attention|MLA$", type(module).__name__)
 
 
+def attentions(model):
+    """The attention modules of a model that hold no other."""
+    found = [module for module in model.modules() if _is_attention(module)]
+    return [module for module in found if not any(_is_attention(part) for part in module.modules() if part is not module)]
+
+
 def _asked(model, part, implementation):
     """What an attn_implementation asks of a part of a model."""
     if not isinstance(implementation, dict):
@@ -64,10 +70,7 @@ def check_modules(model):
     asked = model.config._attn_implementation or ""
     if asked.partition(":")[0] != "horner":
         return
-    kinds = set()
-    for module in model.modules():
-        if _is_attention(module) and not any(_is_attention(part) for part in module.modules() if part is not module):
-            kinds.add(type(module))
+    kinds = {type(module) for module in attentions(model)}
     if not kinds:
         raise NotImplementedError(
             f"attn_implementation={asked!r} does not support {type(model).__name__}: it has no attention. If it is a part of "
