@@ -139,12 +139,13 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
   for (const auto& [i, letter] : letters)
     runs += "  " + std::string(1, letter) + " " + std::string(attn::executions()[i]->name);
   if (!o.verbose) runs += "  (-v: why not the others)";
-  // One table, so that its columns are aligned, with the name of each mechanism above its rows.
+  // One table, so that its columns are aligned, in the whole catalog with each mechanism above its
+  // rows.
   std::istringstream lines(text(table, columns));
   std::string line, mechanism;
   if (std::getline(lines, line)) std::cout << line << "\n";
   for (size_t i = 0; std::getline(lines, line); ++i) {
-    if (i < rows.size() && rows[i].variant.mechanism != mechanism) {
+    if (o.patterns.empty() && i < rows.size() && rows[i].variant.mechanism != mechanism) {
       mechanism = rows[i].variant.mechanism;
       std::cout << "\n" << bold(mechanism) << "\n";
     }
