@@ -52,6 +52,7 @@ test-long: build
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py tests/diagnose_test.py -k "hundred or gigabytes"
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/pip_test.py
 	PYTHONPATH=build/python HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -p no:cacheprovider tests/hf_test.py -k "twenty or whole"
+	PYTHONPATH=build/python HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/hf_families_test.py -k table
 
 test-cuda:
 	@PYTHON=$(VENV)/bin/python scripts/test-cuda
