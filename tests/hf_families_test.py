@@ -95,6 +95,9 @@ def test_paged_caches(variant, more):
     got = [batch[name].generated_tokens for name in sorted(batch, key=lambda name: int(re.sub(r"\D", "", name)))]
     alone = [model.generate(torch.tensor([p]), max_new_tokens=6, do_sample=False, eos_token_id=None)[0, len(p) :].tolist() for p in prompts]
     assert got == alone
+    model.set_attn_implementation("horner:gated")
+    with pytest.raises(NotImplementedError, match="does not support a paged cache with the inputs input_gate, output_gate"):
+        model.generate_batch(prompts, generation_config=settings, progress_bar=False)
 
 
 def words(outputs):

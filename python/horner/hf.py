@@ -185,7 +185,10 @@ def _with_pages(method):
     @functools.wraps(method)
     def wrapped(self, model, *args, **kwargs):
         if not _is_horner(model.config):
-            method(self, model, *args, **kwargs)
+            return method(self, model, *args, **kwargs)
+        for _, module in _attentions(model):  # now: what a thread raises later ends in a log
+            name = module.config._attn_implementation.partition(":")[2]
+            _check_pages(of_layer(module.config, name or None, module.layer_idx).inputs)
 
     return wrapped
 
@@ -279,6 +282,12 @@ def _packed(query, key, value, cu_seqlens, stages, attend):
     return out[0].unflatten(1, (B, T)).transpose(0, 1)
 
 
+def _check_pages(inputs):
+    by_token = ", ".join(name for name in inputs if SHAPES[name][0] in "Bb")
+    if by_token:
+        raise NotImplementedError(f"attn_implementation='horner' does not support a paged cache with the inputs {by_token}")
+
+
 def _paged(query, key, value, kwargs, stages, attend):
     """`attend` of each sequence of a paged cache, whose new tokens lie one after the other in one row, as all keys do."""
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -286,10 +295,7 @@ def _paged(query, key, value, kwargs, stages, attend):
             "attn_implementation='horner' does not support a paged cache in a CUDA graph: pass use_cuda_graph=False in the "
             "ContinuousBatchingConfig"
         )
-    by_token = [name for name in stages if SHAPES[name][0] in "Bb"]
-    if by_token:
-        what = ", ".join(by_token)
-        raise NotImplementedError(f"attn_implementation='horner' does not support a paged cache with the inputs {what}")
+    _check_pages(stages)
     ends = [kwargs[name].tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
     out = query.new_zeros(*query.shape[:3], value.shape[3])
     for first, last, start, end in zip(ends[0], ends[0][1:], ends[1], ends[1][1:]):
