@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,15 +23,15 @@ ROOT = Path(__file__).parent.parent
 
 def for_torch(wheel, torch, out):
     """The same wheel with the version of torch in its name, version and requirements. Returns its path."""
-    name, version, *rest = wheel.name.split("-")
-    tagged = f"{version.partition('+')[0]}+torch{torch.replace('+', '.')}"
-    info, new_info = (f"{name}-{v}.dist-info/" for v in (version, tagged))
+    name, given, *rest = wheel.name.split("-")
+    tagged = f"{given.partition('+')[0]}+torch{torch.replace('+', '.')}"
+    info, new_info = (f"{name}-{v}.dist-info/" for v in (given, tagged))
     made = out / "-".join([name, tagged, *rest])
     record = []
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
         for item in old.infolist():
             data, item.filename = old.read(item), re.sub(rf"^{re.escape(info)}", new_info, item.filename)
-            item.filename = item.filename.replace(f"{name}-{version}.data/", f"{name}-{tagged}.data/")
+            item.filename = item.filename.replace(f"{name}-{given}.data/", f"{name}-{tagged}.data/")
             if item.filename == new_info + "RECORD":
                 continue
             if item.filename == new_info + "METADATA":
@@ -46,6 +47,8 @@ def for_torch(wheel, torch, out):
 def build(built, out):
     """The wheel of a finished build. Returns its path."""
     torch = (built / "python" / "horner" / "built-with-torch").read_text()
+    if version("torch") != torch:
+        sys.exit(f"{built} was built with torch {torch}, but {sys.executable} has torch {version('torch')}: run 'make clean' first")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"SKBUILD_CMAKE_DEFINE": f"HORNER_BUILT={built}", "SKBUILD_BUILD_DIR": f"{folder}/build"}

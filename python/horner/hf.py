@@ -198,7 +198,9 @@ if not hasattr(PreTrainedModel.post_init, "__wrapped__"):
     PreTrainedModel.set_attn_implementation = _after_setting(_on_demand(PreTrainedModel.set_attn_implementation))
     PreTrainedModel.post_init = _before_init(PreTrainedModel.post_init)
     PreTrainedModel._init_weights = _with_own_start(PreTrainedModel._init_weights)
-    ContinuousBatchingManager.switch_to_cb_friendly_attn = _with_pages(ContinuousBatchingManager.switch_to_cb_friendly_attn)
+    if hasattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn"):  # not in the first releases of transformers 5
+        switch = ContinuousBatchingManager.switch_to_cb_friendly_attn
+        ContinuousBatchingManager.switch_to_cb_friendly_attn = _with_pages(switch)
 
 
 # Arguments of an attention function of transformers that do not change the result.
