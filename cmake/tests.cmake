@@ -45,7 +45,7 @@ foreach(name ${tests})
   foreach(part ${parts})
     add_test(NAME ${name}_${part} COMMAND ${name} ${arguments})
     set_tests_properties(${name}_${part} PROPERTIES ENVIRONMENT
-      "GTEST_TOTAL_SHARDS=${all};GTEST_SHARD_INDEX=${part};ASAN_OPTIONS=detect_leaks=0;OMP_WAIT_POLICY=PASSIVE")
+      "GTEST_TOTAL_SHARDS=${all};GTEST_SHARD_INDEX=${part};ASAN_OPTIONS=detect_leaks=0;UBSAN_OPTIONS=halt_on_error=1;OMP_WAIT_POLICY=PASSIVE")
   endforeach()
 endforeach()
 if(NOT HORNER_SANITIZED)
@@ -66,6 +66,6 @@ if(NOT HORNER_SANITIZED)
     add_test(NAME ${name} COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
              ${CMAKE_SOURCE_DIR}/tests/${name}.py)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT
-      "PYTHONPATH=${CMAKE_BINARY_DIR}/python;HORNER=${CMAKE_BINARY_DIR}/horner")
+      "PYTHONPATH=${CMAKE_BINARY_DIR}/python;HORNER=${CMAKE_BINARY_DIR}/horner;GOMP_SPINCOUNT=5000")  # as the command sets it
   endforeach()
 endif()
