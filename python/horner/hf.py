@@ -198,7 +198,7 @@ if not hasattr(PreTrainedModel.post_init, "__wrapped__"):
     PreTrainedModel.set_attn_implementation = _after_setting(_on_demand(PreTrainedModel.set_attn_implementation))
     PreTrainedModel.post_init = _before_init(PreTrainedModel.post_init)
     PreTrainedModel._init_weights = _with_own_start(PreTrainedModel._init_weights)
-    if hasattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn"):  # not in the first releases of transformers 5
+    if hasattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn"):  # a private name, which may change
         switch = ContinuousBatchingManager.switch_to_cb_friendly_attn
         ContinuousBatchingManager.switch_to_cb_friendly_attn = _with_pages(switch)
 
