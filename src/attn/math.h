@@ -105,10 +105,9 @@ HORNER_HD bool positive(const Polynomial& p) {
 // Every weight in the form that kernels take: of one score, or of the whole row.
 template <class R>
 using OneScore = std::variant<Exp, Sigmoid, PolynomialOf<R>>;
-using WholeRow = std::variant<Entmax, TopK, SelfAdjusted>;
-struct NoKernel {};  // only `reference` has it
+using WholeRow = std::variant<Entmax, TopK, SelfAdjusted, Softpick, StickBreaking>;
 template <class R>
-using KernelWeight = std::variant<OneScore<R>, WholeRow, NoKernel>;
+using KernelWeight = std::variant<OneScore<R>, WholeRow>;
 template <class... A, class... B>
 std::variant<A..., B...> joined(std::variant<A...>, std::variant<B...>);  // for its type
 
@@ -122,8 +121,8 @@ struct ToKernelWeight {
   To operator()(Entmax w) const { return WholeRow(w); }
   To operator()(TopK w) const { return WholeRow(w); }
   To operator()(SelfAdjusted w) const { return WholeRow(w); }
-  To operator()(Softpick) const { return NoKernel{}; }
-  To operator()(StickBreaking) const { return NoKernel{}; }
+  To operator()(Softpick w) const { return WholeRow(w); }
+  To operator()(StickBreaking w) const { return WholeRow(w); }
 };
 template <class R>
 KernelWeight<R> kernel_weight(const Weight& w) {

@@ -81,6 +81,21 @@ at::Tensor first_keys(const Mask& mask, const Inputs& in) {
   return in.cu_seqlens.defined() ? sequences(in).first.to(at::kLong) : at::zeros_like(lo);
 }
 
+KeysSeen keys_seen(const Mask& mask, const Inputs& in) {
+  const auto [lo, hi] = intervals(mask, in);
+  KeysSeen k{lo, hi, {}, {}};
+  if (in.prefix.defined()) {
+    const at::Tensor end = in.prefix.to(at::kLong).clamp(0, in.k.size(2)).unsqueeze(1);
+    k.hi = at::maximum(hi, end).contiguous();
+  }
+  if (const int first = reach(mask).first; first > 0) {
+    k.from = first_keys(mask, in);
+    const at::Tensor end = k.from + first, joined = lo <= end;  // one interval
+    k.lo = at::where(joined, k.from, lo), k.to = at::where(joined, k.from, end);
+  }
+  return k;
+}
+
 Seen seen(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(0);

@@ -19,6 +19,13 @@ std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 // of q. Without the first keys that Streaming and Prefix see besides.
 std::pair<at::Tensor, at::Tensor> intervals(const Mask&, const Inputs&);
 
+// The same with the first keys: lo <= s < hi and, for Streaming, from <= s < to, to <= lo (else
+// both undefined). hi is [B, T] for Prefix. None decreases with t.
+struct KeysSeen {
+  at::Tensor lo, hi, from, to;
+};
+KeysSeen keys_seen(const Mask&, const Inputs&);
+
 // The first key that each query may see: [T], int64.
 at::Tensor first_keys(const Mask&, const Inputs&);
 

@@ -44,11 +44,13 @@ at::Tensor recorded_again(std::string_view execution, const TensorVector& inputs
 
 // What the kernels with an epilogue take. All but q, k and v may be undefined.
 struct FusedTensors {
-  at::Tensor q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias;
+  at::Tensor q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias,
+      sink, bias;
 
   static auto fields(auto& x) {
-    return std::array{&x.q,       &x.k,        &x.v,         &x.centre,      &x.decay,    &x.gate,
-                      &x.divisor, &x.out_gate, &x.post_gate, &x.norm_weight, &x.norm_bias};
+    return std::array{&x.q,         &x.k,       &x.v,        &x.centre,    &x.decay,
+                      &x.gate,      &x.divisor, &x.out_gate, &x.post_gate, &x.norm_weight,
+                      &x.norm_bias, &x.sink,    &x.bias};
   }
 };
 
