@@ -1,4 +1,5 @@
 """Models against the transformers package, in both directions, and decoding against the whole."""
+import functools
 import itertools
 import json
 import os
@@ -93,6 +94,7 @@ def test_gradients_are_those_of_transformers(name, tmp_path):
         assert (gradient - wanted).abs().max() < 1e-4 * (1 + wanted.abs().max()), key
 
 
+@functools.cache
 def variants():
     """All variants; without HORNER_LONG, of those that differ by a number in their names only the first."""
     listed = json.loads(subprocess.run([HORNER, "list", "--json"], capture_output=True, text=True).stdout)
@@ -112,10 +114,13 @@ def test_decoding_is_the_whole_text_for_every_family(name, tmp_path):
 def test_a_prompt_then_decoding_is_the_whole_text_for_every_variant(tmp_path):
     torch.manual_seed(1)
     tokens = torch.randint(0, 256, (2, 30))
+    save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
+    run("variants", "tiny", 3, tmp_path / "model", tmp_path / "tokens.safetensors", tmp_path / "out.safetensors", 19, *variants())
+    logits = load_file(tmp_path / "out.safetensors")
+    assert len(logits) == 2 * len(variants())
     for name in variants():
-        run("new", "tiny", name, 3, tmp_path / "model")
-        whole = logits_of(tmp_path / "model", tokens, tmp_path)
-        streamed = logits_of(tmp_path / "model", tokens, tmp_path, 19)
+        whole, streamed = logits[f"{name}.whole"], logits[f"{name}.streamed"]
+        assert whole.shape == (2, 30, 256)
         assert torch.isfinite(whole).all(), name
         assert (whole - streamed).abs().max() < 1e-4 * (1 + whole.abs().max()), name
 
@@ -379,29 +384,30 @@ def test_damaged_folders_are_refused(tmp_path):
     assert "config.json' is not valid JSON" in subprocess.run([TOOL, "copy", tmp_path / "m", tmp_path / "x"], capture_output=True, text=True).stderr
 
 
-def test_gemma_3_270m(tmp_path):
-    folder = PRETRAINED
-    if not os.path.exists(os.path.join(folder, "config.json")):
+@pytest.fixture(scope="module")
+def gemma():
+    if not os.path.exists(os.path.join(PRETRAINED, "config.json")):
         pytest.skip("no pretrained weights: make pretrained")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(PRETRAINED).eval()
+
+
+def test_gemma_3_270m(gemma, tmp_path):
     tokens = torch.randint(0, 262144, (1, 64), generator=torch.Generator().manual_seed(2))
     tokens[0, 0] = 2
     with torch.no_grad():
-        wanted = model(tokens).logits
-    assert (logits_of(folder, tokens, tmp_path) - wanted).abs().max() < 1e-3 * wanted.abs().max() / 10
+        wanted = gemma(tokens).logits
+    assert (logits_of(PRETRAINED, tokens, tmp_path) - wanted).abs().max() < 1e-3 * wanted.abs().max() / 10
 
 
-@pytest.mark.skipif(not os.path.exists(PRETRAINED), reason="no pretrained weights: make pretrained")
-def test_gemma_goes_on_with_the_same_tokens(tmp_path):
+def test_gemma_goes_on_with_the_same_tokens(gemma):
     prompt = "The history of mathematics begins"
     done = subprocess.run([HORNER, "generate", "--model", PRETRAINED, "--prompt", prompt, "--tokens", "24",
                            "--temperature", "0", "--json"], capture_output=True, text=True, check=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(PRETRAINED).eval()
     words = transformers.AutoTokenizer.from_pretrained(PRETRAINED)
     tokens = torch.tensor([words(prompt).input_ids])
     assert tokens[0, 0] == 2
     with torch.no_grad():
-        wanted = model.generate(tokens, max_new_tokens=24, min_new_tokens=24, do_sample=False)[0, tokens.shape[1]:]
+        wanted = gemma.generate(tokens, max_new_tokens=24, min_new_tokens=24, do_sample=False)[0, tokens.shape[1]:]
     assert json.loads(done.stdout)["tokens"] == wanted.tolist()
 
 

@@ -3,6 +3,8 @@
 //   model_tool copy FOLDER FOLDER                load and save
 //   model_tool logits FOLDER TOKENS OUT          logits of the tokens
 //   model_tool stream FOLDER TOKENS OUT N        the same: a prompt of N tokens, then one by one
+//   model_tool variants PRESET SEED FOLDER TOKENS OUT N VARIANT...
+//                                                new, logits and stream of each, in one process
 //   model_tool loss FOLDER TOKENS OUT [DTYPE]    the loss of the next tokens, and its gradients
 //   model_tool steps FOLDER TOKENS DTYPE         for each line of input one training step: prints
 //                                                its seconds and loss
@@ -118,13 +120,32 @@ static void times(const std::string& folder, const at::Tensor& tokens) {
   }
 }
 
+static void save_new(const nn::Json& config, const std::string& seed, const std::string& folder) {
+  nn::save_model(nn::random_model(nn::model_config(config), std::stoull(seed)), folder);
+}
+
+static void variants(const std::vector<std::string>& a) {
+  const c10::NoGradGuard without_gradients;
+  const at::Tensor tokens = files::load_tensors(a[4]).tensors.at("tokens");
+  files::TensorsFile out;
+  for (size_t i = 7; i < a.size(); ++i) {
+    save_new(nn::preset(a[1], a[i]).json, a[2], a[3]);
+    const nn::Model m = nn::load_model(a[3]);
+    out.tensors[a[i] + ".whole"] = nn::logits(m, nn::hidden(m, tokens)).contiguous();
+    const at::Tensor x = stream(m, tokens, std::stoll(a[6]));
+    out.tensors[a[i] + ".streamed"] = nn::logits(m, x).contiguous();
+  }
+  files::save_tensors(a[5], out);
+}
+
 static int run(const std::vector<std::string>& a) {
   if (a[0] == "copy") return nn::save_model(nn::load_model(a[1]), a[2]), 0;
   if (a[0] == "new") {
     nn::Json config = nn::preset(a[1], a[2]).json;
     if (a.size() > 5) config.merge_patch(nn::Json::parse(a[5]));
-    return nn::save_model(nn::random_model(nn::model_config(config), std::stoull(a[3])), a[4]), 0;
+    return save_new(config, a[3], a[4]), 0;
   }
+  if (a[0] == "variants") return variants(a), 0;
   if (a[0] == "times") return times(a[1], files::load_tensors(a[2]).tensors.at("tokens")), 0;
   const nn::Model m = nn::load_model(a[1]);
   const at::Tensor tokens = files::load_tensors(a[2]).tensors.at("tokens");

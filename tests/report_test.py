@@ -54,6 +54,7 @@ def browser():
 def opened(browser, path, width=1280, scheme="light"):
     """The page, and its problems: messages, errors, requests, dialogs."""
     page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+    page.set_default_timeout(180_000)  # ms: other tests share the cores
     wrong = []
     ours = "willReadFrequently"  # a warning about pixels() below, not about the page
     page.on("console", lambda m: ours in m.text or wrong.append(f"{m.type}: {m.text}"))
