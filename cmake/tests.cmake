@@ -66,6 +66,6 @@ if(NOT HORNER_SANITIZED)
     add_test(NAME ${name} COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
              ${CMAKE_SOURCE_DIR}/tests/${name}.py)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT
-      "PYTHONPATH=${CMAKE_BINARY_DIR}/python;HORNER=${CMAKE_BINARY_DIR}/horner")
+      "PYTHONPATH=${CMAKE_BINARY_DIR}/python;HORNER=${CMAKE_BINARY_DIR}/horner;GOMP_SPINCOUNT=5000")  # as the command sets it
   endforeach()
 endif()
