@@ -42,10 +42,11 @@ struct Task {
     fold(m, Fold<R>{chunk.shared_values(), chunk.share, chunk.n, c.E, S, z});
   }
   void clear(R* S, R* z) const {
+    if (c.F == 0) return;  // no state: no memory
     std::memset(S, 0, sizeof(R) * size_t(c.F * c.E)), std::memset(z, 0, sizeof(R) * size_t(c.F));
   }
   void copy(const R* S, const R* z, R* to, R* to_z) const {
-    if (S == to) return;
+    if (S == to || c.F == 0) return;
     std::memcpy(to, S, sizeof(R) * size_t(c.F * c.E));
     std::memcpy(to_z, z, sizeof(R) * size_t(c.F));
   }
