@@ -163,7 +163,7 @@ StateShape shape_of(const Inputs& in) {
 TEST(States, APromptThenDecodingIsTheWholeSequence) {
   uint64_t seed = 700;
   for (const Variant& v : variants()) {
-    if (sees_future(v.spec.mask)) continue;
+    if (sees_future(v.spec.mask) || v.spec.bias) continue;
     const bool finite = why_no_state(v.spec).empty();
     if (finite && feature_count(v.spec, 5) > 5000) continue;
     for (int64_t buffer : {1, 3, 64}) {
@@ -197,8 +197,10 @@ TEST(States, OfHighOrderGoOnFromAPrompt) {
 
 TEST(States, MergeAsIfOneHadFollowedTheOther) {
   uint64_t seed = 900;
-  for (const char* name : {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax",
-                           "gated_decay", "linear_decay", "softmax:mask=window(7)"}) {
+  for (const char* name :
+       {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax", "gated_decay",
+        "linear_decay", "softmax:mask=window(7)", "softcap",
+        "softmax:mask=streaming(first=3,size=7)", "sigmoid:mask=streaming(first=30,size=2)"}) {
     const Spec spec = find(name).spec;
     const Inputs in = random_inputs(spec, small(++seed));
     State whole = make_state(spec, shape_of(in), at::kDouble, 5);
@@ -218,6 +220,25 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   EXPECT_THROW(merge(b, b), Error);
 }
 
+TEST(States, OfAStreamingMaskKeepItsKeysOnly) {
+  for (const char* name :
+       {"softmax:mask=streaming(first=3,size=7)", "softcap:mask=streaming(first=3,size=7)",
+        "entmax15:mask=streaming(first=3,size=7)", "sink:mask=streaming(first=70,size=1)"})
+    for (const bool padded : {false, true}) {
+      const Spec spec = find(name).spec;
+      const Inputs in = random_inputs(
+          spec, {.T = 400, .S = 400, .D = 5, .E = 6, .dtype = at::kDouble, .padded = padded});
+      State state = make_state(spec, shape_of(in), at::kDouble);
+      std::vector<int64_t> ends = {5, 60};
+      for (int64_t t = 61; t <= 400; t += t % 7 ? 1 : 5) ends.push_back(t);
+      if (ends.back() < 400) ends.push_back(400);
+      expect_near(stream(state, in, ends), execution("reference").run(spec, in, nullptr), 1e-9,
+                  name);
+      EXPECT_LE(state.room, 160) << name;
+    }
+  EXPECT_THROW(make_state(find("alibi:mask=streaming(first=3,size=7)").spec, {1, 1, 4, 4}), Error);
+}
+
 struct Folder {
   fs::path path = fs::temp_directory_path() / ("horner_state_" + std::to_string(getpid()));
   Folder() { fs::create_directories(path); }
@@ -229,7 +250,7 @@ TEST(States, AreSavedAndLoaded) {
   const fs::path file = folder.path / "state.safetensors";
   uint64_t seed = 1000;
   for (const Variant& v : variants()) {
-    if (sees_future(v.spec.mask) ||
+    if (sees_future(v.spec.mask) || v.spec.bias ||
         (why_no_state(v.spec).empty() && feature_count(v.spec, 5) > 5000))
       continue;
     const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};

@@ -46,7 +46,9 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
                  at::Device device) {
   check(!sees_future(spec.mask),
         "a stream requires a mask that sees no later tokens: causal or a window");
-  check(is_interval(spec.mask), "a stream requires a mask of one interval of keys");
+  check(reach(spec.mask).first == 0 || is<NoDecay>(spec.decay),
+        "a stream with mask=streaming does not support decay: it drops the keys between the first "
+        "and the last, and their gates");
   check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
@@ -122,6 +124,7 @@ static Decode<R> problem(const State& s) {
   c.B = s.shape.B, c.G = s.shape.G, c.D = key_channels(s);
   c.width = s.recent.k.size(3), c.E = s.recent.v.size(3);
   c.weight = one_score<R>(s.spec.weight), c.clamp = R(s.spec.clamp);
+  c.softcap = R(s.spec.softcap), c.first_keys = reach(s.spec.mask).first;
   c.k = pointer<R>(s.recent.k), c.v = pointer<R>(s.recent.v);
   c.decay = pointer<double>(s.decay_sums);
   c.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(s.recent.keep));
@@ -149,10 +152,13 @@ static void run(const State& s, const Decode<R>& c, Task which) {
       heads * each >= kWorth ? heads : 1);
 }
 
-// The keys that the newest query sees.
-static int64_t seen_by_newest(const State& s) {
+// How many of the last keys the newest query sees, and with the first ones of a streaming mask.
+static int64_t last_seen_by_newest(const State& s) {
   const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
   return hi - lo;
+}
+static int64_t seen_by_newest(const State& s) {
+  return std::min(s.tokens, last_seen_by_newest(s) + reach(s.spec.mask).first);
 }
 
 // N, W and shift of one query per head.
@@ -170,7 +176,7 @@ static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& f
   const at::Tensor W = at::empty({B, H, 1, 1}, rows.options()), shift = at::empty_like(W);
   c.q = pointer<R>(rows), c.centre = pointer<R>(centre);
   c.gate = pointer<R>(s.recent.input_gate);
-  c.from = std::max<int64_t>(0, s.held - seen_by_newest(s));
+  c.from = std::max<int64_t>(0, s.held - last_seen_by_newest(s));
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
   run(s, c, Task::apply_state);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
@@ -264,16 +270,21 @@ static at::Tensor prefill(State& s, const Inputs& in) {
 }
 
 // Makes room for n more tokens in a KV cache and drops the keys that no later query sees: those
-// before the interval of the newest query.
+// before the interval of the newest query, but for the first keys of a streaming mask. What is left
+// is a stream of its own under that mask.
 static void make_room(State& s, const Inputs& in, int64_t n) {
   const int64_t kept = std::min(s.held, seen_by_newest(s));
+  const int64_t first = std::min<int64_t>(kept, reach(s.spec.mask).first), last = kept - first;
   if (s.held + n <= s.room) return;
   const int64_t room = std::max<int64_t>(2 * (kept + n), 64);
   const auto grown = [&](at::Tensor& x, int64_t axis, std::vector<int64_t> shape,
                          at::ScalarType t) {
     shape[size_t(axis)] = room;
     const at::Tensor fresh = at::zeros(shape, s.carry.count.options().dtype(t));
-    if (x.defined()) fresh.narrow(axis, 0, kept).copy_(x.narrow(axis, s.held - kept, kept));
+    if (x.defined()) {
+      fresh.narrow(axis, 0, first).copy_(x.narrow(axis, 0, first));
+      fresh.narrow(axis, first, last).copy_(x.narrow(axis, s.held - last, last));
+    }
     x = fresh;
   };
   for (const Input& i : input_table()) {
@@ -298,8 +309,9 @@ static bool has_kernel(const State& s) {
       sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
   const bool here =
       s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
+  const bool cpu = s.carry.count.is_cpu();
   return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here &&
-         exec::why_lacking(spec, {.sink = true}).empty();
+         exec::why_lacking(spec, {.softcap = cpu, .sink = true, .first_keys = cpu}).empty();
 }
 
 // Appends the keys and values of n tokens to a KV cache.
