@@ -4,6 +4,7 @@
 
 #include "attn/exec/autograd.h"
 #include "attn/exec/cpu.h"
+#include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/fused/fused.h"
@@ -182,6 +183,10 @@ struct Divisor {
 };
 
 static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* statistics) {
+  if (is<Delta>(given.values)) {
+    const auto [spec, in] = with_corrected_values(given, inputs);
+    return run(spec, in, statistics);
+  }
   if (needs_the_row(given)) return attend_by_rows(given, inputs, statistics);
   const WithoutChannelGates rest(given, inputs);
   const Spec& spec = rest.spec;
@@ -235,7 +240,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
   if (dtype != at::kFloat && dtype != at::kBFloat16) return "supports only float32 and bfloat16";
-  constexpr Has kHas{};
+  constexpr Has kHas{.delta = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
   if (const std::string lacks = WithoutChannelGates::why_not(spec);
       !lacks.empty() && !needs_the_row(spec))
