@@ -290,6 +290,7 @@ const Values kValues[] = {
     {"all 0.97",  is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(0.97); }},
     {"all 20",    is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(20); }},
     {"all -3",    is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(-3); }},
+    {"all -20",   is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(-20); }},
 };
 // clang-format on
 
@@ -312,7 +313,7 @@ at::Tensor rows_of(const Spec& spec, const Input& i, const Inputs& in, int64_t s
   if (axis_of(i, "S") >= 0) {
     const at::Tensor hidden = seen(spec.mask, in).hidden.select(3, s).expand({B, H, T});
     rows = hidden.logical_not();
-    if (i.at == &Inputs::decay) rows = rows.logical_and(position > s);
+    if (is_log_gate(i)) rows = rows.logical_and(position > s);
   }
   // one key: a count of 1 to any power is 1, and so is the gate of any slope
   if (i.at == &Inputs::count_exponent || i.at == &Inputs::slope)

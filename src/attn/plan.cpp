@@ -73,7 +73,8 @@ double feature_count(const Spec& spec, int64_t D) {
 bool sums_in_double(const Spec& spec) {
   constexpr int kHighestInFloat = 3;
   const auto orders = facts(spec.weight).orders;
-  return orders && (spec.centred || orders->last > kHighestInFloat);
+  const bool cancels = spec.centred || is<Delta>(spec.values) || is<ChannelGate>(spec.decay);
+  return orders && (cancels || orders->last > kHighestInFloat);
 }
 
 double state_bytes(const Spec& spec, int64_t D, int64_t E) {
@@ -96,6 +97,7 @@ std::string why_too_large(const Spec& spec, const StateShape& s) {
 // Work per token: (C + 16) / 2 keys of D + E channels inside a chunk, and two passes over the F * E
 // numbers of the state, each of which costs as much as kPass more tokens.
 int chunk_length(const Spec& spec, int64_t D, int64_t E) {
+  if (is<ChannelGate>(spec.decay)) return 16;  // keys decay token by token inside a chunk
   constexpr double kPass = 16;
   const double state = 4 * feature_count(spec, D) * double(E), inside = double(D + E);
   const double best = std::sqrt(state * kPass / inside);
@@ -120,7 +122,8 @@ double seen_pairs(const Mask& mask, int64_t T, int64_t S) {
 
 double work_in_tiles(const Spec& spec, int64_t T, int64_t S, int64_t D, int64_t E) {
   const double pairs = std::max(seen_pairs(spec.mask, T, S) + double(T) / 2, double(T));
-  return pairs * double(mapped_channels(spec, D) + E);
+  const double passes = is<Delta>(spec.values) ? 3 : 1;  // the values take rows of keys
+  return pairs * double(mapped_channels(spec, D) + E) * passes;
 }
 
 double work_in_chunks(const Spec& spec, int64_t S, int64_t D, int64_t E) {
@@ -128,7 +131,8 @@ double work_in_chunks(const Spec& spec, int64_t S, int64_t D, int64_t E) {
   const double inside =
       (std::min<double>(C, double(S)) + 16) / 2 * double(mapped_channels(spec, D) + E);
   const double state = S <= C ? 0 : 2 * feature_count(spec, D) * double(E + 1);
-  return double(S) * (inside + state) * (sums_in_double(spec) ? 2 : 1);
+  const double passes = is<Delta>(spec.values) ? 2 : 1;  // the values are sums of their own
+  return double(S) * (inside + state) * passes * (sums_in_double(spec) ? 2 : 1);
 }
 
 double work_by_token(const Spec& spec, int64_t S, int64_t D, int64_t E) {

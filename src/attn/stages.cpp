@@ -129,6 +129,22 @@ at::Tensor log_gates(const Decay& decay, const Inputs& in) {
   return std::visit(LogGates{in}, decay);
 }
 
+at::Tensor channel_logs(const Inputs& in) {
+  return in.channel_decay.to(at::kDouble).clamp_min(-1000);
+}
+
+at::Tensor key_shares(const Spec& spec, const Inputs& in, const at::Tensor& keys) {
+  constexpr double kTiny = 1e-6;
+  // in double: a key of length 1 gives 1
+  const at::Tensor x = scale_factor(spec, in) * keys.to(at::kDouble).square().sum(-1, true);
+  at::Tensor hidden = at::zeros({1, 1, x.size(2), 1}, x.options().dtype(at::kBool)), shift;
+  if (in.keep.defined()) hidden = in.keep.logical_not().view({-1, 1, x.size(2), 1});
+  const at::Tensor own = weights(spec, x, {hidden, at::Tensor()}, shift).squeeze(-1);
+  const at::Tensor nothing = own.detach().abs() < kTiny;
+  const at::Tensor b = std::get<Delta>(spec.values).most * in.beta.to(own.scalar_type());
+  return (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0).to(keys.scalar_type());
+}
+
 // The number of keys that each key's position sees: [1 or B, 1, S], in double.
 static at::Tensor seen_by_keys(const Mask& mask, Inputs in, const at::Tensor& before) {
   in.q = in.k;

@@ -39,6 +39,13 @@ Seen seen(const Mask&, const Inputs&);
 // The log gates g [B, G, S] of the decay, which is e^(sum of g over (s, t]); undefined for none.
 at::Tensor log_gates(const Decay&, const Inputs&);
 
+// The log gates of the channels [B, G, S, D], in double.
+at::Tensor channel_logs(const Inputs&);
+
+// What Delta multiplies the rest of each value by, b_s / w(k_s.k_s): [B, G, S], from the mapped
+// keys; 0 for a key that gives nothing or is hidden. For a weight with a finite state.
+at::Tensor key_shares(const Spec&, const Inputs&, const at::Tensor& keys);
+
 // The factor of each value [B, G, S]: the input gate, and that of CountPower for keys that follow
 // `before` [B] others; undefined for none.
 at::Tensor value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});

@@ -51,8 +51,9 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
         "and the last, and their gates");
   check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
-  const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
-                                              exec::why_not_on_gpu(shape).empty());
+  const bool held_there =
+      device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat && !is<Delta>(spec.values) &&
+                          !is<ChannelGate>(spec.decay) && exec::why_not_on_gpu(shape).empty());
   const bool folds =
       why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
   State s{spec, shape, dtype, buffer > 0 && folds && held_there};
@@ -68,7 +69,9 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
   s.carry.z = at::zeros({shape.B, shape.G, F}, options);
   if (spec.centred) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
-  if (!is<NoDecay>(spec.decay)) {
+  if (is<ChannelGate>(spec.decay)) {
+    s.carry.decay = at::zeros({shape.B, shape.G, D}, exact);
+  } else if (!is<NoDecay>(spec.decay)) {
     s.carry.decay = at::zeros({shape.B, shape.G}, exact);
     s.decay_sums = at::zeros({shape.B, shape.G, buffer}, exact);
   }
@@ -226,14 +229,35 @@ void flush(State& s) {
   s.held = 0;
 }
 
-// Adds the keys and values of n tokens to the buffer.
+// The value of one token less what the tokens before it give for its key k (Delta).
+static at::Tensor corrected(const State& s, const Inputs& in, at::Tensor k, const at::Tensor& v) {
+  k = k.to(sums_dtype(s));
+  const at::Tensor factor = at::scalar_tensor(scale_factor(s.spec, in), k.scalar_type());
+  at::Tensor given =
+      (k.scalar_type() == at::kDouble ? apply_state<double> : apply_state<float>)(s, k, factor, {})
+          .N;
+  if (s.decay_sums.defined())
+    given = given * log_gates(s.spec.decay, in).to(at::kDouble).exp().unsqueeze(-1);
+  const at::Tensor share = key_shares(s.spec, in, k).unsqueeze(-1);
+  return (share * (v - given)).masked_fill(share == 0, 0);
+}
+
+// Decays the channels of the sums by the gates of one token.
+static void decay_channels(State& s, const Inputs& in) {
+  const at::Tensor logs = channel_logs(in).squeeze(2), gates = logs.exp();
+  s.carry.S.mul_(gates.unsqueeze(-1)), s.carry.z.mul_(gates), s.carry.decay.add_(logs);
+}
+
+// Adds the keys and values of n tokens to the buffer; with Delta or gates of channels, of one.
 static void add_to_buffer(State& s, const Inputs& in) {
   const Spec& spec = s.spec;
+  if (is<ChannelGate>(spec.decay)) decay_channels(s, in);
   const int64_t n = in.k.size(2);
   const at::Tensor k = mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
-  put(s.recent.k, k, 2, s.held);
   const at::Tensor gates = value_gates(spec, in, s.carry.count);
-  put(s.recent.v, gates.defined() ? in.v * gates.unsqueeze(-1) : in.v, 2, s.held);
+  const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
+  put(s.recent.v, is<Delta>(spec.values) ? corrected(s, in, k, v) : v, 2, s.held);
+  put(s.recent.k, k, 2, s.held);
   put_keep(s, in, n);
   if (s.decay_sums.defined()) put_decay(s, log_gates(spec.decay, in));
   add_counts(s, in);
@@ -248,7 +272,7 @@ static void add_to_buffer(State& s, const Inputs& in) {
 static at::Tensor step_sums(State& s, const Inputs& in) {
   add_to_buffer(s, in);
   const at::Tensor o = result(s, in, mapped(s.spec.features, in.q, in.query_projection));
-  if (s.held == s.room) flush(s);
+  if (s.held == s.room || is<ChannelGate>(s.spec.decay)) flush(s);  // channels decay in the sums
   return o;
 }
 
@@ -386,6 +410,8 @@ void merge(State& state, const State& later) {
   check(text(state.spec) == text(later.spec) && state.dtype == later.dtype,
         "cannot merge states of two variants: '", text(state.spec), "' and '", text(later.spec),
         "'");
+  check(!is<Delta>(state.spec.values),
+        "cannot merge states of the delta rule: later values depend on the sums before them");
   check(is<AsGiven>(state.spec.values),
         "cannot merge states of a variant that divides values by their place in the stream");
   const StateShape &a = state.shape, &b = later.shape;
@@ -401,7 +427,8 @@ void merge(State& state, const State& later) {
     flush(state), flush(copy);
     if (copy.carry.decay.defined()) {
       const at::Tensor left = copy.carry.decay.exp().to(state.carry.S.scalar_type());
-      state.carry.S.mul_(left.view({a.B, a.G, 1, 1})), state.carry.z.mul_(left.unsqueeze(-1));
+      const at::Tensor each = left.view({a.B, a.G, -1});  // of all sums, or of each channel
+      state.carry.S.mul_(each.unsqueeze(-1)), state.carry.z.mul_(each);
       state.carry.decay.add_(copy.carry.decay);
     }
     state.carry.S.add_(copy.carry.S), state.carry.z.add_(copy.carry.z);

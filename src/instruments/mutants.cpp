@@ -241,6 +241,19 @@ static bool has_norm_bias(const Spec& s, const Case&) {
   return is<Layer>(s.norm);
 }
 
+static bool has_delta(const Spec& s, const Case& c) {
+  return is<Delta>(s.values) && c.T > 1;
+}
+static bool has_channels(const Spec& s, const Case& c) {
+  return is<ChannelGate>(s.decay) && c.T > 1;
+}
+// Keys of length 1 give a weight of 1 for themselves.
+static Tensor without_correction(const Execution& e, Spec spec, Inputs in) {
+  in.v = in.v * (std::get<Delta>(spec.values).most * in.beta).unsqueeze(-1).to(in.v.scalar_type());
+  spec.values = AsGiven{}, in.beta = Tensor();
+  return run(e, spec, in);
+}
+
 // clang-format off
 static const Mutant kMutants[] = {
     // The output, with gradients that follow it.
@@ -345,6 +358,13 @@ static const Mutant kMutants[] = {
     {"d_bias_double",      "the gradient of the bias is added twice",        "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g = g * 2; }), has_bias},
     {"d_bias_row_lost",    "one row of d bias is not written",               "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g.select(2, g.size(2) / 2).fill_(0); }), has_bias},
     {"d_weight_batch",     "d norm_weight is half: one of two sequences",    "rms linear_decay",        gradient(&Inputs::norm_weight, [](Tensor& g, const Inputs&) { g = g / 2; }), has_norm_weight},
+
+    // The delta rule and gates of channels.
+    {"no_correction",      "values are not corrected",                       "delta kda",               {.forward = without_correction}, has_delta},
+    {"own_correction",     "a value is corrected by itself too",             "delta kda",               inputs([](Inputs& in) { in.beta = in.beta / (1 + in.beta); }), has_delta},
+    {"channels_late",      "the gates of channels are one token late",       "gla kda",                 inputs([](Inputs& in) { in.channel_decay = in.channel_decay.roll(1, 2); }), has_channels},
+    {"d_beta_lost",        "beta has no gradient",                           "delta kda",               gradient(&Inputs::beta, [](Tensor& g, const Inputs&) { g = g * 0; }), has_delta},
+    {"d_channels_late",    "the gradient of the channels is one token late", "gla kda",                 gradient(&Inputs::channel_decay, [](Tensor& g, const Inputs&) { g = g.roll(1, 2); }), has_channels},
 };
 // clang-format on
 

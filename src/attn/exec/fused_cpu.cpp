@@ -4,6 +4,7 @@
 
 #include "attn/exec/autograd.h"
 #include "attn/exec/cpu.h"
+#include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/fused/fused.h"
@@ -192,6 +193,10 @@ struct Divisor {
 };
 
 static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* statistics) {
+  if (is<Delta>(given.values)) {
+    const auto [spec, in] = with_corrected_values(given, inputs);
+    return run(spec, in, statistics);
+  }
   if (needs_the_row(given)) return attend_by_rows(given, inputs, statistics);
   const WithoutChannelGates rest(given, inputs);
   const Spec& spec = rest.spec;
@@ -248,8 +253,13 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
   if (dtype == at::kDouble) return "supports only float32, bfloat16 and float16";
-  constexpr Has kHas{
-      .softcap = true, .bias = true, .sink = true, .near = true, .first_keys = true, .stick = true};
+  constexpr Has kHas{.softcap = true,
+                     .bias = true,
+                     .sink = true,
+                     .near = true,
+                     .delta = true,
+                     .first_keys = true,
+                     .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
   if (!is<NoKeys>(spec.near) && !is<Identity>(spec.features))
     return "does not support near keys beside features: they have scores of their own";

@@ -3,7 +3,9 @@
 
 #include <cmath>
 
+#include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
+#include "attn/inputs.h"
 #include "attn/stages.h"
 
 namespace horner::attn::exec {
@@ -174,6 +176,16 @@ static at::Tensor near_products(const Spec& spec, const Inputs& given, const See
   const Inputs in = one_key_head_each(given);
   const double scale = scale_factor({.temperature = spec.temperature}, given);
   return at::matmul(in.q, in.k.transpose(-1, -2)).to(seen.count.scalar_type()) * scale;
+}
+
+at::Tensor key_rows(const Spec& spec, const Inputs& in, double scale, int64_t from, int64_t to,
+                    at::Tensor& shift) {
+  Inputs keys = tokens(in, 0, to);
+  keys.q = in.k.narrow(2, from, to - from);
+  const Seen seen = attn::seen(spec.mask, keys);
+  const Rows rows(spec, keys, seen, at::scalar_tensor(scale, seen.count.options()));
+  shift = rows.shift;
+  return rows.w;
 }
 
 // The values that the sum sees: [B, H, S, E].

@@ -79,6 +79,23 @@ struct Task {
     }
   }
 
+  void solve(R* S, R* z) {
+    bool empty = !c.filled;
+    for (int i = 0; i < chunks(); ++i) {
+      if (begins(i)) clear(S, z), empty = true;
+      move(i);
+      std::memset(chunk.N, 0, sizeof(R) * size_t(c.C * c.E));
+      std::memset(chunk.W, 0, sizeof(R) * size_t(c.C));
+      if (!empty) {
+        const Monomials<R> m = chunk.of_queries(0);
+        m.expand();
+        apply_state(m, ApplyState<R>{S, z, chunk.n, c.E, chunk.N, chunk.W});
+      }
+      chunk.solve();
+      if (i + 1 < chunks()) update(S, z), empty = false;
+    }
+  }
+
   // Adds the gradients of the queries of the current chunk to that of the state before it.
   void to_state(R* dS, R* dz) {
     chunk.decay_state(dS, dz);
@@ -193,6 +210,12 @@ static void forward_task(const Chunked<R>& c, int64_t i, R* scratch) {
 }
 
 template <class R>
+static void solve_task(const Chunked<R>& c, int64_t i, R* scratch) {
+  Task<R> t(c, i, scratch);
+  t.solve(t.at(c.S, 0), t.at_z(c.z, 0));
+}
+
+template <class R>
 static void backward_sums_task(const Chunked<R>& c, int64_t i, R* scratch) {
   Task<R> t(c, i, scratch);
   if (t.segment > 0) t.backward_sums(t.at(c.dS, t.segment), t.at_z(c.dz, t.segment));
@@ -250,8 +273,8 @@ static void backward_scan(const Chunked<R>& c, int64_t head) {
 
 template <class R>
 inline constexpr ChunkedKernels<R> kKernels{
-    scratch_size<R>,  sums_task<R>, forward_task<R>, backward_sums_task<R>,
-    backward_task<R>, scan<R>,      backward_scan<R>};
+    scratch_size<R>,  sums_task<R>, forward_task<R>,  backward_sums_task<R>,
+    backward_task<R>, scan<R>,      backward_scan<R>, solve_task<R>};
 const ChunkedKernels<float> chunked_float = kKernels<float>;
 const ChunkedKernels<double> chunked_double = kKernels<double>;
 
