@@ -27,5 +27,6 @@ constexpr Execution complete(Execution e, decltype(e.why_not) why_not, decltype(
 
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
 at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);
+c10::SymInt kept_by_rows(const Spec&, const Inputs&);
 
 }  // namespace horner::attn::exec
