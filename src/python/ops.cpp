@@ -179,7 +179,7 @@ static void attend_backward(const c10::OperatorHandle&, Stack* stack) {
 
 // Plain tensors like these. A symbolic size takes that of another tensor, or a usual one: it is
 // checked when the graph runs.
-static attn::Inputs stand_ins(const attn::Inputs& in) {
+static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
   constexpr int64_t kUsual = 64;
   std::map<char, int64_t> known;
   for (const attn::Input& i : attn::input_table()) {
@@ -189,6 +189,7 @@ static attn::Inputs stand_ins(const attn::Inputs& in) {
       if (const auto n = x.sym_size(d).maybe_as_int(); n && std::isupper(i.shape[d]))
         known.emplace(i.shape[d], *n);
   }
+  if (const auto* p = std::get_if<attn::Project>(&spec.features)) known.emplace('F', p->dim);
   const auto usual = [&](char letter) -> int64_t {
     if (std::isdigit(letter)) return letter - '0';
     static const std::map<char, char> others{{'H', 'G'}, {'G', 'H'}, {'T', 'S'}, {'S', 'T'}};
@@ -229,7 +230,7 @@ struct Plain {
 
 static void check_like(const attn::Spec& spec, const Call& c) {
   const Plain plain;
-  attn::check_inputs(spec, stand_ins(c.inputs), c.variant());
+  attn::check_inputs(spec, stand_ins(spec, c.inputs), c.variant());
 }
 static Call read_checked(Stack& stack, size_t first = 0) {
   const Call c = Call::read(stack, first);
@@ -280,7 +281,7 @@ static c10::SymInt bytes_to_keep(const Call& c) {
   const attn::Execution* chosen = nullptr;
   try {
     const Plain plain;
-    const attn::Inputs like = stand_ins(c.inputs);
+    const attn::Inputs like = stand_ins(spec, c.inputs);
     attn::check_inputs(spec, like, c.variant());
     chosen = &attn::choose(spec, like, c.execution());
   } catch (const Error&) {  // which the operator gives too
