@@ -55,8 +55,10 @@ def test_gradcheck(variant):
     assert torch.autograd.gradcheck(run, (q, k, v, *stages.values()), fast_mode=True)
 
 
-@pytest.mark.parametrize("variant", ["softmax", "l2", "gated_decay", "based", "linear_cosine", "asentmax"])
-@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+SOME = ["softmax", "l2", "gated_decay", "based", "linear_cosine", "asentmax"]
+
+
+@pytest.mark.parametrize("variant, dtype", [(v, torch.double) for v in horner.variants()] + [(v, d) for v in SOME for d in (torch.float, torch.bfloat16)])
 def test_opcheck(variant, dtype):
     q, k, v, stages = inputs(variant, dtype)
     torch.library.opcheck(*call(variant, q, k, v, stages))
@@ -75,7 +77,7 @@ def test_opcheck_of_masks_and_of_the_gradient():
         torch.library.opcheck(op, arguments, stages)
         plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
         backward = torch.ops.horner.attend_backward.default
-        torch.library.opcheck(backward, (torch.rand(2, 4, 5, 2), [0, 1, 2], *plain), stages)
+        torch.library.opcheck(backward, (torch.rand(2, 4, 5, 2), [0, 1, 2], None, *plain), stages)
 
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -25,10 +25,10 @@ torch.ops.load_library(_library)
 from . import _transforms  # noqa: E402  (needs the operators)
 
 _ops = torch.ops.horner
-_attend, _statistics, _why_not = _ops.attend.default, _ops.statistics.default, _ops.why_not.default
+_attend, _attend_rows, _why_not = _ops.attend.default, _ops.attend_rows.default, _ops.why_not.default
 
 __version__: str = _ops.version()
-__all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "why_not"]
+__all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "weights", "why_not"]
 
 # The inputs besides q, k and v. The library declares them (src/attn/inputs.cpp): name, shape, role, meaning.
 _ROWS = [row for row in _ops.inputs() if row[2] != "tensor"]
@@ -119,8 +119,9 @@ def attend(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
+    return_lse: bool = False,
     **inputs: Optional[torch.Tensor],
-) -> torch.Tensor:
+) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Attention of queries to keys, differentiable.
 
         x_ts = min(clamp, scale_t * f(q_t).f(k_s) - centre_t)
@@ -137,6 +138,8 @@ def attend(
     scale             factor of q.k; None keeps the scale of the variant, in most 1/sqrt(D)
     temperature       divides the scale
     clamp             upper bound of the scores
+    return_lse        returns (o, lse) with lse = log W [B, H, T] in float32 (float64 for float64), of variants whose
+                      weight w is exp. It is without a gradient; a row that sees no key has -inf.
 
     A variant requires the inputs that `describe(variant)["inputs"]` lists; every variant accepts keep and cu_seqlens.
 
@@ -145,7 +148,12 @@ def attend(
     _check_tensors(q, k, v, inputs)
     settings = _settings(variant, execution, mask, scale, temperature, clamp)
     if not torch.compiler.is_compiling() and _transforms.active():
+        if return_lse:
+            raise RuntimeError("return_lse is not supported under torch.func's transforms and forward-mode differentiation")
         return _transforms.attend(settings, q, k, v, inputs)
+    if return_lse:
+        out, rows = _attend_rows(1, q, k, v, *settings, **inputs)
+        return out, rows[0]
     return _attend(q, k, v, *settings, **inputs)
 
 
@@ -171,8 +179,29 @@ def statistics(
     """
     _check_tensors(q, k, v, inputs)
     settings = _settings(variant, execution, mask, scale, temperature, clamp)
-    out, *rows = _statistics(q, k, v, *settings, **inputs)
-    return out, dict(zip(("entropy", "largest", "first", "negative"), rows))
+    out, rows = _attend_rows(4, q, k, v, *settings, **inputs)
+    return out, dict(zip(("entropy", "largest", "first", "negative"), rows.unbind(0)))
+
+
+@_with_inputs
+def weights(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    variant: str = "softmax",
+    mask: Optional[str] = None,
+    scale: Optional[float] = None,
+    temperature: Optional[float] = None,
+    clamp: Optional[float] = None,
+    **inputs: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """The matrix [B, H, T, S] that multiplies the values, differentiable: for small inputs, since it is built whole.
+
+    The result of `attend` is post_t * norm(out_t * (weights @ v)). The arguments are those of `attend`; the inputs of
+    the output gate, the post gate and the norm may be left out.
+    """
+    _check_tensors(q, k, k, inputs)
+    return _ops.attend_weights.default(q, k, k, *_settings(variant, "reference", mask, scale, temperature, clamp), **inputs)
 
 
 @_with_inputs

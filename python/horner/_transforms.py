@@ -127,7 +127,7 @@ class _Attend(_Saved):
 class _Gradients(_Saved):
     @staticmethod
     def forward(settings, grad, *tensors):
-        return tuple(settings.call(_ops.attend_backward.default, (grad, settings.wanted), tensors))
+        return tuple(settings.call(_ops.attend_backward.default, (grad, settings.wanted, None), tensors))
 
     @staticmethod
     def _again(ctx):

@@ -113,4 +113,15 @@ at::Tensor attend_again(const Spec& spec, const Inputs& in, std::string_view wan
       });
 }
 
+at::Tensor attend_kept(const Spec& spec, const Inputs& in, std::string_view wanted,
+                       Statistics* statistics, std::string_view variant, const at::Tensor& kept,
+                       bool filled) {
+  check_inputs(spec, in, variant);
+  const Execution& e = choose(spec, in, wanted, statistics != nullptr);
+  const int64_t needed = e.kept && kept.defined() ? e.kept(spec, in).expect_int() : 0;
+  std::optional<exec::Keeping> keeping;
+  if (needed > 0 && needed <= kept.numel()) keeping.emplace(kept, filled);
+  return e.run(spec, in, statistics);
+}
+
 }  // namespace horner::attn

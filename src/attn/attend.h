@@ -41,10 +41,12 @@ struct Inputs {
 
 // Statistics of the weights of each row, from a = |w decay| over the keys that it sees, A = sum a.
 struct Statistics {
-  at::Tensor entropy;   // -sum a/A log(a/A)
-  at::Tensor largest;   // the largest a/A
-  at::Tensor first;     // a/A of the row's first key: the mass of an attention sink
-  at::Tensor negative;  // the sum of a/A over negative weights
+  at::Tensor entropy;         // -sum a/A log(a/A)
+  at::Tensor largest;         // the largest a/A
+  at::Tensor first;           // a/A of the row's first key: the mass of an attention sink
+  at::Tensor negative;        // the sum of a/A over negative weights
+  at::Tensor log_sum;         // log W, of weights exp
+  bool only_log_sum = false;  // leaves the others out
 };  // [B, H, T] each, float32 or wider, without gradients; 0 for a row without weights
 
 // One way to run a Spec.
@@ -56,6 +58,8 @@ struct Execution {
   bool statistics = true;  // whether it supports them
   // The approximate number of multiplications of a forward pass, or null.
   double (*work)(const Spec&, const Inputs&) = nullptr;
+  // The bytes that attend_kept() needs, at most. Sizes may be symbolic. 0 or null: none helps.
+  c10::SymInt (*kept)(const Spec&, const Inputs&) = nullptr;
 };
 
 std::span<const Execution* const> executions();     // best first
@@ -75,5 +79,11 @@ at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto
 // `variant`.
 at::Tensor attend_again(const Spec&, const Inputs&, std::string_view execution,
                         Statistics* = nullptr, std::string_view variant = {});
+
+// The same for a graph whose forward and backward are two functions of tensors (torch.compile):
+// what backward needs of forward is written to `kept`, bytes on the CPU, or, if that is `filled`,
+// read from there instead of computed. `kept` without the room for it is not used.
+at::Tensor attend_kept(const Spec&, const Inputs&, std::string_view execution, Statistics*,
+                       std::string_view variant, const at::Tensor& kept, bool filled);
 
 }  // namespace horner::attn

@@ -223,11 +223,15 @@ at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
 }
 
 at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
-  if (!to) return {};
+  if (!to || to->only_log_sum) return {};
   const at::Tensor all =
       at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, in.q.options().dtype(at::kFloat));
-  *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
+  *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3), {}};
   return all;
+}
+
+at::Tensor log_sum_memory(const Inputs& in) {
+  return at::empty({in.q.size(0), in.q.size(1), in.q.size(2)}, in.q.options().dtype(at::kFloat));
 }
 
 void add_query_decay(const at::Tensor& d_decay, const at::Tensor& d_query) {
@@ -311,6 +315,10 @@ struct Normed {
 // Without waiting for a device, and not inside a transform of torch.
 static bool is_readable(const at::Tensor& x) {
   return x.is_cpu() && !x.key_set().has_any(c10::functorch_transforms_ks);
+}
+
+at::Tensor log_sum(const Sums& sums) {
+  return (sums.W.detach().log() + sums.shift).squeeze(-1);
 }
 
 at::Tensor finish(const Spec& spec, const Inputs& in, const Sums& sums) {

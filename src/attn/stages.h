@@ -81,6 +81,8 @@ struct Sums {
   at::Tensor gates;  // [B, H, T, 1], for CumulativeGate: the sum of e^gate over the keys seen
 };
 
+at::Tensor log_sum(const Sums&);  // log W without the e^-shift, [B, H, T], a constant
+
 // Denominator, output gates and norm; in the dtype of q.
 at::Tensor finish(const Spec&, const Inputs&, const Sums&);
 
@@ -88,8 +90,9 @@ at::ScalarType wide(at::ScalarType);  // float32 for the 16-bit types, else the 
 at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
 
 // The memory [4, B, H, T] to which a kernel writes statistics, with views of it in `to`; undefined
-// where `to` is null.
+// where `to` is null or wants only the log of the sum.
 at::Tensor statistics_memory(const Inputs&, Statistics* to);
+at::Tensor log_sum_memory(const Inputs&);  // [B, H, T]
 
 // Adds the gradients of the queries' decay sums [B, H, T] to those of the keys' [B, G, S]: a
 // query's own sum is that of the key at its position.

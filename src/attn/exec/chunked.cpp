@@ -161,6 +161,22 @@ static double work(const Spec& spec, const Inputs& in) {
          work_in_chunks(spec, in.k.size(2), in.q.size(-1), in.v.size(-1));
 }
 
+// N, W, the last state and all states; where a size is symbolic, nothing.
+static c10::SymInt kept(const Spec& spec, const Inputs& in) {
+  for (const at::Tensor* x : {&in.q, &in.k, &in.v})
+    for (const c10::SymInt& n : x->sym_sizes())
+      if (!n.maybe_as_int()) return 0;
+  const Cut c = cut(spec, in);
+  const int64_t S = in.k.size(2), heads = in.k.size(0) * in.k.size(1);
+  const bool stateless = S <= c.C && !in.cu_seqlens.defined();
+  const int64_t F = stateless ? 0 : int64_t(feature_count(spec, in.k.size(3)));
+  const int64_t rows = in.q.size(0) * in.q.size(1) * S, states = heads * (c.segments + 1) * F;
+  const c10::SymInt E = padded(in.v.sym_size(3));
+  const int64_t size = sums_dtype(spec, in.q.scalar_type()) == at::kDouble ? 8 : 4;
+  return kept_bytes(rows * E, size) + kept_bytes(rows, size) + kept_bytes(heads * F * E, size) +
+         kept_bytes(heads * F, size) + kept_bytes(states * E, size) + kept_bytes(states, size);
+}
+
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   return attend_in_chunks(spec, in, cut(spec, in));
 }
@@ -172,6 +188,7 @@ const Execution chunked{
     .run = run,
     .statistics = false,
     .work = work,
+    .kept = kept,
 };
 
 }  // namespace horner::attn::exec

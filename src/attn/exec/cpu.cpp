@@ -110,4 +110,8 @@ at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {
   return (rest ? at::constant_pad_nd(x, {0, rest}) : x).to(dtype).contiguous();
 }
 
+c10::SymInt padded(const c10::SymInt& channels) {
+  return (channels + (kernels::kPad - 1)) / kernels::kPad * kernels::kPad;
+}
+
 }  // namespace horner::attn::exec

@@ -47,6 +47,7 @@ inline bool is_paired(const at::Tensor& x) {  // bfloat16, for the kernels of pa
 
 // With channels of zeros up to a multiple of kernels::kPad, contiguous.
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);
+c10::SymInt padded(const c10::SymInt& channels);
 
 // The memory of a tensor; null for none.
 template <class T>

@@ -54,5 +54,6 @@ struct WithoutChannelGates {
 
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
 at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);
+c10::SymInt kept_by_rows(const Spec&, const Inputs&);
 
 }  // namespace horner::attn::exec

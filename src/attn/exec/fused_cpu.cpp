@@ -24,6 +24,7 @@ struct Job {
   Intervals seen;
   at::Tensor keep;
   at::Tensor statistics;         // [4, B, H, T] to write to, or undefined
+  at::Tensor log_sum;            // [B, H, T], likewise
   kernels::Epilogue epilogue{};  // without its pointers
 };
 
@@ -92,7 +93,7 @@ static Result forward(const Job& job, const FusedTensors& x, bool for_backward) 
     v_columns = column_pairs(x.v);
     f.pairs.k_tiles = words(k_tiles), f.pairs.v_columns = words(v_columns);
   }
-  if (for_backward) {
+  if (for_backward || job.log_sum.defined()) {
     r.N = at::empty_like(r.o);
     r.W = at::empty({f.B, f.H, f.T}, at::kFloat), r.shift = at::empty_like(r.W);
   }
@@ -100,6 +101,7 @@ static Result forward(const Job& job, const FusedTensors& x, bool for_backward) 
   f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
   const kernels::FusedKernels& kernel = kernels_for(x);
   for_each_task(f.B * f.H * kernels::blocks(f.T), [&](int64_t i) { kernel.forward(f, i); });
+  if (job.log_sum.defined()) job.log_sum.copy_(r.W).log_().add_(r.shift);
   return r;
 }
 
@@ -211,6 +213,8 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   job.scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
   if (in.keep.defined()) job.keep = in.keep.contiguous();
   job.statistics = statistics_memory(in, statistics);
+  if (statistics && statistics->only_log_sum)
+    job.log_sum = statistics->log_sum = log_sum_memory(in);
   kernels::Epilogue& epilogue = job.epilogue;
   epilogue.channels = in.v.size(-1);
   const at::Tensor divisor = std::visit(Divisor{in, p, epilogue}, spec.denominator);
@@ -249,6 +253,14 @@ static double work(const Spec& spec, const Inputs& in) {
   return double(in.q.size(0) * in.q.size(1)) * each / (paired ? 2 : 1);
 }
 
+// N, W and shift; of o the shape.
+static c10::SymInt kept(const Spec& spec, const Inputs& in) {
+  if (needs_the_row(spec)) return kept_by_rows(spec, in);
+  const c10::SymInt rows = in.q.sym_size(0) * in.q.sym_size(1) * in.q.sym_size(2);
+  return kept_bytes(0, 1) + kept_bytes(rows * padded(in.v.sym_size(3)), sizeof(float)) +
+         kept_bytes(rows, sizeof(float)) * 2;
+}
+
 static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
@@ -278,6 +290,7 @@ const Execution fused_cpu{
     .why_not = why_not,
     .run = run,
     .work = work,
+    .kept = kept,
 };
 
 }  // namespace horner::attn::exec

@@ -34,6 +34,7 @@ struct CudaJob {
   std::optional<CentreOf> centre;
   at::Tensor thresholds;      // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
+  at::Tensor log_sum;         // [B, H, T], likewise
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
 
@@ -81,7 +82,7 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
     r.rest = at::empty_like(r.o);
   const bool keeps_mean =
       f.epilogue.norm == cuda::Epilogue::layer && f.dtype != cuda::Dtype::bfloat16;
-  if (for_backward || job.statistics.defined())
+  if (for_backward || job.statistics.defined() || job.log_sum.defined())
     r.rows = at::empty({keeps_mean ? 4 : 3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
   r.decay = decay_sums(x.decay);
   r.give(f);
@@ -90,6 +91,7 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
     cuda::find_row_thresholds(f, job.weights, /*adaptive=*/false, stream());
   job.kernels->forward(f, job.weights, stream());
   if (f.statistics) cuda::fused_statistics(f, job.weights, stream());
+  if (job.log_sum.defined()) job.log_sum.copy_(r.rows[0]).log_().add_(r.rows[1]);
   return r;
 }
 
@@ -192,6 +194,8 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
     job.thresholds =
         at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, in.q.options().dtype(at::kFloat));
   job.statistics = statistics_memory(in, statistics);
+  if (statistics && statistics->only_log_sum)
+    job.log_sum = statistics->log_sum = log_sum_memory(in);
   return job;
 }
 

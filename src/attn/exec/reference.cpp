@@ -227,8 +227,11 @@ static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& fir
   const at::Tensor w = weights.detach(), a = w.abs(), p = a / a.sum(-1, true).clamp_min(1e-30);
   const at::Tensor at_first =
       p.gather(-1, first.view({1, 1, -1, 1}).expand({p.size(0), p.size(1), p.size(2), 1}));
-  return {-at::xlogy(p, p).sum(-1), p.amax(-1), at_first.squeeze(-1),
-          p.masked_fill(w >= 0, 0).sum(-1)};
+  return {-at::xlogy(p, p).sum(-1),
+          p.amax(-1),
+          at_first.squeeze(-1),
+          p.masked_fill(w >= 0, 0).sum(-1),
+          {}};
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
@@ -239,12 +242,14 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   const Seen keys = seen(spec.mask, in);
   const auto& [w, summed, shift] =
       Rows(spec, in, keys, scale(spec, given, keys.count), near_products(spec, given, keys));
-  if (statistics) *statistics = statistics_of(w, first_keys(spec.mask, given));
+  if (statistics && !statistics->only_log_sum)
+    *statistics = statistics_of(w, first_keys(spec.mask, given));
   const at::Tensor v = std::visit(Summed{spec, in}, spec.values);
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
   const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype)).to(w.scalar_type());
   Sums sums{N, summed.sum(-1, true), shift, keys.count, {}};
+  if (statistics && is<Exp>(spec.weight)) statistics->log_sum = log_sum(sums);
   if (in.denominator_gate.defined())
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(keys.hidden, 0).sum(-1, true);
   return finish(spec, given, sums);

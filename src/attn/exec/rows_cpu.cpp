@@ -21,8 +21,7 @@ struct RowJob {
   kernels::RowWeight weight;
   bool adaptive, centred;
   float clamp, softcap;
-  at::Tensor q, scale;    // [B, H, T, D], [B, H, T, 1]
-  at::Tensor thresholds;  // [B, H, T, 4]: forward writes it, backward reads it
+  at::Tensor q, scale;  // [B, H, T, D], [B, H, T, 1]
   Intervals seen;
   at::Tensor keep;
   at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
@@ -56,13 +55,15 @@ struct RowTensors {
 };
 
 struct RowResult {
-  at::Tensor N, W, k_tiles;
+  at::Tensor N, W;
+  at::Tensor thresholds;  // [B, H, T, 4], without gradients
+  at::Tensor k_tiles;
 
-  static auto outputs(auto& r) { return std::array{&r.N, &r.W}; }
-  static auto saved(auto& r) { return std::array{&r.k_tiles}; }
+  static auto outputs(auto& r) { return std::array{&r.N, &r.W, &r.thresholds}; }
+  static auto saved(auto& r) { return std::array{&r.thresholds, &r.k_tiles}; }
 };
 
-static Rows problem(const RowJob& job, const RowTensors& x) {
+static Rows problem(const RowJob& job, const RowTensors& x, const at::Tensor& thresholds) {
   Rows f{};
   f.B = x.q.size(0), f.H = x.q.size(1), f.G = x.k.size(1);
   f.T = x.q.size(2), f.S = x.k.size(2), f.D = x.q.size(3), f.E = x.v.size(3);
@@ -75,16 +76,18 @@ static Rows problem(const RowJob& job, const RowTensors& x) {
   set_bias(f, x.bias);
   f.seen = job.seen.pointers();
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
-  f.thresholds = reinterpret_cast<kernels::RowThreshold*>(pointer<float>(job.thresholds));
+  f.thresholds = reinterpret_cast<kernels::RowThreshold*>(pointer<float>(thresholds));
   f.stride = stride(f);
   return f;
 }
 
 static RowResult forward(const RowJob& job, const RowTensors& x, bool) {
-  Rows f = problem(job, x);
+  const int64_t B = x.q.size(0), H = x.q.size(1), T = x.q.size(2);
+  const RowResult r{at::empty({B, H, T, x.v.size(3)}, x.q.options()),
+                    at::empty({B, H, T, 1}, x.q.options()), at::empty({B, H, T, 4}, x.q.options()),
+                    transposed(x.k)};
+  Rows f = problem(job, x, r.thresholds);
   f.statistics = pointer<float>(job.statistics);
-  const RowResult r{at::empty({f.B, f.H, f.T, f.E}, x.q.options()),
-                    at::empty({f.B, f.H, f.T, 1}, x.q.options()), transposed(x.k)};
   f.k_tiles = pointer<float>(r.k_tiles), f.N = pointer<float>(r.N), f.W = pointer<float>(r.W);
   const kernels::RowKernels& kernel = *isa().rows;
   for_each_task(f.B * f.H * ((f.T + kStrip - 1) / kStrip), (2 * kStrip + 2) * f.stride,
@@ -94,7 +97,7 @@ static RowResult forward(const RowJob& job, const RowTensors& x, bool) {
 
 static RowTensors backward(const RowJob& job, const RowTensors& x, const RowResult& r,
                            const RowResult& grads) {
-  Rows f = problem(job, x);
+  Rows f = problem(job, x, r.thresholds);
   const at::Tensor dN = grads.N.contiguous(), dW = grads.W.contiguous(), v_tiles = transposed(x.v);
   // From the shape alone: the number of threads does not change the bits of the result.
   const at::Tensor d_bias = bias_gradient(x.bias);
@@ -136,7 +139,6 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   job.clamp = spec.clamp, job.softcap = float(spec.softcap);
   job.q = padded(plain.detach());
   job.scale = factor.detach().expand({q.size(0), q.size(1), q.size(2), 1}).contiguous();
-  job.thresholds = at::empty({q.size(0), q.size(1), q.size(2), 4}, at::kFloat);
   job.statistics = statistics_memory(in, statistics);
   if (in.keep.defined()) job.keep = in.keep.contiguous();
   const at::Tensor gates = value_gates(spec, in);
@@ -145,9 +147,21 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   const RowResult r = differentiable("fused_cpu", job, x, forward, backward);
   Sums sums{r.N.narrow(-1, 0, v.size(-1)), r.W, at::zeros({1}, at::kFloat), p.count, {}};
   if (is<Exp>(spec.weight) || is<Softpick>(spec.weight))
-    sums.shift = job.thresholds.narrow(-1, 1, 1);
+    sums.shift = r.thresholds.detach().narrow(-1, 1, 1);
+  if (statistics && is<Exp>(spec.weight)) statistics->log_sum = log_sum(sums);
   if (in.denominator_gate.defined()) sums.gates = p.gates(in);
   return finish(spec, in, sums);
+}
+
+c10::SymInt kept_by_rows(const Spec& spec, const Inputs& in) {
+  const std::optional<int64_t> D = in.k.sym_size(3).maybe_as_int();
+  if (!D) return 0;
+  const c10::SymInt rows = in.q.sym_size(0) * in.q.sym_size(1) * in.q.sym_size(2);
+  const c10::SymInt keys = in.k.sym_size(0) * in.k.sym_size(1) *
+                           (in.k.sym_size(2) + kernels::kTile) * padded(mapped_channels(spec, *D));
+  return kept_bytes(rows * padded(in.v.sym_size(3)), sizeof(float)) +
+         kept_bytes(rows, sizeof(float)) + kept_bytes(rows * 4, sizeof(float)) * 2 +
+         kept_bytes(keys, sizeof(float));
 }
 
 }  // namespace horner::attn::exec
