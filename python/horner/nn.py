@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import horner
 
-__all__ = ["Attention", "Own", "TransformerBlock"]
+__all__ = ["Attention", "Own", "TransformerBlock", "variants_of_layers"]
 
 _ROWS = torch.ops.horner.inputs()  # name, shape, role, meaning
 _RAW_DECAY_TOKENS = 1024  # gated_decay@code divides its gates by this
@@ -271,6 +271,51 @@ class Attention(nn.Module):
         v = u.unflatten(-1, (H, D)).transpose(1, 2)
         y = self._rows(q, k, v, inputs) + m.D * u
         return self.o_proj(m.norm(y * F.silu(m.z(x)), 1e-5))
+
+
+def _is_change(piece):
+    """Whether a piece after a variant with changes is one more of them: "norm=l2", or a word that no variant is called."""
+    if ":" in piece or "=" in piece:
+        return ":" not in piece
+    try:
+        return not horner.describe(piece.partition("*")[0])
+    except (RuntimeError, ValueError):
+        return True
+
+
+def _turn(pattern):
+    """One turn of a pattern, a list of variants."""
+    if not isinstance(pattern, str):
+        return [variant for each in pattern for variant in _turn(each)]
+    items, depth = [""], 0
+    for letter in pattern:  # at the commas outside parentheses
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += letter
+    joined = []
+    for item in items:
+        if joined and ":" in joined[-1] and _is_change(item):
+            joined[-1] += "," + item
+        else:
+            joined.append(item)
+    out = []
+    for item in joined:
+        variant, star, count = item.rpartition("*") if "*" in item else (item, "", "1")
+        if not variant or not count.isdecimal() or int(count) < 1:
+            raise ValueError(f"a pattern looks like 'linear_decay*3,softmax'; {pattern!r} has the part {item!r}")
+        out += [variant] * int(count)
+    return out
+
+
+def variants_of_layers(pattern: str | list[str], layers: int) -> list[str]:
+    """The variants of a model's layers, from a pattern as `horner train --attention` takes it: "linear_decay*3,softmax", or
+    a list of variants. The pattern repeats until every layer has one."""
+    turn = _turn(pattern)
+    if not 1 <= len(turn) <= layers:
+        raise ValueError(f"the pattern {pattern!r} has {len(turn)} layers, but the model has {layers}: it may be shorter, not longer")
+    return [turn[i % len(turn)] for i in range(layers)]
 
 
 class _Mlp(nn.Module):

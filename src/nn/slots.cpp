@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "attn/inputs.h"
+#include "core/check.h"
 #include "core/random.h"
 
 namespace horner::nn {
@@ -65,6 +66,13 @@ static Start uniform(double most) {
   return {Start::uniform, -most, most};
 }
 
+// Where channel d of ours is among a head's D channels as they are stored, where only the first R
+// of them are rotated. Rotated channels are pairs (i, i + D / 2) here and (i, i + R / 2) there.
+static int64_t stored_channel(int64_t d, int64_t D, int64_t R) {
+  const int64_t i = d % (D / 2), half = d / (D / 2);
+  return i < R / 2 ? half * (R / 2) + i : R + half * ((D - R) / 2) + i - R / 2;
+}
+
 // Steps of Mamba-2 are log-uniform in [0.001, 0.1]; the bias gives them through a softplus.
 static double inverse_softplus_of_exp(double log_step) {
   const double step = std::exp(log_step);
@@ -86,11 +94,17 @@ namespace {
 struct Adder {  // fills the list of slots
   const ModelConfig& c;
   std::vector<Slot> out = {};
-  std::map<std::string, int> seen = {};
+  struct Seen {
+    int parts = 0;
+    int64_t rows = 0;
+  };
+  std::map<std::string, Seen> seen = {};
 
   void add(const std::string& name, at::Tensor& at, std::vector<int64_t> shape, Start start) {
     out.push_back({name, &at, std::move(shape), start});
-    out.back().part = seen[name]++;
+    Slot& s = out.back();
+    s.part = seen[name].parts++, s.first = seen[name].rows;
+    seen[name].rows += s.shape[0];
   }
 
   // Tables of tokens and positions, and the head.
@@ -139,6 +153,17 @@ struct Adder {  // fills the list of slots
       add(prefix + names.*t.name + (t.biased ? ".bias" : ".weight"), l.*t.at, shape,
           layer_start(t));
       out.back().transposed = c.family->transposed && shape.size() == 2;
+      if (of_heads) order_rows(layer, t.name != &TensorNames::v, out.back());
+    }
+  }
+  // The rows of heads: those of a head together, and the channels that are rotated apart.
+  void order_rows(const LayerConfig& layer, bool rotated, Slot& s) const {
+    const int64_t R = rotated ? rotated_channels(layer.rope, c.D) : c.D;
+    if (R == c.D && !c.family->by_head) return;
+    for (int64_t i = 0; i < s.shape[0]; ++i) {
+      const int64_t head = i / c.D, d = stored_channel(i % c.D, c.D, R);
+      s.rows.push_back(c.family->by_head ? (head * 3 + s.part) * c.D + d
+                                         : s.first + head * c.D + d);
     }
   }
 
@@ -172,6 +197,9 @@ struct Adder {  // fills the list of slots
       if (layer.around.tied_keys && i.at == &attn::Inputs::channel_decay) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
       const std::string name = i.name;
+      check(!std::strchr(attn::shape(i, spec), 'D') || rotated_channels(layer.rope, c.D) == c.D,
+            "variant '", layer.variant, "' has a weight for each channel of a key ('", name,
+            "'), which is not supported where only some channels are rotated");
       if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
         std::vector<int64_t> shape;
         for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
