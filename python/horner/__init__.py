@@ -45,9 +45,14 @@ def _with_inputs(function: _Function) -> _Function:
     parameters += [inspect.Parameter(name, kind, default=None, annotation=tensor) for name in _INPUTS]
     function.__signature__ = signature.replace(parameters=parameters)
     if function.__doc__:  # python -OO has none
-        rows = [f"    {name:18}{'[' + ', '.join(shape) + ']':11}{about}" for name, shape, _, about in _ROWS]
+        rows = [f"    {name:18}{_shape_text(shape):14} {about}" for name, shape, _, about in _ROWS]
         function.__doc__ = function.__doc__.replace("    {inputs}", "\n".join(rows))
     return function
+
+
+def _shape_text(shape):
+    """[B, G, S]; letters in lower case stand for axes that may have size 1."""
+    return "[" + ", ".join(x.upper() + " or 1" if x.islower() and x != "n" else x for x in shape) + "]"
 
 
 def _check_tensors(q, k, v, inputs):
@@ -124,8 +129,8 @@ def attend(
 ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Attention of queries to keys, differentiable.
 
-        x_ts = min(clamp, scale_t * f(q_t).f(k_s) - centre_t)
-        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * in_s * v_s
+        x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t)
+        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * values(in_s * v_s)
         W_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts
         o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 
@@ -134,7 +139,8 @@ def attend(
 
     variant           a name from `variants()`, and after a colon the stages to change, if any: "taylor4:norm=l2"
     execution         "auto" or a name from `executions()`
-    mask              "causal", "full" or "window(128)"; None keeps the mask of the variant
+    mask              "causal", "full", "window(128)", "window(64,ahead=64)", "chunks(128)", "streaming(first=4,size=128)" or
+                      "prefix"; None keeps the mask of the variant
     scale             factor of q.k; None keeps the scale of the variant, in most 1/sqrt(D)
     temperature       divides the scale
     clamp             upper bound of the scores

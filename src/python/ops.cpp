@@ -184,12 +184,14 @@ static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
   std::map<char, int64_t> known;
   for (const attn::Input& i : attn::input_table()) {
     const at::Tensor& x = in.*i.at;
-    if (!x.defined() || x.dim() != int64_t(std::strlen(i.shape))) continue;
+    const std::string_view shape = attn::shape(i, spec);
+    if (!x.defined() || x.dim() != int64_t(shape.size())) continue;
     for (int64_t d = 0; d < x.dim(); ++d)
-      if (const auto n = x.sym_size(d).maybe_as_int(); n && std::isupper(i.shape[d]))
-        known.emplace(i.shape[d], *n);
+      if (const auto n = x.sym_size(d).maybe_as_int(); n && std::isupper(shape[size_t(d)]))
+        known.emplace(shape[size_t(d)], *n);
   }
   if (const auto* p = std::get_if<attn::Project>(&spec.features)) known.emplace('F', p->dim);
+  if (const auto* p = std::get_if<attn::Hedgehog>(&spec.features)) known.emplace('F', p->dim);
   const auto usual = [&](char letter) -> int64_t {
     if (std::isdigit(letter)) return letter - '0';
     static const std::map<char, char> others{{'H', 'G'}, {'G', 'H'}, {'T', 'S'}, {'S', 'T'}};
@@ -205,8 +207,9 @@ static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
           "), got ", x.device());
     std::vector<int64_t> sizes, strides(size_t(x.dim()));
     for (int64_t d = 0; d < x.dim(); ++d) {
-      const bool named = x.dim() == int64_t(std::strlen(i.shape));
-      const char letter = named ? char(std::toupper(i.shape[d])) : '?';
+      const std::string_view shape = attn::shape(i, spec);
+      const bool named = x.dim() == int64_t(shape.size());
+      const char letter = named ? char(std::toupper(shape[size_t(d)])) : '?';
       sizes.push_back(x.sym_size(d).maybe_as_int().value_or(letter == 'N' ? 2 : usual(letter)));
     }
     const bool packing = i.at == &attn::Inputs::cu_seqlens;
