@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 import pickle
 import re
 import shutil
@@ -14,7 +15,10 @@ import torch
 import horner
 
 SHAPES = {name: shape for name, shape, _, _ in torch.ops.horner.inputs()}
+# Without the higher orders of a series, unless HORNER_LONG=1.
+ROWS = [v for v in horner.variants() if os.environ.get("HORNER_LONG") or not re.search(r"(taylor|power)([4-9]|\d\d)$", v)]
 ROLES = {name: role for name, _, role, _ in torch.ops.horner.inputs()}
+CONSTANTS = {name for name, role in ROLES.items() if role in ("constant", "mask")}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 SIZES = {"B": 2, "H": 4, "G": 2, "T": 5, "S": 5, "D": 3, "E": 2, "F": 16, "3": 3}
 
@@ -44,7 +48,7 @@ def call(variant, q, k, v, stages):
 CONSTANT_PARTS = {"detached_sum", "detached_sum_gate", "adaptive_temperature"}
 
 
-@pytest.mark.parametrize("variant", [v for v in horner.variants() if v not in CONSTANT_PARTS])
+@pytest.mark.parametrize("variant", [v for v in ROWS if v not in CONSTANT_PARTS])
 def test_gradcheck(variant):
     torch.manual_seed(0)
     q, k, v, stages = inputs(variant)
@@ -58,7 +62,7 @@ def test_gradcheck(variant):
 SOME = ["softmax", "l2", "gated_decay", "based", "linear_cosine", "asentmax"]
 
 
-@pytest.mark.parametrize("variant, dtype", [(v, torch.double) for v in horner.variants()] + [(v, d) for v in SOME for d in (torch.float, torch.bfloat16)])
+@pytest.mark.parametrize("variant, dtype", [(v, torch.double) for v in ROWS] + [(v, d) for v in SOME for d in (torch.float, torch.bfloat16)])
 def test_opcheck(variant, dtype):
     q, k, v, stages = inputs(variant, dtype)
     torch.library.opcheck(*call(variant, q, k, v, stages))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from python_test import CONSTANT_PARTS, CONSTANTS, inputs
+from python_test import CONSTANT_PARTS, CONSTANTS, ROWS, inputs
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -38,7 +38,7 @@ def close(a, b, dtype):
         torch.testing.assert_close(x, y, rtol=0, atol=size * (1e-9 if dtype == torch.double else 1e-3))
 
 
-CASES = [(v, torch.double) for v in horner.variants()] + [(v, torch.float) for v in SAMPLE]
+CASES = [(v, torch.double) for v in ROWS] + [(v, torch.float) for v in SAMPLE]
 
 
 @pytest.mark.parametrize("variant, dtype", CASES)
@@ -67,9 +67,7 @@ def test_every_variant(variant, dtype):
     close([g[0] for g in by_sample], wanted, dtype)
 
 
-# The reference holds the slopes in the gradient of entmax's threshold constant, so second gradients lack a part.
-LACKS_SECOND = pytest.mark.xfail(strict=True, reason="the second gradient of entmax's threshold is missing")
-TWICE = [pytest.param(v, marks=LACKS_SECOND) if v in ("entmax15", "asentmax") else v for v in horner.variants() if v not in CONSTANT_PARTS]
+TWICE = [v for v in ROWS if v not in CONSTANT_PARTS]
 
 
 @pytest.mark.parametrize("variant", TWICE)

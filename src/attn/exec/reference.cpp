@@ -74,13 +74,17 @@ struct Weighed {
       low = at::where(over, mid, low);
       high = at::where(over, high, mid);
     }
-    // The row sums to 1 for every x, which gives the gradient of tau: tau - tau.detach() adds that
-    // gradient and the value 0.
-    const at::Tensor once = p(exact, low);
-    const at::Tensor slope = once.pow(1 - a).masked_fill(once == 0, 0).to(y.scalar_type());
-    const at::Tensor tau = (slope * y.masked_fill(y == -INFINITY, 0)).sum(-1, true) /
-                           slope.sum(-1, true).clamp_min(1e-30);
-    return p(y, low.to(y.scalar_type()) + tau - tau.detach());
+    // The row sums to 1 for every x, which gives the gradients of tau: a step of Newton's method from
+    // there has the value of tau and its first gradient, two steps have its second one too.
+    const auto newton = [&](const at::Tensor& tau) {
+      const at::Tensor z = (y - tau).clamp_min(0);
+      const at::Tensor slope = (z.pow(1 / a - 1) / a).masked_fill(z == 0, 0).sum(-1, true);
+      const at::Tensor nothing = slope.detach() == 0;
+      return tau + (z.pow(1 / a).sum(-1, true) - 1).masked_fill(nothing, 0) /
+                       slope.masked_fill(nothing, 1);
+    };
+    const at::Tensor root = low.to(y.scalar_type()), tau = newton(newton(root));
+    return p(y, root + tau - tau.detach());
   }
 
   // Softmax that gives zeros for a row of -inf.
