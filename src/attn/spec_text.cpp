@@ -136,13 +136,13 @@ static void parse(std::string_view value, const Parameter<T>& p) {
 
 // One argument in parentheses: "order=4", or "4" where there is one number, or "detach".
 template <class P>
-static bool take(std::string_view argument, const P& p, bool first) {
+static bool take(std::string_view argument, const P& p, bool in_place) {
   const auto [key, value] = halves(argument);
   const bool is_flag = std::is_same_v<P, Parameter<bool>>;
   if (key == p.name) return parse(is_flag && value.empty() ? "yes" : value, p), true;
   if (is_flag && key.starts_with("no_") && key.substr(3) == p.name) return parse("no", p), true;
   const bool is_number = key.find_first_of("0123456789") <= 1 || key == "inf";
-  if (!is_flag && first && value.empty() && is_number) return parse(key, p), true;
+  if (!is_flag && in_place && value.empty() && is_number) return parse(key, p), true;
   return false;
 }
 
@@ -163,13 +163,15 @@ static void parse(const char* stage_name, std::string_view value, std::variant<T
       names.push_back(its_name);
       if (name != its_name) return;
       found = true;
+      size_t place = 0;  // of the argument: a number without a name is the parameter there
       for (std::string_view argument : split(arguments)) {
-        bool first = true, taken = false;
-        ((taken = taken || take(argument, p, std::exchange(first, false))), ...);
+        [[maybe_unused]] size_t at = 0;
+        bool taken = false;
+        ((taken = taken || take(argument, p, at++ == place)), ...);
+        ++place;
         std::vector<std::string> known{p.name...};
         check(taken, name, " takes ", known.empty() ? "no parameter" : quoted(known), ", not '",
               argument, "'");
-        (void)first;
       }
     });
     if (found && names.back() == name) stage = alternative;
