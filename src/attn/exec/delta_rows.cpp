@@ -35,7 +35,7 @@ struct RowsResult {
 // Rows from <= t < to. u_t = share_t (e^-shift_t v_t - sum_{s < t} w_ts u_s)
 struct Block {
   int64_t from, n;
-  at::Tensor w, shift, share;  // [B, G, n, to], [.., n or 1, 1], [B, G, n, 1]
+  at::Tensor w, shift, nothing, share;  // [B, G, n, to], [.., n or 1, 1], [B, G, n, 1]
 
   Block(const RowsJob& job, const RowsTensors& x, int64_t from)
       : from(from), n(std::min(kRows, x.k.size(2) - from)) {
@@ -44,7 +44,7 @@ struct Block {
     in.k = in.v = in.q = x.k, in.decay = x.decay, in.slope = job.slope, in.keep = job.keep;
     w = key_rows(job.spec, in, job.scale, from, from + n, shift);
     const at::Tensor own = inside().diagonal(0, -2, -1).unsqueeze(-1);
-    const at::Tensor nothing = own.detach().abs() < kTiny;
+    nothing = own.detach().abs() < kTiny;
     const at::Tensor b =
         std::get<Delta>(job.spec.values).most * x.beta.narrow(2, from, n).unsqueeze(-1);
     share = (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0);
@@ -61,7 +61,7 @@ RowsResult forward(const RowsJob& job, const RowsTensors& x, bool) {
     const Block b(job, x, from);
     const at::Tensor given = (-b.shift).exp() * b.rows(x.v);
     const at::Tensor left = (given - at::matmul(b.before(), r.u.narrow(2, 0, from)))
-                                .masked_fill(b.share == 0, 0);  // of a hidden key: not NaN
+                                .masked_fill(b.nothing, 0);  // of a hidden key: not NaN
     const at::Tensor u = at::linalg_solve_triangular(b.system(), b.share * left, /*upper=*/false,
                                                      /*left=*/true, /*unitriangular=*/true);
     b.rows(r.u).copy_(u);
