@@ -67,8 +67,9 @@ static bool may_be_one(char letter) {
 std::string shape_text(const char* shape) {
   std::string out;
   for (const char* c = shape; *c; ++c) {
-    out += (out.empty() ? "" : ", ") + std::string(1, char(std::toupper(*c)));
-    if (may_be_one(*c)) out += " or 1";
+    const bool one = may_be_one(*c);
+    out += (out.empty() ? "" : ", ") + std::string(1, one ? char(std::toupper(*c)) : *c);
+    if (one) out += " or 1";
   }
   return "[" + out + "]";
 }

@@ -134,7 +134,7 @@ static void parse(std::string_view value, const Parameter<T>& p) {
   check_range(p);
 }
 
-// One argument in parentheses: "order=4", or "4" where there is one number, or "detach".
+// One argument in parentheses: "order=4", or "4" in the place of that parameter, or "detach".
 template <class P>
 static bool take(std::string_view argument, const P& p, bool in_place) {
   const auto [key, value] = halves(argument);

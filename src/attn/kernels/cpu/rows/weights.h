@@ -81,9 +81,11 @@ inline Parts parts(const W& w, Vec x, const RowThreshold& r) {
 inline Parts parts(const StickBreaking&, Vec w, const RowThreshold&) {  // weights already
   return {w, Vec{}, Vec{}, Vec{}};
 }
-// y = e^(x - top) - e^-top; `less` is also that of a hidden score.
+// y = e^(x - top) - e^-top, near 0 by e^x - 1 = 2 t / (1 - t) with t = tanh(x / 2), which does not
+// cancel; `less` is also that of a hidden score.
 inline Parts parts(const Softpick&, Vec x, const RowThreshold& r) {
-  const Vec e = exp(x - r.top), y = e - exp(splat(-r.top)), none{};
+  const Vec e = exp(x - r.top), one = exp(splat(-r.top)), t = tanh(0.5f * x), none{};
+  const Vec y = choose(abs(x) < 1, one * (2 * t / (1 - t)), e - one);
   return {max(y, none), e, none, none, max(-y, none)};
 }
 // The gradient of y, where dp is that of w and dW that of |y|.
