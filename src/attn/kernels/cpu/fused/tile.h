@@ -9,9 +9,6 @@ namespace horner::attn::kernels::HORNER_ISA {
 
 static constexpr int kVecs = kTile / kWidth;
 
-typedef double VecSums __attribute__((vector_size(kWidth * 8)));  // kWidth sums in double
-typedef VecSums VecSumsLoose __attribute__((aligned(8), may_alias));
-
 static int least(int64_t a, int64_t b) {
   return int(a < b ? a : b);
 }
@@ -89,13 +86,9 @@ struct Tile {
   Vec log_decay(int i, int j) const {
     const double* gate = f.decay + (b * f.G + g) * f.S;
     const double query = gate[query_position(i)];
-    Vec x{};
-    if (j + kWidth <= columns)
-      x = __builtin_convertvector(query - *reinterpret_cast<const VecSumsLoose*>(gate + s0 + j),
-                                  Vec);
-    else
-      for (int l = 0; l < columns - j; ++l) x[l] = float(query - gate[s0 + j + l]);
-    return Partial ? choose(seen(i, j), x, Vec{}) : x;
+    float x[kWidth];
+    for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
+    return Partial ? choose(seen(i, j), load(x), Vec{}) : load(x);
   }
   int64_t query_position(int i) const {
     const int64_t p = t0 + i + f.S - f.T;
@@ -169,12 +162,15 @@ static void weigh_row(const W& w, const Tile& tile, int i, float* x, Sums& sums)
     Vec y, log_y{};
     if constexpr (is_exp) {
       log_y = load(x + i * kTile + j) - shift;
-      if (tile.f.decay) log_y += tile.log_decay<Partial>(i, j);
       y = exp(log_y);
     } else {
       y = weight(w, tile.score(x, i, j)).w;
       if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
-      if (tile.f.decay) y *= exp(tile.log_decay<Partial>(i, j));
+    }
+    if (tile.f.decay) {
+      const Vec log_decay = tile.log_decay<Partial>(i, j);
+      y *= exp(log_decay);
+      log_y += log_decay;
     }
     store(x + i * kTile + j, y);
     total += y;
@@ -330,6 +326,8 @@ static void gate_values(const Tile& tile, float* x) {
 
 // The gradient of a decay is a running sum of differences between rows and columns, in which most
 // terms cancel: both are summed in double, from the same products.
+typedef double VecSums __attribute__((vector_size(kWidth * 8)));
+
 static double total(VecSums x) {
   double all = 0;
   for (int i = 0; i < kWidth; ++i) all += x[i];
