@@ -296,12 +296,13 @@ const Values kValues[] = {
 
 // One number of an input: that of token s or t, of the first batch and an inner head and channel.
 at::Tensor one_of(const Input& i, at::Tensor x, int64_t s, int64_t t) {
-  for (const char letter : std::string_view(i.shape)) {
+  for (size_t n = 0; x.dim() > 0; ++n) {
+    const char letter = std::string_view(i.shape).size() > n ? i.shape[n] : 'E';
     const int64_t at = letter == 'S'                    ? s
                        : letter == 'T'                  ? t
                        : letter == 'B' || letter == 'G' ? 0
                                                         : 1;
-    x = x.select(0, at);
+    x = x.select(0, std::min(at, x.size(0) - 1));
   }
   return x;
 }
@@ -381,7 +382,7 @@ TEST_P(ValuesOf, EveryInputGiveWhatTheReferenceGives) {
 // States.
 
 bool is_stream(const Spec& spec) {
-  return !sees_future(spec.mask);
+  return !sees_future(spec.mask) && !spec.bias;
 }
 // One with sums of fixed size, where there is one, or a KV cache.
 State state_for(const Spec& spec, const Inputs& in, bool finite) {

@@ -37,7 +37,8 @@ struct Mapped {
   at::Tensor operator()(Relu) const { return at::relu(x); }
   at::Tensor operator()(Cosine f) const {
     const double all = f.over_heads ? std::sqrt(double(repeats)) : 1;
-    return x / (x.norm(2, f.over_heads ? 1 : -1, true) * all).clamp_min(1e-12);
+    const at::Tensor y = x.stride(-1) == 0 ? x.contiguous() : x;  // summed in one order
+    return y / (y.norm(2, f.over_heads ? 1 : -1, true) * all).clamp_min(1e-12);
   }
   at::Tensor operator()(Project) const { return at::matmul(x, projection.to(x.scalar_type())); }
   at::Tensor operator()(Hedgehog) const {
@@ -201,7 +202,9 @@ struct Sharpened {
   at::Tensor operator()(LogLength) const { return in.length_scale.view({-1, 1, 1}) * log_count; }
   at::Tensor operator()(LogPower) const {
     auto learned = [&](int64_t i) { return in.log_power.select(1, i).view({-1, 1, 1}); };
-    return learned(0) + learned(1) * log_count.pow(learned(2));
+    const at::Tensor none = log_count == 0;  // of one key: 0 to a power has no second gradient
+    return learned(0) +
+           learned(1) * log_count.masked_fill(none, 1).pow(learned(2)).masked_fill(none, 0);
   }
 };
 

@@ -66,8 +66,9 @@ at::Tensor scores(const Spec&, at::Tensor x, const Seen&, const at::Tensor& bias
 // The weights of rows of scaled products x [.., T, S], times e^-shift; 0 where hidden. `summed`,
 // unless null: what W sums instead, where that is not the weights.
 struct Besides {
-  at::Tensor bias;  // [B or 1, H or 1, T, S]
-  at::Tensor near;  // the scaled products of near keys, where they are others
+  at::Tensor bias;       // [B or 1, H or 1, T, S]
+  at::Tensor near;       // the scaled products of near keys, where they are others
+  at::Tensor log_decay;  // added to the scores of exp
 };
 at::Tensor weights(const Spec&, const at::Tensor& x, const Seen&, at::Tensor& shift,
                    const Besides& = {}, at::Tensor* summed = nullptr);

@@ -74,8 +74,8 @@ struct Weighed {
       low = at::where(over, mid, low);
       high = at::where(over, high, mid);
     }
-    // The row sums to 1 for every x, which gives the gradients of tau: a step of Newton's method from
-    // there has the value of tau and its first gradient, two steps have its second one too.
+    // The row sums to 1 for every x, which gives the gradients of tau: a step of Newton's method
+    // from there has the value of tau and its first gradient, two steps have its second one too.
     const auto newton = [&](const at::Tensor& tau) {
       const at::Tensor z = (y - tau).clamp_min(0);
       const at::Tensor slope = (z.pow(1 / a - 1) / a).masked_fill(z == 0, 0).sum(-1, true);
@@ -111,32 +111,30 @@ struct SharpenedByRow {
   }
 };
 
-// The weights w times the decay of every t and s.
-struct Decayed {
+// The log of the decay of every t and s, [B or 1, H, T, S] in double, 0 where hidden; undefined for
+// none.
+struct LogDecay {
   const Inputs& in;  // one key head for each query head
-  const at::Tensor &w, &hidden;
+  const at::Tensor& hidden;
   at::TensorOptions whole = hidden.options().dtype(at::kLong);
   int64_t T = hidden.size(2), S = hidden.size(3);
 
-  at::Tensor operator()(NoDecay) const { return w; }
-  // e^(sum of the log gates over (s, t]), added up for every pair: a gate of 0, whose log is -inf,
+  at::Tensor operator()(NoDecay) const { return {}; }
+  // The sum of the log gates over (s, t], added up for every pair: a gate of 0, whose log is -inf,
   // hides the keys before it and leaves the others as they are.
   at::Tensor operator()(TokenGate) const {
     const at::Tensor next =
         at::constant_pad_nd(in.decay.to(at::kDouble).narrow(2, 1, S - 1), {0, 1});
     const at::Tensor t = at::arange(S - T, S, whole).unsqueeze(-1), s = at::arange(S, whole);
     const at::Tensor terms = next.unsqueeze(-2).where(s < t, 0);  // [B, H, T, S]
-    return times_exp(terms.flip(-1).cumsum(-1).flip(-1));
+    return terms.flip(-1).cumsum(-1).flip(-1).masked_fill(hidden, 0);
   }
   at::Tensor operator()(HeadSlope) const {
     const at::Tensor t = at::arange(S - T, S, whole).unsqueeze(-1), s = at::arange(S, whole);
     const at::Tensor slope = in.slope.to(at::kDouble).clamp_max(1000);  // 0 * inf is NaN
-    return times_exp(-slope.view({-1, 1, 1}) * (t - s));
+    return (-slope.view({-1, 1, 1}) * (t - s)).masked_fill(hidden, 0);
   }
-  at::Tensor operator()(ChannelGate) const { return w; }  // part of the products
-  at::Tensor times_exp(const at::Tensor& log) const {
-    return w * log.masked_fill(hidden, 0).exp().to(w.scalar_type());
-  }
+  at::Tensor operator()(ChannelGate) const { return {}; }  // part of the products
 };
 
 // q.k of every pair, each channel times its decay: [B, H, T, S].
@@ -167,10 +165,16 @@ struct Rows {
        const at::Tensor& near = {}) {
     // for 16-bit inputs, the two products are in their dtype, the rest in float32
     const at::Tensor x = products(spec, in).to(seen.count.scalar_type()) * scale;
-    w = weights(spec, x, seen, shift, {in.bias, near}, &summed);
-    const bool same = !summed.defined();
-    w = std::visit(Decayed{in, w, seen.hidden}, spec.decay);
-    summed = same ? w : std::visit(Decayed{in, summed, seen.hidden}, spec.decay);
+    const at::Tensor log = std::visit(LogDecay{in, seen.hidden}, spec.decay);
+    // exp has the decay in its scores, so that the largest weight of a row is 1
+    const bool within = log.defined() && is<Exp>(spec.weight) && is<NoKeys>(spec.near);
+    w = weights(spec, x, seen, shift, {in.bias, near, within ? log : at::Tensor()}, &summed);
+    if (log.defined() && !within) {
+      const at::Tensor decay = log.exp().to(w.scalar_type());
+      w = w * decay;
+      if (summed.defined()) summed = summed * decay;
+    }
+    if (!summed.defined()) summed = w;
   }
 };
 
@@ -214,8 +218,11 @@ struct Summed {
     const at::Tensor B = (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0);
     const at::Tensor A = (B * rows.w).tril(-1);
     const at::Tensor given = B * (-rows.shift).exp() * v.to(A.scalar_type());
-    const at::Tensor u = at::linalg_solve_triangular(A, given, /*upper=*/false, /*left=*/true,
-                                                     /*unitriangular=*/true);
+    at::Tensor u = given.narrow(2, 0, 1);
+    for (int64_t s = 1; s < given.size(2); ++s) {
+      const at::Tensor known = at::matmul(A.narrow(2, s, 1).narrow(3, 0, s), u);
+      u = at::cat({u, given.narrow(2, s, 1) - known}, 2);
+    }
     return u.to(v.scalar_type());
   }
   at::Tensor operator()(CountPower) const {
@@ -228,7 +235,8 @@ struct Summed {
 
 // From the weights [B, H, T, S]; `first` [T] is the first key of each row.
 static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& first) {
-  const at::Tensor w = weights.detach(), a = w.abs(), p = a / a.sum(-1, true).clamp_min(1e-30);
+  const at::Tensor w = weights.detach(), a = w.abs(), A = a.sum(-1, true);
+  const at::Tensor p = a / A.masked_fill(A == 0, 1);
   const at::Tensor at_first =
       p.gather(-1, first.view({1, 1, -1, 1}).expand({p.size(0), p.size(1), p.size(2), 1}));
   return {-at::xlogy(p, p).sum(-1),
@@ -298,7 +306,8 @@ static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::
 
 at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& seen,
                    at::Tensor& shift, const Besides& besides, at::Tensor* summed) {
-  const at::Tensor x = scores(spec, products, seen, besides.bias);
+  at::Tensor x = scores(spec, products, seen, besides.bias);
+  if (besides.log_decay.defined()) x = x + besides.log_decay.to(x.scalar_type());
   shift = at::zeros({1}, x.options());
   at::Tensor other;
   at::Tensor& sum = summed ? *summed : other;

@@ -150,6 +150,7 @@ static void weigh_row(const W& w, const Tile& tile, int i, float* x, Sums& sums)
     Vec top = splat(-INFINITY);
     for (int j = 0; j < kTile; j += kWidth) {
       Vec y = tile.score(x, i, j);
+      if (tile.f.decay) y += tile.log_decay<Partial>(i, j);  // so that the largest weight is 1
       if constexpr (Partial) y = choose(tile.seen(i, j), y, splat(-INFINITY));
       top = max(top, y);
       store(x + i * kTile + j, y);
@@ -167,11 +168,7 @@ static void weigh_row(const W& w, const Tile& tile, int i, float* x, Sums& sums)
       y = weight(w, tile.score(x, i, j)).w;
       if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
     }
-    if (tile.f.decay) {
-      const Vec log_decay = tile.log_decay<Partial>(i, j);
-      y *= exp(log_decay);
-      log_y += log_decay;
-    }
+    if (!is_exp && tile.f.decay) y *= exp(tile.log_decay<Partial>(i, j));
     store(x + i * kTile + j, y);
     total += y;
     if constexpr (Statistics) {
@@ -367,7 +364,9 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
         const Vec share = load(x + i * kTile + j) / f.softcap;
         through *= 1 - share * share;
       }
-      Slope<Vec> y = slope(w, tile, i, j, score, shift);
+      const Vec log_decay = f.decay ? tile.log_decay<Partial>(i, j) : Vec{};
+      constexpr bool is_exp = __is_same(W, Exp);
+      Slope<Vec> y = slope(w, tile, i, j, is_exp ? score + log_decay : score, shift);
       Vec dw = load(dp + i * kTile + j) + dW;
       if constexpr (Partial) {
         const VecInt seen = tile.seen(i, j);
@@ -375,7 +374,7 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
         y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})}, dw = choose(seen, dw, Vec{});
       }
       if (f.decay) {
-        const Vec decay_factor = exp(tile.log_decay<Partial>(i, j));
+        const Vec decay_factor = is_exp ? splat(1) : exp(log_decay);
         y.w *= decay_factor;
         const Vec d = y.w * dw;
         dw *= decay_factor;
