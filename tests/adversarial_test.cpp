@@ -355,7 +355,8 @@ Right right_of(const Spec& spec, const Inputs& in, const Input& i, int64_t s, in
           .clean = clean,
           .affected = rows_of(spec, i, in, s, t),
           .empty = seen(spec.mask, in).count == 0,
-          .parameter = i.role == Role::parameter && !(in.*i.at).isfinite().all().item<bool>()};
+          .parameter = i.role == Role::parameter && !(in.*i.at).isfinite().all().item<bool>(),
+          .spreads = is<Delta>(spec.values)};
 }
 Outcome all_of(const Spec& spec, const Inputs& in, const Execution& e) {
   return attended(spec, in, e);

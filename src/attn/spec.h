@@ -114,6 +114,7 @@ struct TokenGate {};    // the product of the gates of the tokens in (s, t]
 struct HeadSlope {};    // e^(-slope_h (t - s))
 struct ChannelGate {};  // of each product q_d k_d: the product of the gates of channel d in (s, t]
 using Decay = std::variant<NoDecay, TokenGate, HeadSlope, ChannelGate>;
+inline constexpr double kNoDecayLeft = -700;  // a decay with a log below this is 0
 
 // values: what the sum sees of a value.
 struct AsGiven {};

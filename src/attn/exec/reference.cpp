@@ -165,7 +165,8 @@ struct Rows {
        const at::Tensor& near = {}) {
     // for 16-bit inputs, the two products are in their dtype, the rest in float32
     const at::Tensor x = products(spec, in).to(seen.count.scalar_type()) * scale;
-    const at::Tensor log = std::visit(LogDecay{in, seen.hidden}, spec.decay);
+    at::Tensor log = std::visit(LogDecay{in, seen.hidden}, spec.decay);
+    if (log.defined()) log = log.masked_fill(log < kNoDecayLeft, -INFINITY);
     // exp has the decay in its scores, so that the largest weight of a row is 1
     const bool within = log.defined() && is<Exp>(spec.weight) && is<NoKeys>(spec.near);
     w = weights(spec, x, seen, shift, {in.bias, near, within ? log : at::Tensor()}, &summed);
@@ -235,8 +236,7 @@ struct Summed {
 
 // From the weights [B, H, T, S]; `first` [T] is the first key of each row.
 static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& first) {
-  const at::Tensor w = weights.detach(), a = w.abs(), A = a.sum(-1, true);
-  const at::Tensor p = a / A.masked_fill(A == 0, 1);
+  const at::Tensor w = weights.detach(), a = w.abs(), p = a / a.sum(-1, true).clamp_min(1e-30);
   const at::Tensor at_first =
       p.gather(-1, first.view({1, 1, -1, 1}).expand({p.size(0), p.size(1), p.size(2), 1}));
   return {-at::xlogy(p, p).sum(-1),
@@ -259,8 +259,8 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   const at::Tensor v = std::visit(Summed{spec, in}, spec.values);
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
-  const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype)).to(w.scalar_type());
-  Sums sums{N, summed.sum(-1, true), shift, keys.count, {}};
+  const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype));
+  Sums sums{N.to(w.scalar_type()), summed.sum(-1, true), shift, keys.count, {}};
   if (statistics && is<Exp>(spec.weight)) statistics->log_sum = log_sum(sums);
   if (in.denominator_gate.defined())
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(keys.hidden, 0).sum(-1, true);

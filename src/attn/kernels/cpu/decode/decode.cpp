@@ -96,14 +96,19 @@ struct Step {
     }
     add_values(s, n, x);
   }
-  // Relative to the largest score so far.
+  // Relative to the largest score so far, with the log of its decay.
   void weigh(Exp, int64_t s, int n, R* top) {
     scores(s, n);
+    R log_share[kKeys];
+    for (int j = 0; j < kKeys; ++j) {
+      const bool seen = j < n && kept(s + j);
+      log_share[j] = !seen ? R(-INFINITY) : c.decay ? R(now() - gate_sum(s + j)) : R(0);
+      if (log_share[j] < R(kNoDecayLeft)) log_share[j] = R(-INFINITY);
+    }
     for (int r = 0; r < heads; ++r) {
       V largest = splat(top[r]);
       for (int j = 0; j < kKeys; j += kL) {
-        const V score = load(x + r * kKeys + j);  // has no weight where its share is 0, unless NaN
-        const V y = (load(share + j) == 0) & (score == score) ? splat(R(-INFINITY)) : score;
+        const V y = load(x + r * kKeys + j) + load(log_share + j);
         store(x + r * kKeys + j, y);
         largest = y > largest ? y : largest;
       }
@@ -118,7 +123,7 @@ struct Step {
       const R shift = top[r] == -INFINITY ? 0 : top[r];
       V sum{};
       for (int j = 0; j < kKeys; j += kL) {
-        const V w = Maths<V>::exp(load(x + r * kKeys + j) - shift) * load(share + j);
+        const V w = Maths<V>::exp(load(x + r * kKeys + j) - shift);
         store(x + r * kKeys + j, w), sum += w;
       }
       W[r] += sum_lanes<R>(sum);

@@ -88,7 +88,8 @@ struct Tile {
     const double query = gate[query_position(i)];
     float x[kWidth];
     for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
-    return Partial ? choose(seen(i, j), load(x), Vec{}) : load(x);
+    const Vec y = choose(load(x) < float(kNoDecayLeft), splat(-INFINITY), load(x));
+    return Partial ? choose(seen(i, j), y, Vec{}) : y;
   }
   int64_t query_position(int i) const {
     const int64_t p = t0 + i + f.S - f.T;
