@@ -63,7 +63,7 @@ def test_help_has_examples(command):
 
 def test_list_json(table):
     assert len(table["variants"]) >= 60
-    keys = ["name", "about", "source", "aliases", "spec", "notes", "executions"]
+    keys = ["name", "about", "source", "aliases", "mechanism", "spec", "notes", "executions"]
     for variant in table["variants"]:
         assert list(variant) == keys
         assert variant["executions"]["reference"] == "yes"
