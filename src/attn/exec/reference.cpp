@@ -141,19 +141,25 @@ struct LogDecay {
 static at::Tensor products(const Spec& spec, const Inputs& in) {
   if (!is<ChannelGate>(spec.decay) || in.q.size(2) == 0)
     return at::matmul(in.q, in.k.transpose(-1, -2));
-  // One query at a time: e^(sum of the log gates over (s, t]) of every key and channel.
+  // A few queries at a time: e^(sum of the log gates over (s, t]) of every key and channel.
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const auto dtype = wide(in.q.scalar_type());
   const at::Tensor next =
       at::constant_pad_nd(in.channel_decay.to(at::kDouble).narrow(2, 1, S - 1), {0, 0, 0, 1});
-  const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(-1);
+  const auto whole = in.q.options().dtype(at::kLong);
+  const at::Tensor s = at::arange(S, whole).unsqueeze(-1);
+  constexpr int64_t kNumbers = 1 << 21;
+  const int64_t few = std::clamp<int64_t>(kNumbers / std::max<int64_t>(1, next.numel()), 1, T);
   std::vector<at::Tensor> rows;
-  for (int64_t t = 0; t < T; ++t) {
-    const at::Tensor terms = next.where(s < t + S - T, 0);  // [B, H, S, D]
-    const at::Tensor decay = terms.flip(2).cumsum(2).flip(2).exp().to(dtype);
-    rows.push_back((in.q.narrow(2, t, 1).to(dtype) * decay * in.k.to(dtype)).sum(-1));
+  for (int64_t t = 0; t < T; t += few) {
+    const int64_t n = std::min(few, T - t), p = t + S - T;
+    const at::Tensor past = s < at::arange(p, p + n, whole).view({n, 1, 1});  // [n, S, 1]
+    const at::Tensor terms = next.unsqueeze(2).where(past, 0);                // [B, H, n, S, D]
+    const at::Tensor decay = terms.flip(3).cumsum(3).flip(3).exp().to(dtype);
+    const at::Tensor q = in.q.narrow(2, t, n).unsqueeze(3).to(dtype);
+    rows.push_back((q * decay * in.k.unsqueeze(2).to(dtype)).sum(-1));
   }
-  return at::stack(rows, 2);
+  return at::cat(rows, 2);
 }
 
 // The weights times the decay of every query and key: [B, H, T, S].
@@ -219,11 +225,8 @@ struct Summed {
     const at::Tensor B = (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0);
     const at::Tensor A = (B * rows.w).tril(-1);
     const at::Tensor given = B * (-rows.shift).exp() * v.to(A.scalar_type());
-    at::Tensor u = given.narrow(2, 0, 1);
-    for (int64_t s = 1; s < given.size(2); ++s) {
-      const at::Tensor known = at::matmul(A.narrow(2, s, 1).narrow(3, 0, s), u);
-      u = at::cat({u, given.narrow(2, s, 1) - known}, 2);
-    }
+    const at::Tensor u = at::linalg_solve_triangular(A, given, /*upper=*/false, /*left=*/true,
+                                                     /*unitriangular=*/true);
     return u.to(v.scalar_type());
   }
   at::Tensor operator()(CountPower) const {
