@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "attn/exec/exec.h"
 #include "attn/stages.h"
 #include "core/check.h"
 
@@ -20,7 +19,7 @@ struct CudaWeights {
   cuda::Weights operator()(Power w) const { return polynomial(w.degree, w.degree); }
   cuda::Weights operator()(Sigmoid) const { return RuntimeWeight{.kind = RuntimeWeight::sigmoid}; }
   cuda::Weights operator()(Entmax w) const {
-    return RuntimeWeight{.kind = RuntimeWeight::entmax, .alpha = float(w.alpha)};
+    return RuntimeWeight{.kind = RuntimeWeight::entmax, .alpha = w.alpha};
   }
   cuda::Weights operator()(TopK w) const {
     return RuntimeWeight{.kind = RuntimeWeight::top_k, .k = w.k, .renormalise = w.renormalise};
@@ -38,12 +37,10 @@ cuda::Weights cuda_weights(const Weight& w) {
 
 std::string why_not_on_cuda(const Spec& spec) {
   if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not support its weight";
-  const Reach r = reach(spec.mask);
-  if (r.ahead != 0 && r.ahead != kAllKeys)
+  const int ahead = reach(spec.mask).ahead;
+  if (ahead != 0 && ahead != kAllKeys)
     return "the CUDA kernels support only masks that see no later key, or all of them";
-  if (r.chunk > 0) return "the CUDA kernels do not support chunks of keys";
-  if (const std::string lacks = why_lacking(spec, {}); !lacks.empty()) return lacks;
-  return WithoutChannelGates::why_not(spec);
+  return "";
 }
 
 // The others are tensors (divisor_on_gpu).
@@ -52,8 +49,7 @@ struct SetCudaDenominator {
   bool keep;
 
   void operator()(Sum z) const {
-    p.by_sum = true, p.plus = float(z.plus), p.least = float(z.least), p.floor = float(z.floor);
-    p.detach = z.detach;
+    p.by_sum = true, p.plus = z.plus, p.least = z.least, p.floor = z.floor, p.detach = z.detach;
   }
   void operator()(Count) const { p.by_count = !keep; }
   void operator()(CumulativeGate) const {}
@@ -70,8 +66,8 @@ SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
   SeenKeys keys;
   cuda::Seen& seen = keys.seen;
   seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2));
-  const Reach r = reach(mask);
-  seen.causal = r.ahead == 0, seen.window = r.back;
+  const auto [back, ahead] = reach(mask);
+  seen.causal = ahead == 0, seen.window = back;
   if (in.cu_seqlens.defined()) std::tie(keys.begin, keys.end) = sequences(in);
   if (in.keep.defined()) keys.keep = in.keep.contiguous();
   seen.begin = memory<int32_t>(keys.begin), seen.end = memory<int32_t>(keys.end);
