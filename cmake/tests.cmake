@@ -22,7 +22,7 @@ foreach(name ${tests})
   if(NOT name MATCHES "^(svg|text)_test$")  # the others include torch
     target_precompile_headers(${name} REUSE_FROM horner_attn)
   elseif(HORNER_SANITIZED AND name STREQUAL svg_test)
-    target_compile_options(${name} PRIVATE -fno-sanitize=all)  # its own <regex>: the charts are sanitized in the library
+    target_compile_options(${name} PRIVATE -Wno-maybe-uninitialized)  # g++ 12 sees it in its own <regex>
   endif()
   set(arguments --gtest_brief=1)
   if(HORNER_SANITIZED AND name STREQUAL executions_test)
@@ -32,8 +32,6 @@ foreach(name ${tests})
     list(TRANSFORM kinds APPEND _Float)
     list(JOIN kinds : kinds)
     list(APPEND arguments --gtest_filter=${kinds})
-  elseif(HORNER_SANITIZED AND name STREQUAL fused_cpu_test)
-    list(APPEND arguments --gtest_filter=-Memory.*)  # a sanitizer's allocator, and 4,096 tokens
   endif()
   set(parts 0)
   if(name STREQUAL executions_test)

@@ -212,7 +212,7 @@ inline std::string difference(const Outcome& found, const Right& right) {
       return y.masked_select(wrong)[0].item<double>();
     };
     std::ostringstream s;
-    const at::Tensor place = wrong.nonzero()[0];
+    const at::Tensor place = wrong.nonzero()[0].contiguous();
     s << of << ": " << wrong.sum().item<int64_t>() << " of " << x.numel() << " wrong, the first at "
       << std::vector<int64_t>(place.data_ptr<int64_t>(), place.data_ptr<int64_t>() + place.numel())
       << ": " << first(x) << ", not " << first(same) << " (" << first(right.exact.of[n].second)

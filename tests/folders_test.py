@@ -167,6 +167,8 @@ def test_a_wrong_setting_leaves_nothing(wrong, tmp_path):
     run = tmp_path / "runs" / "run"
     train(run, *options(steps=2, **wrong), code=2)
     assert list(tmp_path.iterdir()) == []
+    train(run, *options(steps=2))
+    assert steps(run) == [1, 2]
 
 
 def test_a_folder_without_a_step_is_unused(tmp_path):

@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -152,19 +151,12 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
-LONGER = [*SMALL, "--steps", "200", "--checkpoint-every", "0"]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    run = tmp_path_factory.mktemp("straight") / "run"
-    train(run, *LONGER)
-    return numbers(run)
-
-
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_can_be_resumed(asked, uninterrupted, tmp_path):
-    child = subprocess.Popen([HORNER, "train", "--out", str(tmp_path / "run"), *LONGER], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def test_an_interrupted_run_can_be_resumed(asked, tmp_path):
+    options = [*SMALL, "--steps", 200, "--checkpoint-every", 0]
+    train(tmp_path / "straight", *options)
+    child = subprocess.Popen([HORNER, "train", "--out", str(tmp_path / "run"), *map(str, options)],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
     while not (tmp_path / "run" / "metrics.jsonl").exists():
         time.sleep(0.01)
     child.send_signal(asked)
@@ -172,7 +164,7 @@ def test_an_interrupted_run_can_be_resumed(asked, uninterrupted, tmp_path):
     assert child.returncode == 128 + asked and "interrupted after step" in said and "--resume" in said
     assert len(losses(tmp_path / "run")) < 200
     train(tmp_path / "run", "--resume")
-    assert numbers(tmp_path / "run") == uninterrupted
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "straight")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
@@ -388,22 +380,12 @@ def test_two_processes_give_the_losses_of_one(variant, tmp_path):
         assert len(one) >= 3 and both == pytest.approx(one, rel=3e-5), name
 
 
-def ranks(out, n, *options):
-    """The same without torchrun, as a scheduler starts them."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [subprocess.Popen([HORNER, "train", "--out", str(out), *map(str, options)], env={**shared, "RANK": str(r)},
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(n)]  # fmt: skip
-
-
 def test_two_processes_resume_exactly(tmp_path):
     options = [*SMALL, "--decay-steps", 20]
     for run, steps in (("straight", 12), ("parts", 7), ("parts", 12)):
-        for child in ranks(tmp_path / run, 2, *options, "--steps", steps, "--resume-or-start"):
-            _, said = child.communicate(timeout=120)
-            assert child.returncode == 0, said
+        child = together(tmp_path / run, 2, *options, "--steps", steps, "--resume-or-start")
+        _, said = child.communicate(timeout=120)
+        assert child.returncode == 0, said
     assert losses(tmp_path / "parts") == losses(tmp_path / "straight")
 
 
