@@ -4,6 +4,7 @@
 # make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel: what takes minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make pretrained   Gemma 3 270M, trained weights from a 4-bit file (1.1 GB in pretrained/): some tests want it, none needs it
+# make wheel    dist/horner-*.whl for the torch of VENV; for another torch: make clean, then make wheel VENV=...
 # make format   clang-format all sources
 # make clean    remove what was built (clean-all: the virtual environment too)
 #
@@ -13,7 +14,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' 'examples/*.cpp')
 
-.PHONY: build demo test test-asan test-long test-cuda pretrained format format-check clean clean-all
+.PHONY: build demo test test-asan test-long test-cuda wheel pretrained format format-check clean clean-all
 
 build: build/build.ninja
 	@ninja -C build
@@ -51,9 +52,13 @@ test-long: build
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py tests/diagnose_test.py -k "hundred or gigabytes"
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/pip_test.py
 	PYTHONPATH=build/python HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -p no:cacheprovider tests/hf_test.py -k "twenty or whole"
+	PYTHONPATH=build/python HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/hf_families_test.py -k table
 
 test-cuda:
 	@PYTHON=$(VENV)/bin/python scripts/test-cuda
+
+wheel: build
+	@$(VENV)/bin/python scripts/wheel.py --built build --out dist
 
 pretrained: $(VENV)/horner-ready
 	@$(VENV)/bin/python scripts/pretrained.py pretrained/gemma-3-270m

@@ -151,6 +151,9 @@ struct Right {
   at::Tensor affected;
   at::Tensor empty;        // [1 or B, 1, T, 1]: rows that see no key, 0 or 0 * NaN
   bool parameter = false;  // one that multiplies all scores was spoiled: inf - inf in another order
+  // The delta rule: one value that is not finite makes all later ones so, and what is NaN of a row
+  // depends on the order of its sums.
+  bool spreads = false;
 };
 
 // Tensor n of the outcomes: where it is right.
@@ -206,7 +209,8 @@ inline std::string difference(const Outcome& found, const Right& right) {
     const at::Tensor same = right.same.of[n].second;
     if (x.sizes() != same.sizes()) return of + ": another shape";
     if (x.numel() == 0) continue;
-    const at::Tensor wrong = ~is_right(x, right, n);
+    at::Tensor wrong = ~is_right(x, right, n);
+    if (right.spreads) wrong = wrong.logical_and(same.isnan().logical_not());
     if (!wrong.any().item<bool>()) continue;
     const auto first = [&](const at::Tensor& y) {
       return y.masked_select(wrong)[0].item<double>();

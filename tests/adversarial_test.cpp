@@ -290,17 +290,19 @@ const Values kValues[] = {
     {"all 0.97",  is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(0.97); }},
     {"all 20",    is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(20); }},
     {"all -3",    is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(-3); }},
+    {"all -20",   is_log_gate, [](at::Tensor& all, at::Tensor) { all.fill_(-20); }},
 };
 // clang-format on
 
 // One number of an input: that of token s or t, of the first batch and an inner head and channel.
 at::Tensor one_of(const Input& i, at::Tensor x, int64_t s, int64_t t) {
-  for (const char letter : std::string_view(i.shape)) {
+  for (size_t n = 0; x.dim() > 0; ++n) {
+    const char letter = std::string_view(i.shape).size() > n ? i.shape[n] : 'E';
     const int64_t at = letter == 'S'                    ? s
                        : letter == 'T'                  ? t
                        : letter == 'B' || letter == 'G' ? 0
                                                         : 1;
-    x = x.select(0, at);
+    x = x.select(0, std::min(at, x.size(0) - 1));
   }
   return x;
 }
@@ -312,7 +314,7 @@ at::Tensor rows_of(const Spec& spec, const Input& i, const Inputs& in, int64_t s
   if (axis_of(i, "S") >= 0) {
     const at::Tensor hidden = seen(spec.mask, in).hidden.select(3, s).expand({B, H, T});
     rows = hidden.logical_not();
-    if (i.at == &Inputs::decay) rows = rows.logical_and(position > s);
+    if (is_log_gate(i)) rows = rows.logical_and(position > s);
   }
   // one key: a count of 1 to any power is 1, and so is the gate of any slope
   if (i.at == &Inputs::count_exponent || i.at == &Inputs::slope)
@@ -353,7 +355,8 @@ Right right_of(const Spec& spec, const Inputs& in, const Input& i, int64_t s, in
           .clean = clean,
           .affected = rows_of(spec, i, in, s, t),
           .empty = seen(spec.mask, in).count == 0,
-          .parameter = i.role == Role::parameter && !(in.*i.at).isfinite().all().item<bool>()};
+          .parameter = i.role == Role::parameter && !(in.*i.at).isfinite().all().item<bool>(),
+          .spreads = is<Delta>(spec.values)};
 }
 Outcome all_of(const Spec& spec, const Inputs& in, const Execution& e) {
   return attended(spec, in, e);
@@ -380,7 +383,7 @@ TEST_P(ValuesOf, EveryInputGiveWhatTheReferenceGives) {
 // States.
 
 bool is_stream(const Spec& spec) {
-  return !sees_future(spec.mask);
+  return !sees_future(spec.mask) && !spec.bias;
 }
 // One with sums of fixed size, where there is one, or a KV cache.
 State state_for(const Spec& spec, const Inputs& in, bool finite) {

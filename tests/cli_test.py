@@ -5,12 +5,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 HORNER = os.environ.get("HORNER") or str(Path(__file__).parent.parent / "build" / "horner")
+ROOT = Path(__file__).parent.parent
 COMMANDS = ["list", "show", "check", "info"]
 
 
@@ -61,7 +63,7 @@ def test_help_has_examples(command):
 
 def test_list_json(table):
     assert len(table["variants"]) >= 60
-    keys = ["name", "about", "source", "aliases", "spec", "notes", "executions"]
+    keys = ["name", "about", "source", "aliases", "mechanism", "spec", "notes", "executions"]
     for variant in table["variants"]:
         assert list(variant) == keys
         assert variant["executions"]["reference"] == "yes"
@@ -278,3 +280,9 @@ def test_ctrl_c_prints_the_table_so_far():
     assert run.returncode == 130
     assert out.startswith("variant") and "softmax" in out and "interrupted; so far" in out
     assert err == ""
+
+
+def test_the_page_of_variants_is_in_step():
+    script = ROOT / "scripts" / "variants.py"
+    made = subprocess.run([sys.executable, script, HORNER], capture_output=True, text=True, check=True).stdout
+    assert made == (ROOT / "docs" / "variants.md").read_text(), "run scripts/variants.py build/horner --write"

@@ -191,6 +191,12 @@ TEST(Ranges, OfParametersAreSaid) {
   expect_parts(of_stages("centred=maybe"), {"centred must be yes or no, not 'maybe'"});
 }
 
+TEST(Ranges, NumbersWithoutNamesStandInTheirPlace) {
+  EXPECT_EQ(text(with({}, "mask=streaming(3,7)")), "mask=streaming(first=3,size=7)");
+  EXPECT_EQ(text(with({}, "mask=window(9,2)")), "mask=window(size=9,ahead=2)");
+  expect_parts(of_stages("mask=window(9,2,1)"), {"window takes 'size' or 'ahead', not '1'"});
+}
+
 TEST(Ranges, HoldForASpecMadeInCode) {
   const Inputs in = random_inputs(Spec{}, {});
   auto of_spec = [&](const Spec& spec) { return message([&] { attend(spec, in); }); };
@@ -212,7 +218,7 @@ TEST(Stages, ThatAreUnknownAreAnsweredWithTheKnownOnes) {
   expect_parts(of_stages("weight=taylor(degree=2)"), {"taylor takes 'order', not 'degree=2'"});
   expect_parts(of_stages("weight=exp(2)"), {"exp takes no parameter, not '2'"});
   expect_parts(of_stages("denominator=sum(detached)"),
-               {"sum takes 'plus', 'least', 'floor' or 'detach', not 'detached'"});
+               {"sum takes 'plus', 'least', 'floor', 'detach' or 'sink', not 'detached'"});
   expect_parts(of_name("softmax:norm=l3"), {"no norm 'l3'"});
 }
 

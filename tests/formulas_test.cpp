@@ -1,5 +1,7 @@
 // Every variant of the catalog against its formula, written apart from the library: plain numbers,
 // one (batch, head) and one query at a time.
+#include "formulas.h"
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -20,170 +22,6 @@ namespace horner::attn {
 
 using namespace instruments;
 namespace {
-
-using Vec = std::valarray<double>;
-
-// What one (batch, head) sees. Undefined inputs are empty.
-struct Head {
-  int T, S, D, E;
-  Vec q, k, v;                     // [T, D], [S, D], [S, E]
-  Vec q_over_heads, k_over_heads;  // [T, D], [S, D]: the length of a channel over the heads
-  Vec decay, in, share;            // [S]
-  double slope = 0;
-  std::vector<int> seen_at_key;                 // [S], how many keys the position of a key sees
-  Vec out, post;                                // [T]
-  Vec length_scale, count_exponent, log_power;  // [1], [1], [3]
-  Vec weight, bias;                             // [E]
-  Vec query_projection, key_projection;         // [D, F]
-  std::vector<std::vector<int>> seen;           // the keys of each query
-};
-
-// clang-format off
-Vec slice(const Vec& x, int row, int length) { return x[std::slice(size_t(row) * length, length, 1)]; }
-double dot(const Vec& a, const Vec& b) { return (a * b).sum(); }
-double length(const Vec& x) { return std::sqrt(dot(x, x)); }
-
-// What a query and a key become.
-Vec same(const Vec& x) { return x; }
-Vec relu(const Vec& x) { return x.apply([](double y) { return y > 0 ? y : 0; }); }
-Vec elu1(const Vec& x) { return x.apply([](double y) { return y > 0 ? y + 1 : std::exp(y); }); }
-Vec cosine(const Vec& x) { return x / length(x); }
-// clang-format on
-
-// One query and the keys that it sees.
-struct Row {
-  const Head& h;
-  int t;
-  const std::vector<int>& seen = h.seen[t];
-  double n = double(seen.size());
-  int at = t + h.S - h.T;  // where the query stands among the keys
-  double root = std::sqrt(double(h.D));
-  Vec q = slice(h.q, t, h.D);
-  Vec A = scores(same) / root;
-
-  // f(s) for every key seen
-  template <class F>
-  Vec each(F f) const {
-    Vec x(seen.size());
-    for (size_t i = 0; i < x.size(); ++i) x[i] = f(seen[i]);
-    return x;
-  }
-  Vec k(int s) const { return slice(h.k, s, h.D); }
-  Vec V(const Vec& w) const {  // sum_s w_s v_s
-    Vec o(0.0, h.E);
-    for (size_t i = 0; i < w.size(); ++i) o += w[i] * slice(h.v, seen[i], h.E);
-    return o;
-  }
-  Vec decay() const {  // the product of the gates of (s, t]
-    return each([&](int s) {
-      double product = 1;
-      for (int j = s + 1; j <= at; ++j) product *= std::exp(h.decay[j]);
-      return product;
-    });
-  }
-  // exp(c_t - c_s), c_t the sum of the raw gates a of the tokens before t, over 1024, where the
-  // model gives each token the a of the one before it.
-  Vec raw_decay() const {
-    Vec a(h.decay.size()), c(h.decay.size());
-    for (size_t r = 0; r + 1 < a.size(); ++r) a[r] = 1024 * h.decay[r + 1];
-    for (size_t t = 1; t < c.size(); ++t) c[t] = c[t - 1] + a[t - 1] / 1024;
-    return each([&](int s) { return std::exp(c[size_t(at)] - c[size_t(s)]); });
-  }
-  // clang-format off
-  double raw_gate() const { return -std::log(h.out[t]); }  // the model gives e^-gate
-  Vec scores(Vec f(const Vec&)) const { return each([&](int s) { return dot(f(q), f(k(s))); }); }
-  Vec in() const { return each([&](int s) { return h.in[s]; }); }
-  double shares() const { return each([&](int s) { return std::exp(h.share[s]); }).sum(); }
-  double out() const { return h.out[t]; }
-  double post() const { return h.post[t]; }
-  Vec per_count() const { return each([&](int s) { return std::pow(std::max(h.seen_at_key[s], 1), -1 / (1 + std::exp(-h.count_exponent[0]))); }); }
-  Vec slope() const { return each([&](int s) { return std::pow(std::exp(-h.slope), at - s); }); }
-  double log_power() const { return h.log_power[0] + h.log_power[1] * std::pow(std::log(n), h.log_power[2]); }
-  // clang-format on
-};
-using R = const Row&;
-using Formula = std::function<Vec(R)>;
-
-Vec least(Vec x, double bound) {
-  for (double& y : x) y = std::min(y, bound);
-  return x;
-}
-Vec series(const Vec& x, int order) {
-  Vec sum(1.0, x.size()), term(1.0, x.size());
-  for (int n = 1; n <= order; ++n) term *= x / double(n), sum += term;
-  return sum;
-}
-Vec softmax(const Vec& x) {
-  const Vec w = exp(x - x.max());
-  return w / w.sum();
-}
-// clang-format off
-Vec E(R r) { return exp(least(r.A, 5)); }
-Vec normalised(R r, const Vec& w, double plus = 0) { return r.V(w) / (w.sum() + plus); }
-// The least value of the polynomial of the next even order, for an odd order: it is where its
-// derivative, which grows, is 0. A float in Spec.
-double least_mean(int order) {
-  if (order % 2 == 0 || order > 20) return -INFINITY;
-  Vec low{-20}, high{0};
-  for (int i = 0; i < 100; ++i) (series((low + high) / 2.0, order)[0] < 0 ? low : high) = Vec((low + high) / 2.0);
-  return float(series(low, order + 1)[0]);
-}
-Vec bounded(R r, const Vec& w, int order) { return r.V(w) / std::max(w.sum(), least_mean(order) * r.n); }
-
-constexpr double kEps = 1e-5f;  // of rms and layer: a float in Spec
-Vec L2(const Vec& o) { return o / std::max(length(o), 1e-12); }
-Vec rms(R r, const Vec& o) { return o / std::sqrt(dot(o, o) / o.size() + kEps) * r.h.weight; }
-// clang-format on
-Vec layer(R r, const Vec& o) {
-  const Vec x = o - o.sum() / o.size();
-  return x / std::sqrt(dot(x, x) / x.size() + kEps) * r.h.weight + r.h.bias;
-}
-
-// max((alpha - 1) x - tau, 0)^(1 / (alpha - 1)), tau by bisection such that the sum is 1.
-Vec entmax(const Vec& x, double alpha) {
-  const Vec z = (alpha - 1) * x;
-  double low = z.max() - 1, high = z.max();
-  auto p = [&](double tau) { return Vec(pow(relu(z - tau), 1 / (alpha - 1))); };
-  for (int i = 0; i < 100; ++i) (p((low + high) / 2).sum() >= 1 ? low : high) = (low + high) / 2;
-  return p((low + high) / 2);
-}
-
-// The scores where they are among the k largest, elsewhere -inf.
-Vec largest(Vec x, int k) {
-  std::vector<double> sorted(begin(x), end(x));
-  std::sort(sorted.rbegin(), sorted.rend());
-  for (double& y : x)
-    if (int(x.size()) > k && y < sorted[k - 1]) y = -INFINITY;
-  return x;
-}
-
-Vec self_adjusted(const Vec& x) {
-  const double low = std::min(x.min(), 0.0), high = std::max(x.max(), 0.0);
-  return (x - low) / (high - low + 1e-10) * softmax(x);
-}
-double adaptive(const Vec& x) {
-  const Vec p = softmax(x);
-  const double H = -dot(p, log(p + 1e-9));
-  const double beta = (((-0.037 * H + 0.481) * H - 2.3) * H + 4.917) * H - 1.791;
-  return H > 0.5 ? std::max(beta, 1.0) : 1.0;
-}
-
-Vec cosine_over_heads(R r) {
-  const Vec q = r.q / slice(r.h.q_over_heads, r.t, r.h.D);
-  return r.each([&](int s) { return dot(q, r.k(s) / slice(r.h.k_over_heads, s, r.h.D)); });
-}
-
-Vec projected(const Vec& x, const Vec& P) {
-  const int F = int(P.size() / x.size());
-  Vec y(0.0, F);
-  for (size_t d = 0; d < x.size(); ++d) y += x[d] * slice(P, int(d), F);
-  return y;
-}
-Vec based(R r) {
-  const Vec q = projected(r.q, r.h.query_projection);
-  const Vec u = r.each([&](int s) { return dot(q, projected(r.k(s), r.h.key_projection)) / 4; });
-  return normalised(r, 1.0 + u + u * u / 2.0, 1e-12);
-}
 
 // clang-format off
 Vec gated(R r) { return layer(r, r.out() * r.V(E(r) * r.in()) / r.n); }
@@ -241,6 +79,27 @@ const std::map<std::string, Formula> kFormulas = {
     {"asentmax",          [](R r) -> Vec { return r.V(entmax(r.log_power() * r.A, 1.5)); }},
     {"topk",              [](R r) -> Vec { return r.V(softmax(largest(r.A, 32))); }},
     {"sa_softmax",        [](R r) -> Vec { return r.V(self_adjusted(r.A)); }},
+    {"softcap",           [](R r) -> Vec { return r.V(softmax(50.0 * tanh(r.A / 50.0))); }},
+    {"sink",              sunk},
+    {"bias",              [](R r) -> Vec { return r.V(softmax(r.A + r.each([&](int s) { return r.h.score_bias[r.t * r.h.S + s]; }))); }},
+    {"alibi",             [](R r) -> Vec { return r.V(softmax(r.A - r.each([&](int s) { return r.h.slope * (r.at - s); }))); }},
+    {"forgetting",        [](R r) -> Vec { return r.V(softmax(r.A + log(r.decay()))); }},
+    {"channel_out_gate",  [](R r) -> Vec { return slice(r.h.out, r.t, r.h.E) * r.V(softmax(r.A)); }},
+    {"softpick",          softpick},
+    {"stick_breaking",    stick_breaking},
+    {"two_way_window",    [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"chunk_window",      [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"streaming",         [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"prefix_lm",         [](R r) -> Vec { return r.V(softmax(r.A)); }},
+    {"gla",               [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, same) / r.root); }},
+    {"hgrn2",             [](R r) -> Vec { return rms(r, recurrence(r, same)); }},
+    {"delta",             [](R r) -> Vec { return rms(r, recurrence(r, cosine, 1)); }},
+    {"delta_negative",    [](R r) -> Vec { return rms(r, recurrence(r, cosine, 2)); }},
+    {"gated_delta",       [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, cosine, 1)); }},
+    {"kda",               [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, cosine, 1)); }},
+    {"delta_exp",         [](R r) -> Vec { return rms(r, delta(r, exp_of, 0)); }},
+    {"hedgehog",          [](R r) -> Vec { return normalised(r, hedgehog_scores(r)); }},
+    {"lolcats",           [](R r) -> Vec { const Vec x = hedgehog_scores(r); return normalised(r, near(r, r.A, x)); }},
     {"adaptive_temperature", [](R r) -> Vec { return r.V(softmax(adaptive(r.A) * r.A)); }},
 };
 const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
@@ -251,16 +110,24 @@ const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
     {"relu_taylor",    [](R r, int n) -> Vec { return normalised(r, series(r.scores(relu), n), 1e-8); }},
     {"cosine_taylor",  [](R r, int n) -> Vec { return r.V(series(r.scores(cosine), n) * r.per_count()); }},
     {"power",          [](R r, int n) -> Vec { return normalised(r, pow(r.A, double(n))); }},
+    {"near_taylor",    [](R r, int n) -> Vec { return bounded(r, near(r, r.A, series(r.A, n)), n); }},
+    {"delta_taylor",   [](R r, int n) -> Vec { return rms(r, delta(r, series_of, n)); }},
     {"topk",           [](R r, int n) -> Vec { return r.V(softmax(largest(r.A, n))); }},
     {"topk_raw",       [](R r, int n) -> Vec { return r.V(softmax(r.A) * exp(largest(r.A, n) - r.A)); }},
 };
 // clang-format on
 
-// Whether a query at position t sees key s, where that is not s <= t.
-const std::map<std::string, bool (*)(int s, int t)> kMasks = {
-    {"softmax_window", [](int s, int t) { return s <= t && s > t - 128; }},
+// Whether a query at position t sees key s, both counted from the first token of their sequence,
+// where that is not s <= t; the first p keys are its prefix.
+using Sees = bool (*)(int s, int t, int p);
+const std::map<std::string, Sees> kMasks = {
+    {"softmax_window", [](int s, int t, int) { return s <= t && s > t - 128; }},
+    {"two_way_window", [](int s, int t, int) { return s <= t + 64 && s > t - 64; }},
+    {"chunk_window", [](int s, int t, int) { return s <= t && s / 128 == t / 128; }},
+    {"streaming", [](int s, int t, int) { return s <= t && (s < 4 || s > t - 128); }},
+    {"prefix_lm", [](int s, int t, int p) { return s <= t || s < p; }},
 };
-bool causal(int s, int t) {
+bool causal(int s, int t, int) {
   return s <= t;
 }
 
@@ -284,16 +151,19 @@ Vec part(at::Tensor x, Index... i) {
   return values(x.dim() == 0 ? x.reshape(1) : x);
 }
 
-using Sees = bool (*)(int s, int t);
 // The keys that the mask shows, that are kept and that are of the query's sequence.
 std::vector<std::vector<int>> seen(Sees sees, const Inputs& in, int b, int T, int S) {
-  std::vector<int> sequence(S, 0);
+  std::vector<int> sequence(S, 0), begin(S, 0);
+  const int prefix = in.prefix.defined() ? in.prefix[b].item<int>() : 0;
   if (in.cu_seqlens.defined())
-    for (int s = 0; s < S; ++s) sequence[s] = (in.cu_seqlens <= s).sum().item<int>();
+    for (int s = 0; s < S; ++s) {
+      sequence[s] = (in.cu_seqlens <= s).sum().item<int>();
+      begin[s] = in.cu_seqlens[sequence[s] - 1].item<int>();
+    }
   std::vector<std::vector<int>> keys(T);
   for (int t = 0; t < T; ++t)
     for (int s = 0; s < S; ++s)
-      if (sees(s, t + S - T) && sequence[s] == sequence[t + S - T] &&
+      if (sequence[s] == sequence[t + S - T] && sees(s - begin[s], t + S - T - begin[s], prefix) &&
           (!in.keep.defined() || in.keep[b][s].item<bool>()))
         keys[t].push_back(s);
   return keys;
@@ -316,6 +186,9 @@ Head head(Sees sees, const Inputs& in, int b, int h) {
   x.k_over_heads = over_heads(part(in.k, b), G, H / G);
   x.decay = part(in.decay, b, g), x.in = part(in.input_gate, b, g);
   x.out = part(in.output_gate, b, h), x.post = part(in.post_gate, b, h);
+  x.beta = part(in.beta, b, g), x.channel_decay = part(in.channel_decay, b, g);
+  if (in.sink.defined()) x.sink = part(in.sink, h)[0];
+  if (in.bias.defined()) x.score_bias = part(in.bias.expand({in.q.size(0), H, -1, -1}), b, h);
   x.length_scale = part(in.length_scale, h), x.log_power = part(in.log_power, h);
   x.share = part(in.denominator_gate, b, g), x.count_exponent = part(in.count_exponent, g);
   if (in.slope.defined()) x.slope = part(in.slope, g)[0];

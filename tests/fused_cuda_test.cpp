@@ -181,7 +181,7 @@ TEST_F(Cuda, HopperRunsDecayAndCentredScores) {
 
 // No row of the catalog has these: an exponential, with a clamp of centred scores.
 TEST_F(Cuda, CentredExponentialsAreRight) {
-  for (float clamp : {kNoClamp, 0.5f})
+  for (float clamp : {kNoClamp, 0.5})
     for (int64_t D : {64, 128})
       expect_right(
           "centred exp", {.centred = true, .clamp = clamp},

@@ -36,7 +36,7 @@ PRIVATE = {
     "nn/kernels/": ("nn/",),
 }
 TORCH = re.compile(r"^(ATen|c10|torch)/")
-WITHOUT_TORCH = ("core/", "report/", "text/", "attn/kernels/", "nn/kernels/", "attn/spec.h", "attn/math.h",
+WITHOUT_TORCH = ("core/", "report/", "text/", "attn/kernels/", "nn/kernels/", "attn/mask.h", "attn/spec.h", "attn/math.h",
                  "attn/formula", "attn/plan", "attn/spec_text", "attn/catalog")  # fmt: skip
 SOURCES = sorted(p for p in SRC.rglob("*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"})
 

@@ -15,6 +15,7 @@
 #include <c10/core/GradMode.h>
 
 #include <iostream>
+#include <list>
 
 #include "core/check.h"
 #include "core/pages.h"
@@ -55,14 +56,15 @@ static std::vector<at::Tensor> leaves(nn::Model& m) {
 }
 
 static files::TensorsFile loss(nn::Model m, const at::Tensor& tokens, at::ScalarType compute) {
-  files::TensorsFile out;
   leaves(m);
   const at::Tensor l = loss_of(m, tokens, compute);
   l.backward();
+  std::list<at::Tensor> gradients;
+  std::vector<nn::Slot> learned;
+  for (nn::Slot s : nn::slots(m))
+    if (s.at->grad().defined()) s.at = &gradients.emplace_back(s.at->grad()), learned.push_back(s);
+  files::TensorsFile out = nn::stored_tensors(learned);
   out.tensors["loss"] = l.detach();
-  for (const nn::Slot& s : nn::slots(m))
-    if (s.at->grad().defined() && s.name.find("c_attn") == std::string::npos)
-      out.tensors[s.name] = s.at->grad();
   return out;
 }
 

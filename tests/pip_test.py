@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,8 @@ def run(command, code=0, **more):
     return done.stdout + done.stderr
 
 
-class Installed:
-    """A fresh environment that sees the packages of this one, and horner as pip puts it there."""
+class Fresh:
+    """A fresh environment that sees the packages of this one, and has pip."""
 
     def __init__(self, folder):
         run([sys.executable, "-m", "venv", "--without-pip", folder])
@@ -36,6 +37,13 @@ class Installed:
         self.environment = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": os.environ.get("HOME", "/")}
         (folder / "bin" / "pip").write_text(f'#!/bin/sh\nexec {self.python} -m pip "$@"\n')
         (folder / "bin" / "pip").chmod(0o755)
+
+
+class Installed(Fresh):
+    """With horner as pip puts it there."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
         install, command = blocks("python.md", "sh")[0].splitlines()
         assert install == "pip install ."
         # What `make build` has compiled is not compiled again (unless HORNER_LONG asks for it); test_a_wheel_is_compiled_as_the_build_is.
@@ -81,6 +89,24 @@ def test_another_torch_is_refused(installed):
         assert wanted in said and "pip install --force-reinstall --no-deps ." in said
     finally:
         note.write_text(built)
+
+
+def test_a_wheel_for_this_torch(tmp_path):
+    """make wheel: its name, what it requires, and that pip installs it without a compiler."""
+    torch = (BUILD / "python" / "horner" / "built-with-torch").read_text()
+    run([sys.executable, ROOT / "scripts" / "wheel.py", "--built", BUILD, "--out", tmp_path])
+    (wheel,) = tmp_path.glob("horner-*.whl")
+    assert f"+torch{torch.replace('+', '.')}-py3-none-" in wheel.name
+    fresh = Fresh(tmp_path / "venv")
+    install = ["bash", "-ec", f"pip install --no-index --quiet {wheel}"]
+    run(install, env={**fresh.environment, "CXX": "false", "CMAKE_GENERATOR": "none"})
+    said = run([fresh.python, "-c", "import horner, torch; print(horner.attend(*torch.ones(3, 1, 1, 4, 8)).sum().item())"], env=fresh.environment)
+    assert said.splitlines()[-1] == "32.0"
+    assert run([fresh.python.parent / "horner", "--version"], env=fresh.environment).startswith("horner ")
+    # the wheel of another torch is refused before anything is installed
+    (tmp_path / "other").mkdir()
+    other = runpy.run_path(ROOT / "scripts" / "wheel.py")["for_torch"](wheel, "2.0.1+cpu", tmp_path / "other")
+    assert "torch==2.0.1" in run(["bash", "-ec", f"pip install --no-index {other}"], code=1, env=fresh.environment)
 
 
 def test_every_example_of_the_page(installed, tmp_path):

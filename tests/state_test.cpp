@@ -21,11 +21,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<Variant> with_state() {
+std::vector<Variant> with_state() {  // in chunks: not those with near keys
   std::vector<Variant> out;
   for (const Variant& v : variants())
-    if (feature_count(v.spec, 5) < 5000) out.push_back(v);
+    if (feature_count(v.spec, 5) < 5000 && is<NoKeys>(v.spec.near)) out.push_back(v);
   return out;
+}
+
+bool is_stream(const Spec& s) {
+  return !sees_future(s.mask) && !s.bias;
 }
 
 Inputs leaves(Inputs in) {
@@ -104,7 +108,8 @@ TEST(Chunks, CarryGradientsThroughTheState) {
 // Of the state that is left: against differences.
 TEST(Chunks, GiveTheGradientsOfTheLastState) {
   uint64_t seed = 500;
-  for (const char* name : {"taylor2", "taylor4", "linear_mamba", "centred_taylor3", "based"}) {
+  for (const char* name : {"taylor2", "taylor4", "linear_mamba", "centred_taylor3", "based", "gla",
+                           "gated_delta", "kda", "delta_taylor2"}) {
     const Spec spec = find(name).spec;
     const Inputs given = random_inputs(spec, small(++seed));
     const auto loss = [&](const Inputs& in) {
@@ -133,18 +138,20 @@ TEST(Chunks, GiveTheGradientsOfTheLastState) {
 }
 
 TEST(Chunks, GiveTheSameBitsWhateverTheThreads) {
-  const Spec spec = find("taylor3").spec;
-  const Inputs given =
-      random_inputs(spec, {.B = 1, .H = 4, .G = 2, .T = 3000, .S = 3000, .D = 6, .E = 6});
-  std::vector<at::Tensor> first;
-  for (int threads : {1, 2, 3}) {
-    at::set_num_threads(threads);
-    const Inputs in = leaves(given);
-    const at::Tensor o = execution("chunked").run(spec, in, nullptr);
-    o.sum().backward();
-    const std::vector<at::Tensor> now = {o, in.q.grad(), in.k.grad(), in.v.grad()};
-    if (first.empty()) first = now;
-    for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], first[i])) << i;
+  for (const char* name : {"taylor3", "gated_delta", "kda"}) {
+    const Spec spec = find(name).spec;
+    const Inputs given =
+        random_inputs(spec, {.B = 1, .H = 4, .G = 2, .T = 3000, .S = 3000, .D = 6, .E = 6});
+    std::vector<at::Tensor> first;
+    for (int threads : {1, 2, 3}) {
+      at::set_num_threads(threads);
+      const Inputs in = leaves(given);
+      const at::Tensor o = execution("chunked").run(spec, in, nullptr);
+      o.sum().backward();
+      const std::vector<at::Tensor> now = {o, in.q.grad(), in.k.grad(), in.v.grad()};
+      if (first.empty()) first = now;
+      for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(at::equal(now[i], first[i])) << name << i;
+    }
   }
 }
 
@@ -163,8 +170,8 @@ StateShape shape_of(const Inputs& in) {
 TEST(States, APromptThenDecodingIsTheWholeSequence) {
   uint64_t seed = 700;
   for (const Variant& v : variants()) {
-    if (sees_future(v.spec.mask)) continue;
-    const bool finite = why_no_state(v.spec).empty();
+    if (!is_stream(v.spec)) continue;
+    const bool finite = why_no_state(v.spec).empty() && is<NoKeys>(v.spec.near);
     if (finite && feature_count(v.spec, 5) > 5000) continue;
     for (int64_t buffer : {1, 3, 64}) {
       const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
@@ -197,8 +204,10 @@ TEST(States, OfHighOrderGoOnFromAPrompt) {
 
 TEST(States, MergeAsIfOneHadFollowedTheOther) {
   uint64_t seed = 900;
-  for (const char* name : {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax",
-                           "gated_decay", "linear_decay", "softmax:mask=window(7)"}) {
+  for (const char* name :
+       {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax", "gated_decay",
+        "linear_decay", "gla", "softmax:mask=window(7)", "softcap",
+        "softmax:mask=streaming(first=3,size=7)", "sigmoid:mask=streaming(first=30,size=2)"}) {
     const Spec spec = find(name).spec;
     const Inputs in = random_inputs(spec, small(++seed));
     State whole = make_state(spec, shape_of(in), at::kDouble, 5);
@@ -216,6 +225,27 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   EXPECT_THROW(merge(a, make_state(find("taylor2").spec, {1, 2, 4, 4})), Error);
   State b = make_state(find("linear_cosine").spec, {1, 1, 4, 4});
   EXPECT_THROW(merge(b, b), Error);
+  State c = make_state(find("delta").spec, {1, 1, 4, 4});
+  EXPECT_THROW(merge(c, c), Error);
+}
+
+TEST(States, OfAStreamingMaskKeepItsKeysOnly) {
+  for (const char* name :
+       {"softmax:mask=streaming(first=3,size=7)", "softcap:mask=streaming(first=3,size=7)",
+        "entmax15:mask=streaming(first=3,size=7)", "sink:mask=streaming(first=70,size=1)"})
+    for (const bool padded : {false, true}) {
+      const Spec spec = find(name).spec;
+      const Inputs in = random_inputs(
+          spec, {.T = 400, .S = 400, .D = 5, .E = 6, .dtype = at::kDouble, .padded = padded});
+      State state = make_state(spec, shape_of(in), at::kDouble);
+      std::vector<int64_t> ends = {5, 60};
+      for (int64_t t = 61; t <= 400; t += t % 7 ? 1 : 5) ends.push_back(t);
+      if (ends.back() < 400) ends.push_back(400);
+      expect_near(stream(state, in, ends), execution("reference").run(spec, in, nullptr), 1e-9,
+                  name);
+      EXPECT_LE(state.room, 160) << name;
+    }
+  EXPECT_THROW(make_state(find("alibi:mask=streaming(first=3,size=7)").spec, {1, 1, 4, 4}), Error);
 }
 
 struct Folder {
@@ -229,8 +259,7 @@ TEST(States, AreSavedAndLoaded) {
   const fs::path file = folder.path / "state.safetensors";
   uint64_t seed = 1000;
   for (const Variant& v : variants()) {
-    if (sees_future(v.spec.mask) ||
-        (why_no_state(v.spec).empty() && feature_count(v.spec, 5) > 5000))
+    if (!is_stream(v.spec) || (why_no_state(v.spec).empty() && feature_count(v.spec, 5) > 5000))
       continue;
     const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
     const Inputs in = random_inputs(v.spec, c);
@@ -291,8 +320,8 @@ TEST(States, SayWhatIsWrongWithAStep) {
 }
 
 // A million tokens in float32 beside a million in double.
-TEST(States, OfLongStreamsStayRight) {
-  const Spec spec = find("taylor2").spec;
+void expect_little_drift(const char* name) {
+  const Spec spec = find(name).spec;
   constexpr int64_t kTokens = 1'000'000, kPart = 20'000;
   State single = make_state(spec, {1, 1, 8, 8}),
         exact = make_state(spec, {1, 1, 8, 8}, at::kDouble);
@@ -302,14 +331,19 @@ TEST(States, OfLongStreamsStayRight) {
         spec,
         {.B = 1, .H = 1, .G = 1, .T = kPart, .S = kPart, .D = 8, .E = 8, .seed = uint64_t(t)});
     Inputs wide = in;
-    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kDouble);
+    for (const Input& i : input_table())
+      if ((in.*i.at).defined()) wide.*i.at = (in.*i.at).to(at::kDouble);
     const at::Tensor a = step(single, in), b = step(exact, wide);
     drift = largest(a.narrow(2, kPart - 1000, 1000) - b.narrow(2, kPart - 1000, 1000)) /
             largest(b.narrow(2, kPart - 1000, 1000));
   }
-  RecordProperty("drift", std::to_string(drift));
-  EXPECT_LT(drift, 1e-4);
+  testing::Test::RecordProperty(std::string("drift_of_") + name, std::to_string(drift));
+  EXPECT_LT(drift, 1e-4) << name;
   EXPECT_EQ(single.tokens, kTokens);
+}
+
+TEST(States, OfLongStreamsStayRight) {
+  for (const char* name : {"taylor2", "kda"}) expect_little_drift(name);
 }
 
 }  // namespace

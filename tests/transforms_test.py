@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from python_test import CONSTANTS, inputs
+from python_test import CONSTANT_PARTS, CONSTANTS, ROWS, inputs
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -11,10 +11,10 @@ import horner
 SAMPLE = ["softmax", "gated", "taylor3", "gated_decay", "entmax15", "linear_cosine", "centred_taylor2", "ssmax"]
 
 
-def split(variant, dtype):
-    """attend as a function of its differentiable tensors, the names of these, and their values."""
+def split(variant, dtype, **sizes):
+    """attend as a function of its differentiable tensors, and their values."""
     torch.manual_seed(3)
-    q, k, v, more = inputs(variant, dtype)
+    q, k, v, more = inputs(variant, dtype, **sizes)
     fixed = {name: x for name, x in more.items() if name in CONSTANTS}
     free = {"q": q, "k": k, "v": v, **{name: x for name, x in more.items() if name not in CONSTANTS}}
 
@@ -38,7 +38,7 @@ def close(a, b, dtype):
         torch.testing.assert_close(x, y, rtol=0, atol=size * (1e-9 if dtype == torch.double else 1e-3))
 
 
-CASES = [(v, torch.double) for v in horner.variants()] + [(v, torch.float) for v in SAMPLE]
+CASES = [(v, torch.double) for v in ROWS] + [(v, torch.float) for v in SAMPLE]
 
 
 @pytest.mark.parametrize("variant, dtype", CASES)
@@ -65,6 +65,20 @@ def test_every_variant(variant, dtype):
     close(vmap(lambda q: f(q, *x[1:]), 1)(two[0].movedim(0, 1))[0], each[0], dtype)
     by_sample = vmap(grad(lambda *x: (f(*x) * u).sum(), places))(*two)
     close([g[0] for g in by_sample], wanted, dtype)
+
+
+TWICE = [v for v in ROWS if v not in CONSTANT_PARTS]
+
+
+@pytest.mark.parametrize("variant", TWICE)
+def test_every_variant_twice(variant):
+    """Numeric second derivatives, and the Jacobian of q by rows beside its product with a direction."""
+    f, x = split(variant, torch.double, B=1, T=4, S=4)
+    leaves = [t.clone().requires_grad_() for t in x]
+    torch.autograd.gradgradcheck(f, leaves, fast_mode=True, atol=1e-4)
+    (t,) = directions(x[:1])
+    jacobian = jacrev(f)(*x)
+    close((jacobian * t).sum((-4, -3, -2, -1)), jvp(lambda q: f(q, *x[1:]), (x[0],), (t,))[1], torch.double)
 
 
 @pytest.mark.filterwarnings("ignore:.*has only first gradients")

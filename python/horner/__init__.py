@@ -25,10 +25,10 @@ torch.ops.load_library(_library)
 from . import _transforms  # noqa: E402  (needs the operators)
 
 _ops = torch.ops.horner
-_attend, _statistics, _why_not = _ops.attend.default, _ops.statistics.default, _ops.why_not.default
+_attend, _attend_rows, _why_not = _ops.attend.default, _ops.attend_rows.default, _ops.why_not.default
 
 __version__: str = _ops.version()
-__all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "why_not"]
+__all__ = ["State", "attend", "describe", "executions", "statistics", "variants", "weights", "why_not"]
 
 # The inputs besides q, k and v. The library declares them (src/attn/inputs.cpp): name, shape, role, meaning.
 _ROWS = [row for row in _ops.inputs() if row[2] != "tensor"]
@@ -45,9 +45,14 @@ def _with_inputs(function: _Function) -> _Function:
     parameters += [inspect.Parameter(name, kind, default=None, annotation=tensor) for name in _INPUTS]
     function.__signature__ = signature.replace(parameters=parameters)
     if function.__doc__:  # python -OO has none
-        rows = [f"    {name:18}{'[' + ', '.join(shape) + ']':11}{about}" for name, shape, _, about in _ROWS]
+        rows = [f"    {name:18}{_shape_text(shape):14} {about}" for name, shape, _, about in _ROWS]
         function.__doc__ = function.__doc__.replace("    {inputs}", "\n".join(rows))
     return function
+
+
+def _shape_text(shape):
+    """[B, G, S]; letters in lower case stand for axes that may have size 1."""
+    return "[" + ", ".join(x.upper() + " or 1" if x.islower() and x != "n" else x for x in shape) + "]"
 
 
 def _check_tensors(q, k, v, inputs):
@@ -119,12 +124,13 @@ def attend(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
+    return_lse: bool = False,
     **inputs: Optional[torch.Tensor],
-) -> torch.Tensor:
+) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Attention of queries to keys, differentiable.
 
-        x_ts = min(clamp, scale_t * f(q_t).f(k_s) - centre_t)
-        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * in_s * v_s
+        x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t)
+        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * values(in_s * v_s)
         W_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts
         o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 
@@ -133,10 +139,13 @@ def attend(
 
     variant           a name from `variants()`, and after a colon the stages to change, if any: "taylor4:norm=l2"
     execution         "auto" or a name from `executions()`
-    mask              "causal", "full" or "window(128)"; None keeps the mask of the variant
+    mask              "causal", "full", "window(128)", "window(64,ahead=64)", "chunks(128)", "streaming(first=4,size=128)" or
+                      "prefix"; None keeps the mask of the variant
     scale             factor of q.k; None keeps the scale of the variant, in most 1/sqrt(D)
     temperature       divides the scale
     clamp             upper bound of the scores
+    return_lse        returns (o, lse) with lse = log W [B, H, T] in float32 (float64 for float64), of variants whose
+                      weight w is exp. It is without a gradient; a row that sees no key has -inf.
 
     A variant requires the inputs that `describe(variant)["inputs"]` lists; every variant accepts keep and cu_seqlens.
 
@@ -145,7 +154,12 @@ def attend(
     _check_tensors(q, k, v, inputs)
     settings = _settings(variant, execution, mask, scale, temperature, clamp)
     if not torch.compiler.is_compiling() and _transforms.active():
+        if return_lse:
+            raise RuntimeError("return_lse is not supported under torch.func's transforms and forward-mode differentiation")
         return _transforms.attend(settings, q, k, v, inputs)
+    if return_lse:
+        out, rows = _attend_rows(1, q, k, v, *settings, **inputs)
+        return out, rows[0]
     return _attend(q, k, v, *settings, **inputs)
 
 
@@ -171,8 +185,29 @@ def statistics(
     """
     _check_tensors(q, k, v, inputs)
     settings = _settings(variant, execution, mask, scale, temperature, clamp)
-    out, *rows = _statistics(q, k, v, *settings, **inputs)
-    return out, dict(zip(("entropy", "largest", "first", "negative"), rows))
+    out, rows = _attend_rows(4, q, k, v, *settings, **inputs)
+    return out, dict(zip(("entropy", "largest", "first", "negative"), rows.unbind(0)))
+
+
+@_with_inputs
+def weights(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    variant: str = "softmax",
+    mask: Optional[str] = None,
+    scale: Optional[float] = None,
+    temperature: Optional[float] = None,
+    clamp: Optional[float] = None,
+    **inputs: Optional[torch.Tensor],
+) -> torch.Tensor:
+    """The matrix [B, H, T, S] that multiplies the values, differentiable: for small inputs, since it is built whole.
+
+    The result of `attend` is post_t * norm(out_t * (weights @ v)). The arguments are those of `attend`; the inputs of
+    the output gate, the post gate and the norm may be left out.
+    """
+    _check_tensors(q, k, k, inputs)
+    return _ops.attend_weights.default(q, k, k, *_settings(variant, "reference", mask, scale, temperature, clamp), **inputs)
 
 
 @_with_inputs

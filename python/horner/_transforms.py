@@ -75,8 +75,10 @@ def _one_by_one(n, in_dims, tensors, function):
     return [function(*at(i)) for i in range(n)]
 
 
-def _can_fold(in_dims):
-    return all(dim is None or batched for dim, batched in zip(in_dims, _BATCHED))
+def _can_fold(in_dims, tensors):
+    """Not where something with a batch of 1 or more, which is for all, would have to grow with the others."""
+    shared = any(isinstance(x, torch.Tensor) and row[1].startswith("b") for x, row in zip(tensors, _ROWS))
+    return not shared and all(dim is None or batched for dim, batched in zip(in_dims, _BATCHED))
 
 
 def _pushed(function, primals, tangents):
@@ -119,7 +121,7 @@ class _Attend(_Saved):
     @staticmethod
     def vmap(info, in_dims, settings, *tensors):
         n, in_dims = info.batch_size, in_dims[1:]
-        if not _can_fold(in_dims):
+        if not _can_fold(in_dims, tensors):
             return torch.stack(_one_by_one(n, in_dims, tensors, lambda *x: _Attend.apply(settings, *x))), 0
         return _Attend.apply(settings, *_folded(n, in_dims, tensors)).unflatten(0, (n, -1)), 0
 
@@ -127,7 +129,7 @@ class _Attend(_Saved):
 class _Gradients(_Saved):
     @staticmethod
     def forward(settings, grad, *tensors):
-        return tuple(settings.call(_ops.attend_backward.default, (grad, settings.wanted), tensors))
+        return tuple(settings.call(_ops.attend_backward.default, (grad, settings.wanted, None), tensors))
 
     @staticmethod
     def _again(ctx):
@@ -160,7 +162,7 @@ class _Gradients(_Saved):
     @staticmethod
     def vmap(info, in_dims, settings, grad, *tensors):
         n, grad_dim, dims = info.batch_size, in_dims[1], in_dims[2:]
-        if not _can_fold(dims) or not all(_BATCHED[i] for i in settings.wanted):
+        if not _can_fold(dims, tensors) or not all(_BATCHED[i] for i in settings.wanted):
             each = _one_by_one(n, (grad_dim, *dims), (grad, *tensors), lambda *x: _Gradients.apply(settings, *x))
             return tuple(torch.stack(list(x)) for x in zip(*each)), (0,) * len(settings.wanted)
         out = _Gradients.apply(settings, _fold(n, grad_dim, grad), *_folded(n, dims, tensors))

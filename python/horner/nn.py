@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import horner
 
-__all__ = ["Attention", "Own", "TransformerBlock"]
+__all__ = ["Attention", "Own", "TransformerBlock", "variants_of_layers"]
 
 _ROWS = torch.ops.horner.inputs()  # name, shape, role, meaning
 _RAW_DECAY_TOKENS = 1024  # gated_decay@code divides its gates by this
@@ -82,7 +82,9 @@ class Own(nn.Module):
         groups = heads if around["mamba"] else kv_heads
         sizes = {"H": heads, "G": groups, "D": head_dim, "E": head_dim, "F": around["features"], "3": 3}
         names = horner.describe(variant)["inputs"].split()
-        self.roles = {name: role for name, _, role, _ in _ROWS if name in names}
+        self.roles = {name: role for name, _, role, _ in _ROWS if name in names and role not in ("score", "mask")}
+        if around["tied_keys"]:  # gates made of the keys
+            self.roles.pop("channel_decay")
         if around["mamba"]:
             self.mamba = _Mamba(dim, heads, head_dim, short_conv, **where)
             for name in ("decay", "input_gate"):  # made of its steps
@@ -90,6 +92,7 @@ class Own(nn.Module):
         elif short_conv:
             self.short_conv = _Convolution((heads + 2 * kv_heads) * head_dim, short_conv, bias=False, **where)
         self.unit = head_dim**-0.5
+        self.channels = {}  # of each gate: 0 for one number of each head
         for name, shape, role, _ in _ROWS:
             if name not in self.roles:
                 continue
@@ -98,7 +101,8 @@ class Own(nn.Module):
             elif role == "constant":
                 self.register_buffer(name, torch.empty([sizes[x] for x in shape], **where))
             else:
-                self.add_module(name, nn.Linear(dim, sizes[shape[1]], **where))
+                self.channels[name] = head_dim if len(shape) == 4 or (shape == "BHT" and around["channel_gates"]) else 0
+                self.add_module(name, nn.Linear(dim, sizes[shape[1]] * max(1, self.channels[name]), **where))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -106,11 +110,14 @@ class Own(nn.Module):
         """The values with which the numbers of a variant begin (docs/models.md); its linear maps have their own."""
         for name, x in (*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)):
             if not getattr(x, "_is_hf_initialized", False):  # transformers marks what it has loaded
-                x.copy_(_started(name, x, self.unit))
+                x.copy_(_started(name, x, self.unit, self.around["alibi"]))
 
     def _logits(self, name, x):
-        """[B, heads, T], in float32 at least: logarithms in bfloat16 are too coarse to sum."""
-        y = getattr(self, name)(x).transpose(1, 2)
+        """[B, heads, T] or [B, heads, T, channels], in float32 at least: logarithms in bfloat16 are too coarse to sum."""
+        y = getattr(self, name)(x)
+        if self.channels[name]:
+            y = y.unflatten(-1, (-1, self.channels[name]))
+        y = y.transpose(1, 2)
         return y.float() if y.dtype in (torch.bfloat16, torch.float16) else y
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -121,21 +128,26 @@ class Own(nn.Module):
                 continue
             y = self._logits(name, x)
             if role == "log_gate":
-                y = y if self.around["raw_decay"] else F.logsigmoid(y)
+                y = y if self.around["raw_decay"] else F.logsigmoid(y) / self.around["gate_root"]
             elif role == "gate":
-                y = (-y).exp() if self.around["exp_gate"] and name == "output_gate" else y.sigmoid()
+                if self.around["exp_gate"] and name == "output_gate":
+                    y = (-y).exp()
+                else:
+                    y = F.silu(y) if self.around["silu_gate"] and name == "post_gate" else y.sigmoid()
             out[name] = y
         if self.around["raw_decay"]:
             _spread_raw_decay(out)
         return out
 
 
-def _started(name, x, unit):
+def _started(name, x, unit, alibi):
+    if name == "slope" and alibi:  # ALiBi: 2^(-8 / heads) to the power of the head, from 1
+        return torch.exp2(-8.0 * (1 + torch.arange(len(x), device=x.device)) / len(x))
     if name == "slope":  # RetNet: head h keeps 1 - 2^(-5 - h) of a weight per token of distance
         return -torch.log1p(-torch.exp2(-5.0 - torch.arange(len(x), device=x.device)))
     if x.dim() == 3:  # projections
         return torch.randn_like(x) * unit
-    return torch.full_like(x, {"norm_bias": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
+    return torch.full_like(x, {"norm_bias": 0.0, "sink": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
 
 
 def _spread_raw_decay(inputs):
@@ -202,6 +214,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.rope_theta = rope_theta if around["rope"] else None
         self.mask, self.execution, self.mamba = mask, execution, bool(around["mamba"])
+        self.tied_keys = bool(around["tied_keys"])
         self.variant = variant if not around["raw_decay"] else f"{variant}:decay=none"
         where = {"device": device, "dtype": dtype}
         if not self.mamba:
@@ -221,11 +234,13 @@ class Attention(nn.Module):
         *,
         keep: Optional[torch.Tensor] = None,
         cu_seqlens: Optional[torch.Tensor] = None,
+        bias: Optional[torch.Tensor] = None,
+        prefix: Optional[torch.Tensor] = None,
         own: Optional[Own] = None,
     ) -> torch.Tensor:
-        """`keep` and `cu_seqlens` as in `attend`. `own`: the variant's weights where a block holds them."""
+        """`keep`, `cu_seqlens`, `bias` and `prefix` as in `attend`. `own`: the variant's weights where a block holds them."""
         own = getattr(self, "horner", None) if own is None else own
-        masks = {name: m for name, m in (("keep", keep), ("cu_seqlens", cu_seqlens)) if m is not None}
+        masks = {name: m for name, m in (("keep", keep), ("cu_seqlens", cu_seqlens), ("bias", bias), ("prefix", prefix)) if m is not None}
         if self.mamba:
             return self._mamba(x, own, masks)
         H, G, D = self.heads, self.kv_heads, self.head_dim
@@ -236,7 +251,11 @@ class Attention(nn.Module):
         if self.rope_theta is not None:
             places = _places(x.shape[1], cu_seqlens, x.device)
             q, k = (_rotated(y, places, self.rope_theta) for y in (q, k))
-        return self.o_proj(self._rows(q, k, v, {**(own(x) if own is not None else {}), **masks}))
+        inputs = {**(own(x) if own is not None else {}), **masks}
+        if self.tied_keys:  # HGRN2: the keys are what their channels' gates let in
+            inputs["channel_decay"] = F.logsigmoid(k.float() if k.dtype in (torch.bfloat16, torch.float16) else k)
+            q, k = F.silu(q), (-k).sigmoid()
+        return self.o_proj(self._rows(q, k, v, inputs))
 
     def _rows(self, q, k, v, inputs):
         """What the operator gives, [B, T, heads * head_dim]."""
@@ -252,6 +271,51 @@ class Attention(nn.Module):
         v = u.unflatten(-1, (H, D)).transpose(1, 2)
         y = self._rows(q, k, v, inputs) + m.D * u
         return self.o_proj(m.norm(y * F.silu(m.z(x)), 1e-5))
+
+
+def _is_change(piece):
+    """Whether a piece after a variant with changes is one more of them: "norm=l2", or a word that no variant is called."""
+    if ":" in piece or "=" in piece:
+        return ":" not in piece
+    try:
+        return not horner.describe(piece.partition("*")[0])
+    except (RuntimeError, ValueError):
+        return True
+
+
+def _turn(pattern):
+    """One turn of a pattern, a list of variants."""
+    if not isinstance(pattern, str):
+        return [variant for each in pattern for variant in _turn(each)]
+    items, depth = [""], 0
+    for letter in pattern:  # at the commas outside parentheses
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += letter
+    joined = []
+    for item in items:
+        if joined and ":" in joined[-1] and _is_change(item):
+            joined[-1] += "," + item
+        else:
+            joined.append(item)
+    out = []
+    for item in joined:
+        variant, star, count = item.rpartition("*") if "*" in item else (item, "", "1")
+        if not variant or not count.isdecimal() or int(count) < 1:
+            raise ValueError(f"a pattern looks like 'linear_decay*3,softmax'; {pattern!r} has the part {item!r}")
+        out += [variant] * int(count)
+    return out
+
+
+def variants_of_layers(pattern: str | list[str], layers: int) -> list[str]:
+    """The variants of a model's layers, from a pattern as `horner train --attention` takes it: "linear_decay*3,softmax", or
+    a list of variants. The pattern repeats until every layer has one."""
+    turn = _turn(pattern)
+    if not 1 <= len(turn) <= layers:
+        raise ValueError(f"the pattern {pattern!r} has {len(turn)} layers, but the model has {layers}: it may be shorter, not longer")
+    return [turn[i % len(turn)] for i in range(layers)]
 
 
 class _Mlp(nn.Module):

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "attn/exec/autograd.h"
 #include "attn/exec/exec.h"
 #include "attn/inputs.h"
@@ -29,6 +31,46 @@ const Execution& execution(std::string_view name) {
   for (const Execution* e : kExecutions)
     if (name == e->name) return *e;
   fail_unknown(name, {});
+}
+
+std::string exec::why_lacking(const Spec& s, const Has& has) {
+  const auto* sum = std::get_if<Sum>(&s.denominator);
+  const struct {
+    bool wanted, there;
+    const char* name;
+  } stages[] = {
+      {s.softcap != 0, has.softcap, "softcap"},
+      {s.bias, has.bias, "bias"},
+      {sum && sum->sink, has.sink, "a sink"},
+      {!is<NoKeys>(s.near), has.near, "near keys"},
+      {is<Delta>(s.values), has.delta, "values=delta"},
+      {is<ChannelGate>(s.decay), has.channel_decay, "decay=channel_gate"},
+      {!is_interval(s.mask), has.first_keys, "a mask of more than one interval"},
+      {is<Softpick>(s.weight) || is<StickBreaking>(s.weight), has.stick, "its weight"},
+  };
+  for (const auto& stage : stages)
+    if (stage.wanted && !stage.there) return std::string("does not support ") + stage.name;
+  return "";
+}
+
+// An output gate is a post gate where no norm stands between them.
+exec::WithoutChannelGates::WithoutChannelGates(const Spec& given, const Inputs& inputs)
+    : spec(given), in(inputs) {
+  if (!spec.channel_gates) return;
+  if (spec.output_gate) after = std::exchange(in.output_gate, at::Tensor());
+  if (spec.post_gate) {
+    const at::Tensor post = std::exchange(in.post_gate, at::Tensor());
+    after = after.defined() ? after * post : post;
+  }
+  spec.output_gate = spec.post_gate = spec.channel_gates = false;
+}
+std::string exec::WithoutChannelGates::why_not(const Spec& s) {
+  return s.channel_gates && s.output_gate && !is<NoNorm>(s.norm)
+             ? "does not support an output gate of each channel before a norm"
+             : "";
+}
+at::Tensor exec::WithoutChannelGates::gated(const at::Tensor& o) const {
+  return (o * after).to(o.scalar_type());
 }
 
 const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted,
@@ -69,6 +111,17 @@ at::Tensor attend_again(const Spec& spec, const Inputs& in, std::string_view wan
         for (size_t i = 0; i < kInputCount; ++i) in.*input_table()[i].at = inputs[i];
         return exec::reference.run(spec, in, nullptr);
       });
+}
+
+at::Tensor attend_kept(const Spec& spec, const Inputs& in, std::string_view wanted,
+                       Statistics* statistics, std::string_view variant, const at::Tensor& kept,
+                       bool filled) {
+  check_inputs(spec, in, variant);
+  const Execution& e = choose(spec, in, wanted, statistics != nullptr);
+  const int64_t needed = e.kept && kept.defined() ? e.kept(spec, in).expect_int() : 0;
+  std::optional<exec::Keeping> keeping;
+  if (needed > 0 && needed <= kept.numel()) keeping.emplace(kept, filled);
+  return e.run(spec, in, statistics);
 }
 
 }  // namespace horner::attn

@@ -19,27 +19,34 @@ struct Inputs {
   at::Tensor v;                 // [B, G, S, E]
   at::Tensor decay;             // [B, G, S], the log of each token's gate
   at::Tensor slope;             // [G], of HeadSlope
+  at::Tensor channel_decay;     // [B, G, S, D], the log of the gate of each token's channels
   at::Tensor input_gate;        // [B, G, S], in (0, 1)
+  at::Tensor beta;              // [B, G, S], in (0, 1): how far Delta corrects
   at::Tensor denominator_gate;  // [B, G, S], the log of each token's share of Z
-  at::Tensor output_gate;       // [B, H, T], in (0, 1)
-  at::Tensor post_gate;         // [B, H, T], in (0, 1)
+  at::Tensor sink;              // [H], the log of what Sum adds
+  at::Tensor output_gate;       // [B, H, T], in (0, 1); [B, H, T, E] with channel_gates
+  at::Tensor post_gate;         // likewise
   at::Tensor length_scale;      // [H], s_h of LogLength
   at::Tensor log_power;         // [H, 3], delta, beta and gamma of LogPower
   at::Tensor count_exponent;    // [G], m_h of CountPower
   at::Tensor norm_weight;       // [E]
   at::Tensor norm_bias;         // [E]
-  at::Tensor query_projection;  // [H, D, F], of Project
+  at::Tensor query_projection;  // [H, D, F], of Project and Hedgehog
   at::Tensor key_projection;    // [G, D, F]
+  at::Tensor bias;              // [B or 1, H or 1, T, S], what is added to each score
+  at::Tensor prefix;            // [B], int: how many keys all queries see
   at::Tensor keep;              // [B, S], bool: false hides a key (padding)
   at::Tensor cu_seqlens;        // [n + 1], int: the first token of each packed sequence, then T
 };
 
 // Statistics of the weights of each row, from a = |w decay| over the keys that it sees, A = sum a.
 struct Statistics {
-  at::Tensor entropy;   // -sum a/A log(a/A)
-  at::Tensor largest;   // the largest a/A
-  at::Tensor first;     // a/A of the row's first key: the mass of an attention sink
-  at::Tensor negative;  // the sum of a/A over negative weights
+  at::Tensor entropy;         // -sum a/A log(a/A)
+  at::Tensor largest;         // the largest a/A
+  at::Tensor first;           // a/A of the row's first key: the mass of an attention sink
+  at::Tensor negative;        // the sum of a/A over negative weights
+  at::Tensor log_sum;         // log W, of weights exp
+  bool only_log_sum = false;  // leaves the others out
 };  // [B, H, T] each, float32 or wider, without gradients; 0 for a row without weights
 
 // One way to run a Spec.
@@ -51,6 +58,8 @@ struct Execution {
   bool statistics = true;  // whether it supports them
   // The approximate number of multiplications of a forward pass, or null.
   double (*work)(const Spec&, const Inputs&) = nullptr;
+  // The bytes that attend_kept() needs, at most. Sizes may be symbolic. 0 or null: none helps.
+  c10::SymInt (*kept)(const Spec&, const Inputs&) = nullptr;
 };
 
 std::span<const Execution* const> executions();     // best first
@@ -70,5 +79,11 @@ at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto
 // `variant`.
 at::Tensor attend_again(const Spec&, const Inputs&, std::string_view execution,
                         Statistics* = nullptr, std::string_view variant = {});
+
+// The same for a graph whose forward and backward are two functions of tensors (torch.compile):
+// what backward needs of forward is written to `kept`, bytes on the CPU, or, if that is `filled`,
+// read from there instead of computed. `kept` without the room for it is not used.
+at::Tensor attend_kept(const Spec&, const Inputs&, std::string_view execution, Statistics*,
+                       std::string_view variant, const at::Tensor& kept, bool filled);
 
 }  // namespace horner::attn

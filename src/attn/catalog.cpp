@@ -16,15 +16,19 @@ static constexpr const char* kPaper1 = "arXiv 2507.23632";
 // all read these tables. A row "<name>@code" follows the authors' code where that differs from
 // their equation.
 // clang-format off
-static const Variant kCatalog[] = {
-    // Softmax, and substitutes for its denominator.
-    {"softmax",             {},                                                                                        "exp, divided by its sum",                                        "Vaswani et al. 2017"},
-    {"softmax_window",      {.mask = Window{128}},                                                                     "softmax of the last 128 keys",                                   "Beltagy et al. 2020"},
+struct Mechanism {
+  const char* title;
+  std::vector<Variant> rows;
+};
+static const Mechanism kMechanisms[] = {
+{"softmax, and what stands for its denominator", {
+    {"softmax",             {},                                                                                        "exp, divided by its sum",                                        "Vaswani et al. 2017", "sdpa full_attention"},
+    {"softmax_window",      {.mask = Window{128}},                                                                     "softmax of the last 128 keys",                                   "Beltagy et al. 2020", "sliding_window swa"},
     {"cosine_softmax",      {.features = Cosine{}, .scale = Fixed{10}},                                                "softmax of cosine similarities, times 10",                       "arXiv 1702.05870"},
-    {"softmax_out_gate",    {.output_gate = true},                                                                     "softmax, then one gate per head",                                "arXiv 2505.06708, headwise"},
+    {"softmax_out_gate",    {.output_gate = true},                                                                     "softmax, then one gate per head",                                "arXiv 2505.06708, headwise", "gated_attention_headwise"},
     {"clamped_sum",         {.clamp = 5, .denominator = Sum{.least = 1}},                                              "the sum, at least 1",                                            kPaper1, "softmax_clamp_denom"},
     {"detached_sum",        {.clamp = 5, .denominator = Sum{.least = 1, .detach = true}},                              "no gradient through the sum",                                    kPaper1, "softmax_detach_denom"},
-    {"detached_sum_gate",   {.clamp = 5, .denominator = Sum{.plus = 1e-4f, .detach = true}, .output_gate = true},       "no gradient through the sum, but a gate",                        kPaper1, "softmax_detach_denom_gate"},
+    {"detached_sum_gate",   {.clamp = 5, .denominator = Sum{.plus = 1e-4, .detach = true}, .output_gate = true},       "no gradient through the sum, but a gate",                        kPaper1, "softmax_detach_denom_gate"},
     {"by_count",            {.clamp = 5, .denominator = Count{}},                                                      "division by the count of keys",                                  kPaper1, "softmax_divs gated_softmax_no_gate_no_norm"},
     {"gate",                {.clamp = 5, .denominator = Nothing{}, .output_gate = true},                               "a gate for the denominator",                                     kPaper1, "softmax_gate"},
     {"by_count_gate",       {.clamp = 5, .denominator = Count{}, .output_gate = true},                                 "the count, then a gate",                                         kPaper1, "softmax_divS_gate softmax_divS_gatev2 gated_softmax_no_in_gate_no_norm"},
@@ -49,34 +53,61 @@ static const Variant kCatalog[] = {
     {"cumulative_gate",     {.clamp = 5, .denominator = CumulativeGate{.least = 1}},                                   "a running sum of exp gates for the denominator",                 kPaper1, "gated_softmax_cumgate"},
     {"cumulative_gate_count",      {.clamp = 5, .denominator = CumulativeGate{.times_count = true}},                   "the same, times the count",                                      kPaper1, "cumulative_gated_softmax"},
     {"cumulative_gate_count@code", {.clamp = 5, .denominator = Count{}, .output_gate = true},                          "a gate exp(−x) for the running sum, and the count", kPaper1, "", {.exp_gate = true}},
-
-    // Weights other than exp.
+}},
+{"other weights, and linear attention", {
     {"relu_l2",             {.features = Relu{}, .weight = Power{1}, .denominator = Nothing{}, .norm = L2{}},          "relu for exp, and a norm",                                       kPaper1, "gated_ReLU_no_gate_L2norm_nodivS_noclamp"},
     {"relu_gate",           {.features = Relu{}, .clamp = 5, .weight = Power{1}, .denominator = Count{}, .output_gate = true}, "relu for exp, the count and a gate",                     kPaper1, "gated_relu_no_in_gate_no_norm"},
     {"linear",              {.weight = Power{1}, .denominator = Count{}},                                              "order 1 alone: q.k, divided by the count",                       kPaper1},
-    {"linear_elu",          {.features = Elu1{}, .scale = Fixed{1}, .weight = Power{1}},                               "linear attention, elu + 1",                                      "Katharopoulos et al. 2020"},
-    {"linear_relu",         {.features = Relu{}, .scale = Fixed{1}, .weight = Power{1}, .denominator = Sum{.plus = 1e-8f}}, "linear attention, relu",                                    kPaper1},
-    {"linear_cosine",       {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = CountPower{}, .denominator = Nothing{}}, "linear attention, cosine similarity (Cottention)", "arXiv 2409.18747"},
+    {"linear_elu",          {.features = Elu1{}, .scale = Fixed{1}, .weight = Power{1}},                               "linear attention, elu + 1",                                      "Katharopoulos et al. 2020", "linear_attention linear_transformer"},
+    {"linear_relu",         {.features = Relu{}, .scale = Fixed{1}, .weight = Power{1}, .denominator = Sum{.plus = 1e-8}}, "linear attention, relu",                                    kPaper1},
+    {"linear_cosine",       {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = CountPower{}, .denominator = Nothing{}}, "linear attention, cosine similarity (Cottention)", "arXiv 2409.18747", "cottention"},
     {"linear_cosine@code",  {.features = Cosine{.over_heads = true}, .scale = Fixed{1}, .weight = Power{1}, .values = CountPower{}, .denominator = Nothing{}}, "lengths taken over the heads of a token", kPaper1},
-    {"linear_mamba",        {.scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}}, "the sum of a Mamba-2 block; the model adds the block", "arXiv 2405.21060", "", {.short_conv = 2, .rope = false, .mamba = true}},
+    {"linear_mamba",        {.scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}}, "the sum of a Mamba-2 block; the model adds the block", "arXiv 2405.21060", "mamba2 ssd", {.short_conv = 2, .rope = false, .mamba = true}},
     {"linear_decay",        {.weight = Power{1}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each token with its own decay",                "Horner"},
-    {"retention",           {.weight = Power{1}, .decay = HeadSlope{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each head with its own decay",                 "arXiv 2307.08621"},
-    {"based",               {.features = Project{16}, .weight = Taylor{2}, .denominator = Sum{.plus = 1e-12f}},        "order 2 on a 16-dimensional projection",                         "arXiv 2402.18668"},
+    {"retention",           {.weight = Power{1}, .decay = HeadSlope{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each head with its own decay",                 "arXiv 2307.08621", "retnet"},
+    {"based",               {.features = Project{16}, .weight = Taylor{2}, .denominator = Sum{.plus = 1e-12}},        "order 2 on a 16-dimensional projection",                         "arXiv 2402.18668"},
     {"taylor79",            {.weight = Taylor{79}},                                                                    "80 terms of the series",                                         kPaper1, "softmax_taylor_80terms"},
     {"taylor79@code",       {.weight = Taylor{79}, .denominator = Nothing{}},                                          "80 terms of the series, the denominator dropped",                kPaper1},
     {"sigmoid",             {.less_log_count = true, .weight = Sigmoid{}, .denominator = Nothing{}},                    "a sigmoid of each score less log n",                             "arXiv 2409.04431"},
     {"sigmoid_by_count",    {.weight = Sigmoid{}, .denominator = Count{}},                                             "a sigmoid of each score, divided by the count",                  "Horner"},
-
-    // Normalisers of the second paper and its neighbours.
-    {"softmax1",            {.denominator = Sum{.plus = 1}},                                                           "softmax that may choose nothing",                                "Miller 2023"},
-    {"ssmax",               {.sharpness = LogLength{}},                                                                "sharper with the log of the length",                             "arXiv 2501.19399"},
+}},
+{"normalisers that follow the length of a row", {
+    {"softmax1",            {.denominator = Sum{.plus = 1}},                                                           "softmax that may choose nothing",                                "Miller 2023", "quiet_softmax off_by_one"},
+    {"ssmax",               {.sharpness = LogLength{}},                                                                "sharper with the log of the length",                             "arXiv 2501.19399", "scalable_softmax"},
     {"sparsemax",           {.weight = Entmax{2}, .denominator = Nothing{}},                                           "the nearest point of the simplex",                               "arXiv 1602.02068"},
-    {"entmax15",            {.weight = Entmax{1.5f}, .denominator = Nothing{}},                                        "between softmax and sparsemax",                                  "arXiv 1905.05702"},
-    {"asentmax",            {.sharpness = LogPower{}, .weight = Entmax{1.5f}, .denominator = Nothing{}},               "entmax, sharper with a power of the log of the length",          "arXiv 2506.16640"},
+    {"entmax15",            {.weight = Entmax{1.5}, .denominator = Nothing{}},                                        "between softmax and sparsemax",                                  "arXiv 1905.05702"},
+    {"asentmax",            {.sharpness = LogPower{}, .weight = Entmax{1.5}, .denominator = Nothing{}},               "entmax, sharper with a power of the log of the length",          "arXiv 2506.16640"},
     {"topk",                {.weight = TopK{32}, .denominator = Nothing{}},                                            "softmax of the 32 largest scores",                               "arXiv 2508.17821"},
     {"sa_softmax",          {.weight = SelfAdjusted{}, .denominator = Nothing{}},                                      "softmax times the score's place in its range",                   "arXiv 2502.18277"},
     {"adaptive_temperature",{.sharpness = Adaptive{}},                                                                 "sharper where the row's entropy is high",                        "arXiv 2410.01104"},
+}},
+{"sinks, caps, gates, positions and masks of softmax", {
+    {"softcap",             {.softcap = 50},                                                                           "softmax of scores capped smoothly at 50",                        "arXiv 2408.00118", "gemma2"},
+    {"sink",                {.denominator = Sum{.sink = true}},                                                        "softmax with a learned share for no key",                        "arXiv 2508.10925", "gpt_oss attention_sink"},
+    {"bias",                {.bias = true},                                                                            "softmax of scores plus a bias of each pair",                     "arXiv 1910.10683", "t5 swin relative_bias"},
+    {"alibi",               {.decay = HeadSlope{}},                                                                    "softmax, each head with its own decay by distance",              "arXiv 2108.12409", "", {.rope = false}},
+    {"forgetting",          {.decay = TokenGate{}},                                                                    "softmax with forget gates of tokens",                            "arXiv 2503.02130", "fox forgetting_transformer", {.rope = false}},
+    {"channel_out_gate",    {.output_gate = true, .channel_gates = true},                                              "softmax, then a gate for each channel",                          "arXiv 2505.06708, elementwise", "gated_attention"},
+    {"softpick",            {.weight = Softpick{}, .denominator = Sum{.plus = 1e-6}},                                  "exp − 1 where positive, divided by the sum of |exp − 1|",        "arXiv 2504.20966"},
+    {"stick_breaking",      {.weight = StickBreaking{}, .denominator = Nothing{}},                                     "each key takes its share of what later keys left, its own first", "arXiv 2410.17980, with the current token", "sb_attn", {.rope = false}},
+    {"two_way_window",      {.mask = Window{64, 64}},                                                                  "softmax of 64 keys on each side",                                "arXiv 2412.13663", "modernbert local_two_way"},
+    {"chunk_window",        {.mask = Chunks{128}},                                                                     "softmax within chunks of 128 keys",                              "Llama 4", "chunked_attention"},
+    {"streaming",           {.mask = Streaming{4, 128}},                                                               "softmax of the first 4 and the last 128 keys",                   "arXiv 2309.17453", "streaming_llm"},
+    {"prefix_lm",           {.mask = Prefix{}},                                                                        "softmax of the past and a prefix that all see",                  "arXiv 1910.10683"},
+}},
+{"gates of channels, the delta rule, near and far", {
+    {"gla",                 {.weight = Power{1}, .decay = ChannelGate{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "linear attention, each channel with its own decay", "arXiv 2312.06635", "gated_linear_attention", {.rope = false, .silu_gate = true, .gate_root = 16}},
+    {"hgrn2",               {.scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .denominator = Nothing{}, .norm = Rms{}}, "the same with keys 1 − gate",                          "arXiv 2404.07904", "", {.rope = false, .tied_keys = true}},
+    {"delta",               {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "linear attention that corrects itself", "arXiv 2406.06484", "deltanet delta_rule", {.short_conv = 4, .rope = false}},
+    {"delta_negative",      {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = Delta{2}, .denominator = Nothing{}, .norm = Rms{}}, "the same, corrections up to twice as far", "arXiv 2411.12537", "deltanet_negative", {.short_conv = 4, .rope = false}},
+    {"gated_delta",         {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule with decay", "arXiv 2412.06464", "gdn gated_deltanet", {.short_conv = 4, .rope = false, .silu_gate = true}},
+    {"kda",                 {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule, each channel with its own decay", "arXiv 2510.26692", "kimi_delta_attention kimi_linear", {.short_conv = 4, .rope = false}},
+    {"delta_exp",           {.features = Cosine{}, .scale = Fixed{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "the delta rule for exp",                                     "Horner, after arXiv 2505.19488"},
+    {"hedgehog",            {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}},                         "linear attention on learned softmax features",                   "arXiv 2402.04347"},
+    {"lolcats",             {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}, .near = Window{64}},      "exp for the last 64 keys, hedgehog features for the others",     "arXiv 2410.10254"},
+}},
 };
+static constexpr const char* kOrders = "orders of the series, and their members";
 
 // The mean weight of an even order is at least the least value of its polynomial, which an odd order
 // gets as a floor: that of the next even order. At its least, the polynomial without its last term,
@@ -92,7 +123,7 @@ static Sum floored(int order) {
   }
   double least = 1;
   for (int n = 1; n <= order + 1; ++n) least *= x / n;
-  return {.floor = float(least)};
+  return {.floor = least};
 }
 
 static const Family kFamilies[] = {
@@ -100,16 +131,24 @@ static const Family kFamilies[] = {
     {"raw_taylor",     [](int n) { return Spec{.weight = Taylor{n}}; },                                                                             "softmax, cut at order n, its sum without a floor", "arXiv 2507.23632", {1, 3}},
     {"centred_taylor", [](int n) { return Spec{.centred = true, .weight = Taylor{n}, .denominator = floored(n)}; },                                 "the same, about the row's mean score",   "Horner",           {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
     {"elu_taylor",     [](int n) { return Spec{.features = Elu1{}, .scale = Fixed{1}, .weight = Taylor{n}}; },                                      "linear_elu with the powers up to n",     "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
-    {"relu_taylor",    [](int n) { return Spec{.features = Relu{}, .scale = Fixed{1}, .weight = Taylor{n}, .denominator = Sum{.plus = 1e-8f}}; },   "linear_relu with the powers up to n",    "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
+    {"relu_taylor",    [](int n) { return Spec{.features = Relu{}, .scale = Fixed{1}, .weight = Taylor{n}, .denominator = Sum{.plus = 1e-8}}; },   "linear_relu with the powers up to n",    "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
     {"cosine_taylor",  [](int n) { return Spec{.features = Cosine{}, .scale = Fixed{1}, .weight = Taylor{n}, .values = CountPower{}, .denominator = Nothing{}}; }, "linear_cosine with the powers up to n",  "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
     {"power",          [](int n) { return Spec{.weight = Power{n}}; },                                                                              "one power alone",                        "arXiv 2507.04239", {2, 4}},
+    {"near_taylor",    [](int n) { return Spec{.weight = Taylor{n}, .near = Window{64}, .denominator = floored(n)}; },                             "exp for the last 64 keys, cut at order n for the others", "Horner",      {2}},
+    {"delta_taylor",   [](int n) { return Spec{.features = Cosine{}, .scale = Fixed{1}, .weight = Taylor{n}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}; }, "the delta rule for the series up to n", "Horner", {1, 2, 3}},
     {"topk",           [](int n) { return Spec{.weight = TopK{n}, .denominator = Nothing{}}; },                                                     "softmax of the n largest scores",        "arXiv 2508.17821", {8}},
     {"topk_raw",       [](int n) { return Spec{.weight = TopK{n, false}, .denominator = Nothing{}}; },                                              "softmax, of which the n largest are kept", "arXiv 2508.17821", {8}},
 };
 // clang-format on
 
 std::span<const Variant> catalog() {
-  return kCatalog;
+  static const std::vector<Variant> rows = [] {
+    std::vector<Variant> all;
+    for (const Mechanism& m : kMechanisms)
+      for (const Variant& v : m.rows) all.push_back(v), all.back().mechanism = m.title;
+    return all;
+  }();
+  return rows;
 }
 std::span<const Family> families() {
   return kFamilies;
@@ -120,11 +159,13 @@ static Variant member(const Family& f, int n) {
   std::string about(f.about);
   const std::string number = std::to_string(n);
   for (size_t at; (at = (about + " ").find(" n ")) != about.npos;) about.replace(at + 1, 1, number);
-  return {std::string(f.name) + number, f.make(n), about, std::string(f.source)};
+  Variant v{std::string(f.name) + number, f.make(n), about, std::string(f.source)};
+  v.mechanism = kOrders;
+  return v;
 }
 
 std::vector<Variant> variants() {
-  std::vector<Variant> all(std::begin(kCatalog), std::end(kCatalog));
+  std::vector<Variant> all(catalog().begin(), catalog().end());
   for (const Family& f : kFamilies)
     for (int n : f.listed) all.push_back(member(f, n));
   return all;
@@ -139,7 +180,7 @@ static bool has_alias(const Variant& v, std::string_view name) {
 
 // A row, an alias or a member of a family; with an empty name if there is none.
 static Variant look_up(std::string_view name) {
-  for (const Variant& v : kCatalog)
+  for (const Variant& v : catalog())
     if (name == v.name || has_alias(v, name)) return v;
   // "<alias>@code" is the @code row of the variant that has the alias.
   if (name.ends_with("@code")) {

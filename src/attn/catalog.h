@@ -17,6 +17,9 @@ struct Around {
   bool mamba = false;      // a Mamba-2 block around the sum
   bool raw_decay = false;  // decay of a token: (W x + b) / 1024 of the token before it
   bool exp_gate = false;   // output gate: e^-(W x + b), not its sigmoid
+  bool silu_gate = false;  // post gate: y sigmoid(y) of y = W x + b
+  bool tied_keys = false;  // gates of channels sigmoid(k), keys 1 - gate, queries SiLU(q)
+  int gate_root = 1;       // log gates: log sigmoid(W x + b) over this
 };
 
 struct Variant {
@@ -24,8 +27,9 @@ struct Variant {
   Spec spec;
   std::string about;
   std::string source;
-  std::string aliases = "";  // names in the authors' code, separated by spaces
+  std::string aliases = "";  // the field's names and those in the authors' code, by spaces
   Around around = {};
+  std::string_view mechanism = {};  // the group of the catalog
 };
 
 // A variant for every n: "taylor<n>".

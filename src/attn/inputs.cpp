@@ -18,6 +18,10 @@ static bool always(const Spec&) {
   return true;
 }
 
+static bool projects(const Spec& s) {
+  return is<Project>(s.features) || is<Hedgehog>(s.features);
+}
+
 // clang-format off
 static const Input kInputs[] = {
     {"q",                &Inputs::q,                "BHTD", Role::tensor,    always, "queries"},
@@ -25,17 +29,22 @@ static const Input kInputs[] = {
     {"v",                &Inputs::v,                "BGSE", Role::tensor,    always, "values"},
     {"decay",            &Inputs::decay,            "BGS",  Role::log_gate,  [](const Spec& s) { return is<TokenGate>(s.decay); },             "log of each token's gate"},
     {"slope",            &Inputs::slope,            "G",    Role::constant,  [](const Spec& s) { return is<HeadSlope>(s.decay); },             "log by which a weight falls per token of distance"},
+    {"channel_decay",    &Inputs::channel_decay,    "BGSD", Role::log_gate,  [](const Spec& s) { return is<ChannelGate>(s.decay); },           "log of the gate of each token's channels"},
     {"input_gate",       &Inputs::input_gate,       "BGS",  Role::gate,      [](const Spec& s) { return s.input_gate; },                       "factor of each value"},
+    {"beta",             &Inputs::beta,             "BGS",  Role::gate,      [](const Spec& s) { return is<Delta>(s.values); },                "how far each token corrects what its key gives"},
     {"denominator_gate", &Inputs::denominator_gate, "BGS",  Role::logit,     [](const Spec& s) { return is<CumulativeGate>(s.denominator); },  "log of each token's share of the denominator"},
-    {"output_gate",      &Inputs::output_gate,      "BHT",  Role::gate,      [](const Spec& s) { return s.output_gate; },                      "factor of each output, before the norm"},
-    {"post_gate",        &Inputs::post_gate,        "BHT",  Role::gate,      [](const Spec& s) { return s.post_gate; },                        "factor of each output, after the norm"},
+    {"sink",             &Inputs::sink,             "H",    Role::parameter, [](const Spec& s) { const auto* z = std::get_if<Sum>(&s.denominator); return z && z->sink; }, "log of what the denominator adds"},
+    {"output_gate",      &Inputs::output_gate,      "BHT",  Role::gate,      [](const Spec& s) { return s.output_gate; },                      "factor of each output, before the norm", "BHTE"},
+    {"post_gate",        &Inputs::post_gate,        "BHT",  Role::gate,      [](const Spec& s) { return s.post_gate; },                        "factor of each output, after the norm", "BHTE"},
     {"length_scale",     &Inputs::length_scale,     "H",    Role::parameter, [](const Spec& s) { return is<LogLength>(s.sharpness); },         "s of SSMax"},
     {"log_power",        &Inputs::log_power,        "H3",   Role::parameter, [](const Spec& s) { return is<LogPower>(s.sharpness); },          "delta, beta and gamma of ASEntmax"},
     {"count_exponent",   &Inputs::count_exponent,   "G",    Role::parameter, [](const Spec& s) { return is<CountPower>(s.values); },           "exponent of the count, before a sigmoid"},
     {"norm_weight",      &Inputs::norm_weight,      "E",    Role::parameter, [](const Spec& s) { return is<Rms>(s.norm) || is<Layer>(s.norm); }, "weight of the norm"},
     {"norm_bias",        &Inputs::norm_bias,        "E",    Role::parameter, [](const Spec& s) { return is<Layer>(s.norm); },                  "bias of the norm"},
-    {"query_projection", &Inputs::query_projection, "HDF",  Role::parameter, [](const Spec& s) { return is<Project>(s.features); },            "projection of the queries"},
-    {"key_projection",   &Inputs::key_projection,   "GDF",  Role::parameter, [](const Spec& s) { return is<Project>(s.features); },            "projection of the keys"},
+    {"query_projection", &Inputs::query_projection, "HDF",  Role::parameter, projects,            "projection of the queries"},
+    {"key_projection",   &Inputs::key_projection,   "GDF",  Role::parameter, projects,            "projection of the keys"},
+    {"bias",             &Inputs::bias,             "bhTS", Role::score,     [](const Spec& s) { return s.bias; },                             "what is added to each score"},
+    {"prefix",           &Inputs::prefix,           "B",    Role::mask,      [](const Spec& s) { return is<Prefix>(s.mask); },                 "int, how many keys all queries see"},
     {"keep",             &Inputs::keep,             "BS",   Role::mask,      nullptr, "bool, false hides a key"},
     {"cu_seqlens",       &Inputs::cu_seqlens,       "n",    Role::mask,      nullptr, "int, where each packed sequence begins, and the end"},
 };
@@ -51,9 +60,17 @@ int64_t axis_of(const Input& i, std::string_view letters) {
   return at == std::string_view::npos ? -1 : int64_t(at);
 }
 
+static bool may_be_one(char letter) {
+  return std::islower(letter) && letter != 'n';
+}
+
 std::string shape_text(const char* shape) {
   std::string out;
-  for (const char* c = shape; *c; ++c) out += (out.empty() ? "" : ", ") + std::string(1, *c);
+  for (const char* c = shape; *c; ++c) {
+    const bool one = may_be_one(*c);
+    out += (out.empty() ? "" : ", ") + std::string(1, one ? char(std::toupper(*c)) : *c);
+    if (one) out += " or 1";
+  }
   return "[" + out + "]";
 }
 
@@ -75,21 +92,22 @@ struct Sizes {
   int64_t& operator[](char letter) { return of[size_t(letter)]; }
 };
 
-static void check_shape(const Input& i, const at::Tensor& x, Sizes& sizes) {
-  const std::string_view shape = i.shape;
+static void check_shape(const Input& i, const Spec& spec, const at::Tensor& x, Sizes& sizes) {
+  const std::string_view shape = attn::shape(i, spec);
   if (x.dim() != int64_t(shape.size()))
-    fail(i.name, " must have shape ", shape_text(i.shape), ", got ", x.sizes());
+    fail(i.name, " must have shape ", shape_text(shape.data()), ", got ", x.sizes());
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] == 'n') continue;
     const int64_t size = x.size(int64_t(d));
     const bool is_number = std::isdigit(shape[d]);
-    int64_t& expected = sizes[shape[d]];
+    int64_t& expected = sizes[char(std::toupper(shape[d]))];
     if (is_number) expected = shape[d] - '0';
     if (expected < 0) expected = size;
-    if (size == expected) continue;
-    const std::string where =
-        is_number ? "" : std::string(" with ") + shape[d] + " = " + std::to_string(expected);
-    fail(i.name, " must have shape ", shape_text(i.shape), where, ", got ", x.sizes());
+    if (size == expected || (size == 1 && may_be_one(shape[d]))) continue;
+    const std::string where = is_number ? ""
+                                        : std::string(" with ") + char(std::toupper(shape[d])) +
+                                              " = " + std::to_string(expected);
+    fail(i.name, " must have shape ", shape_text(shape.data()), where, ", got ", x.sizes());
   }
 }
 
@@ -128,7 +146,7 @@ static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
   bool ok =
       dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
   if (i.at == &Inputs::keep) expected = "bool", ok = dtype == at::kBool;
-  if (i.at == &Inputs::cu_seqlens)
+  if (i.at == &Inputs::cu_seqlens || i.at == &Inputs::prefix)
     expected = "int32 or int64", ok = dtype == at::kInt || dtype == at::kLong;
   if (!ok) fail(i.name, " must have dtype ", expected, ", got ", dtype_name(dtype));
   if (i.role == Role::tensor && dtype != in.q.scalar_type())
@@ -157,17 +175,19 @@ static void check_packing(const Inputs& in) {
 // them on a GPU would wait for it.
 static void check_decay(const Inputs& in) {
   constexpr double kMost = 1, kGate = 0.05;
-  const at::Tensor x = in.decay.defined() ? in.decay.detach() : -in.slope.detach();
+  const at::Tensor& gates = in.decay.defined() ? in.decay : in.channel_decay;
+  const char* name = in.decay.defined() ? "decay" : "channel_decay";
+  const at::Tensor x = gates.defined() ? gates.detach() : -in.slope.detach();
   if (!x.is_cpu() || x.numel() == 0) return;
   const auto [least, most] = x.aminmax();
   const double from = least.item<double>(), to = most.item<double>();
-  if (!in.decay.defined()) {
+  if (!gates.defined()) {
     check(!(to > kMost), "slope must be at least -1, got ", -to);
     return;
   }
-  check(!(to > kMost), "decay holds the logs of gates and must be at most 1, got ", to,
+  check(!(to > kMost), name, " holds the logs of gates and must be at most 1, got ", to,
         "; a gate g in (0, 1) is passed as log(g)");
-  check(!(from > kGate), "decay holds the logs of gates, 0 or less; all those given are between ",
+  check(!(from > kGate), name, " holds the logs of gates, 0 or less; all those given are between ",
         from, " and ", to, " and would grow: pass log(gate) if they are gates");
 }
 
@@ -176,23 +196,21 @@ static void check_presence(const Input& i, const Spec& spec, bool given, std::st
   const std::string user =
       variant.empty() ? "this variant" : "variant '" + std::string(variant) + "'";
   if (given) fail("input '", i.name, "' was given, but ", user, " does not use it");
-  fail("missing input '", i.name, "' ", shape_text(i.shape), " (", i.about, "), required by ",
-       user);
+  fail("missing input '", i.name, "' ", shape_text(shape(i, spec)), " (", i.about,
+       "), required by ", user);
 }
 
 void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) {
   check_spec(spec);
-  check(is<NoDecay>(spec.decay) || !sees_future(spec.mask),
-        "decay depends on the distance to a past key: it requires a causal or window mask, got "
-        "full");
   Sizes sizes;
   if (const auto* p = std::get_if<Project>(&spec.features)) sizes['F'] = p->dim;
+  if (const auto* p = std::get_if<Hedgehog>(&spec.features)) sizes['F'] = p->dim;
   for (const Input& i : kInputs) {
     const at::Tensor& x = in.*i.at;
     check_presence(i, spec, x.defined(), variant);
     if (!x.defined()) continue;
     check_memory(i, x);
-    check_shape(i, x, sizes);
+    check_shape(i, spec, x, sizes);
     check_type(i, x, in);
   }
   check(sizes['G'] > 0 && sizes['H'] > 0 && sizes['H'] % sizes['G'] == 0,
@@ -203,7 +221,9 @@ void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) 
         "head dimensions must be at least 1, got D = ", sizes['D'], " and E = ", sizes['E'],
         ": q is ", in.q.sizes(), ", v is ", in.v.sizes());
   if (in.cu_seqlens.defined()) check_packing(in);
-  if (in.decay.defined() || in.slope.defined()) check_decay(in);
+  if (in.decay.defined() || in.slope.defined() || in.channel_decay.defined()) check_decay(in);
+  check(!in.prefix.defined() || !in.cu_seqlens.defined(),
+        "a prefix mask does not support packed sequences (cu_seqlens)");
 }
 
 }  // namespace horner::attn

@@ -105,7 +105,7 @@ HORNER_HD bool positive(const Polynomial& p) {
 // Every weight in the form that kernels take: of one score, or of the whole row.
 template <class R>
 using OneScore = std::variant<Exp, Sigmoid, PolynomialOf<R>>;
-using WholeRow = std::variant<Entmax, TopK, SelfAdjusted>;
+using WholeRow = std::variant<Entmax, TopK, SelfAdjusted, Softpick, StickBreaking>;
 template <class R>
 using KernelWeight = std::variant<OneScore<R>, WholeRow>;
 template <class... A, class... B>
@@ -121,6 +121,8 @@ struct ToKernelWeight {
   To operator()(Entmax w) const { return WholeRow(w); }
   To operator()(TopK w) const { return WholeRow(w); }
   To operator()(SelfAdjusted w) const { return WholeRow(w); }
+  To operator()(Softpick w) const { return WholeRow(w); }
+  To operator()(StickBreaking w) const { return WholeRow(w); }
 };
 template <class R>
 KernelWeight<R> kernel_weight(const Weight& w) {

@@ -20,6 +20,7 @@ struct MappedChannels {
   int64_t operator()(Relu) const { return D; }
   int64_t operator()(Cosine) const { return D; }
   int64_t operator()(Project f) const { return f.dim; }
+  int64_t operator()(Hedgehog f) const { return 2 * f.dim; }
 };
 int64_t mapped_channels(const Spec& spec, int64_t D) {
   return std::visit(MappedChannels{D}, spec.features);
@@ -36,17 +37,22 @@ SharpnessFrom sharpness_from(const Sharpness& s) {
 }
 
 bool needs_the_row(const Spec& spec) {
-  return !facts(spec.weight).of_one_score || sharpness_from(spec.sharpness) > SharpnessFrom::count;
+  const bool mean_of_others = spec.centred && (spec.softcap != 0 || spec.bias);
+  return !facts(spec.weight).of_one_score || mean_of_others ||
+         sharpness_from(spec.sharpness) > SharpnessFrom::count;
 }
 
 bool may_be_negative(const Spec& spec) {
   const bool positive_scores =
-      (is<Elu1>(spec.features) || is<Relu>(spec.features)) && !spec.centred && !spec.less_log_count;
+      (is<Elu1>(spec.features) || is<Relu>(spec.features) || is<Hedgehog>(spec.features)) &&
+      !spec.centred && !spec.less_log_count && !spec.bias;
   return facts(spec.weight).negative && !positive_scores;
 }
 
 std::string why_no_state(const Spec& spec) {
   if (spec.clamp != kNoClamp) return "clamped scores have no finite state";
+  if (spec.softcap != 0) return "capped scores have no finite state";
+  if (spec.bias) return "a bias of each score has no finite state";
   if (!facts(spec.weight).orders) return "its weight has no finite state";
   if (needs_the_row(spec)) return "its temperature depends on the whole row";
   if (sees_future(spec.mask) || !sees_all_past(spec.mask))
@@ -67,7 +73,8 @@ double feature_count(const Spec& spec, int64_t D) {
 bool sums_in_double(const Spec& spec) {
   constexpr int kHighestInFloat = 3;
   const auto orders = facts(spec.weight).orders;
-  return orders && (spec.centred || orders->last > kHighestInFloat);
+  const bool cancels = spec.centred || is<Delta>(spec.values) || is<ChannelGate>(spec.decay);
+  return orders && (cancels || orders->last > kHighestInFloat);
 }
 
 double state_bytes(const Spec& spec, int64_t D, int64_t E) {
@@ -90,6 +97,7 @@ std::string why_too_large(const Spec& spec, const StateShape& s) {
 // Work per token: (C + 16) / 2 keys of D + E channels inside a chunk, and two passes over the F * E
 // numbers of the state, each of which costs as much as kPass more tokens.
 int chunk_length(const Spec& spec, int64_t D, int64_t E) {
+  if (is<ChannelGate>(spec.decay)) return 16;  // keys decay token by token inside a chunk
   constexpr double kPass = 16;
   const double state = 4 * feature_count(spec, D) * double(E), inside = double(D + E);
   const double best = std::sqrt(state * kPass / inside);
@@ -102,17 +110,20 @@ int chunk_length(const Spec& spec, int64_t D, int64_t E) {
 }
 
 double seen_pairs(const Mask& mask, int64_t T, int64_t S) {
-  const auto [back, ahead] = reach(mask);
+  const auto [back, ahead, chunk, first, prefix] = reach(mask);
+  if (chunk > 0) return double(std::min(T, S)) * double(std::min<int64_t>(chunk, S)) / 2;
   if (ahead == 0) T = std::min(T, S);  // queries before the first key see nothing
   // Pairs beyond the end of a band: the integral of max(0, x) up to z.
   const auto triangle = [](double z) { return z > 0 ? z * z / 2 : 0; };
   const double past = triangle(double(S - back)) - triangle(double(S - T - back));
-  return double(T) * double(S) - triangle(double(T - ahead)) - past;
+  const double each = double(T) * double(S) - triangle(double(T - ahead)) - past;
+  return each + double(T) * std::min<double>(first, double(std::max<int64_t>(0, S - back)));
 }
 
 double work_in_tiles(const Spec& spec, int64_t T, int64_t S, int64_t D, int64_t E) {
   const double pairs = std::max(seen_pairs(spec.mask, T, S) + double(T) / 2, double(T));
-  return pairs * double(mapped_channels(spec, D) + E);
+  const double passes = is<Delta>(spec.values) ? 3 : 1;  // the values take rows of keys
+  return pairs * double(mapped_channels(spec, D) + E) * passes;
 }
 
 double work_in_chunks(const Spec& spec, int64_t S, int64_t D, int64_t E) {
@@ -120,7 +131,8 @@ double work_in_chunks(const Spec& spec, int64_t S, int64_t D, int64_t E) {
   const double inside =
       (std::min<double>(C, double(S)) + 16) / 2 * double(mapped_channels(spec, D) + E);
   const double state = S <= C ? 0 : 2 * feature_count(spec, D) * double(E + 1);
-  return double(S) * (inside + state) * (sums_in_double(spec) ? 2 : 1);
+  const double passes = is<Delta>(spec.values) ? 2 : 1;  // the values are sums of their own
+  return double(S) * (inside + state) * passes * (sums_in_double(spec) ? 2 : 1);
 }
 
 double work_by_token(const Spec& spec, int64_t S, int64_t D, int64_t E) {

@@ -1,21 +1,23 @@
 // An attention operator, as data.
 //
-//   x_ts = min(clamp, scale_t * f(q_t).f(k_s) - centre_t - log n)    score
+//   x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t - log n)    score
 //   u_s  = values(in_s * v_s)                                        values
 //   N_t  = sum_{s seen by t}  w(x_ts) * decay_ts * u_s               numerator
 //   W_t  = sum_{s seen by t}  w(x_ts) * decay_ts                     row sum
 //   o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 //
-// n is the number of keys that t sees. A row whose N and W are both zero gives 0.
+// n is the number of keys that t sees. Keys that are near have another weight, where a spec says
+// so. A row whose N and W are both zero gives 0.
 // A named variant is one value of Spec (catalog.cpp), an execution (exec/) an interpreter of Spec.
 // No torch and no CUDA here: host and device code both include this file.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <variant>
+
+#include "attn/mask.h"
 
 namespace horner::attn {
 
@@ -29,12 +31,15 @@ struct Cosine {             // x / |x|
 struct Project {  // P_h x, learned, one for queries and one for keys
   int dim = 16;
 };
-using Features = std::variant<Identity, Elu1, Relu, Cosine, Project>;
+struct Hedgehog {  // [softmax(P_h x), softmax(-P_h x)], P_h learned as for Project
+  int dim = 64;
+};
+using Features = std::variant<Identity, Elu1, Relu, Cosine, Project, Hedgehog>;
 
 // scale: the factor of the product.
 struct RootDim {};  // 1 / sqrt(the length of f(q))
 struct Fixed {
-  float factor = 1;
+  double factor = 1;
 };
 using Scale = std::variant<RootDim, Fixed>;
 
@@ -55,14 +60,17 @@ struct Power {  // x^degree / degree!
 };
 struct Sigmoid {};
 struct Entmax {  // max((alpha - 1) x - tau, 0)^(1 / (alpha - 1)), summing to 1; 2 is sparsemax
-  float alpha = 1.5f;
+  double alpha = 1.5;
 };
 struct TopK {  // softmax of the k largest scores
   int k = 32;
   bool renormalise = true;  // false: the k largest weights of the row's softmax
 };
-struct SelfAdjusted {};  // (x - min(x, 0)) / (max(x, 0) - min(x, 0)) * softmax(x), over the row
-using Weight = std::variant<Exp, Taylor, Power, Sigmoid, Entmax, TopK, SelfAdjusted>;
+struct SelfAdjusted {};   // (x - min(x, 0)) / (max(x, 0) - min(x, 0)) * softmax(x), over the row
+struct Softpick {};       // max(e^x - 1, 0); W sums |e^x - 1|
+struct StickBreaking {};  // sigmoid(x_ts) times 1 - sigmoid(x_tr) of every later key r that t sees
+using Weight =
+    std::variant<Exp, Taylor, Power, Sigmoid, Entmax, TopK, SelfAdjusted, Softpick, StickBreaking>;
 
 struct Orders {
   int first, last;
@@ -87,70 +95,49 @@ struct FactsOf {
   constexpr WeightFacts operator()(Entmax) const { return {.of_one_score = false, .on_gpu = true}; }
   constexpr WeightFacts operator()(TopK) const { return {.of_one_score = false, .on_gpu = true}; }
   constexpr WeightFacts operator()(SelfAdjusted) const { return {.of_one_score = false, .on_gpu = true}; }
+  constexpr WeightFacts operator()(Softpick) const { return {.of_one_score = false, .on_gpu = false}; }
+  constexpr WeightFacts operator()(StickBreaking) const { return {.of_one_score = false, .on_gpu = false}; }
   // clang-format on
 };
 inline WeightFacts facts(const Weight& w) {
   return std::visit(FactsOf{}, w);
 }
 
-// mask: the keys that a query may see, an interval. Query t of T stands at position
-// p = t + S - T: the last query at the last of the S keys.
-struct Full {};
-struct Causal {};
-struct Window {  // the last `size` keys, its own among them
-  int size = 128;
-};
-using Mask = std::variant<Full, Causal, Window>;
-
-// The interval of position p: `back` keys up to its own and `ahead` keys after it, within [0, S).
-struct Reach {
-  int back, ahead;
-};
-inline constexpr int kAllKeys = std::numeric_limits<int>::max();
-struct ReachOf {
-  constexpr Reach operator()(Full) const { return {kAllKeys, kAllKeys}; }
-  constexpr Reach operator()(Causal) const { return {kAllKeys, 0}; }
-  constexpr Reach operator()(Window m) const { return {m.size, 0}; }
-};
-inline Reach reach(const Mask& m) {
-  return std::visit(ReachOf{}, m);
-}
-inline bool sees_future(const Mask& m) {
-  return reach(m).ahead > 0;
-}
-inline bool sees_all_past(const Mask& m) {
-  return reach(m).back == kAllKeys;
-}
-struct Interval {
-  int64_t lo, hi;  // lo <= s < hi
-};
-inline Interval interval(const Mask& m, int64_t t, int64_t S, int64_t T) {
-  const auto [back, ahead] = reach(m);
-  const int64_t past = t + S - T + 1;
-  return {std::max<int64_t>(0, past - back), std::clamp<int64_t>(past + ahead, 0, S)};
-}
+// near: keys whose weight is softmax's, whatever that of the others: exp of the score, which for
+// other features than Identity is q.k / sqrt(D), divided by the temperature.
+struct NoKeys {};
+using Near = std::variant<NoKeys, Window>;
 
 // decay: a factor of each weight that shrinks with the distance t - s.
 struct NoDecay {};
-struct TokenGate {};  // the product of the gates of the tokens in (s, t]
-struct HeadSlope {};  // e^(-slope_h (t - s))
-using Decay = std::variant<NoDecay, TokenGate, HeadSlope>;
+struct TokenGate {};    // the product of the gates of the tokens in (s, t]
+struct HeadSlope {};    // e^(-slope_h (t - s))
+struct ChannelGate {};  // of each product q_d k_d: the product of the gates of channel d in (s, t]
+using Decay = std::variant<NoDecay, TokenGate, HeadSlope, ChannelGate>;
+inline constexpr double kNoDecayLeft = -700;  // a decay with a log below this is 0
 
 // values: what the sum sees of a value.
 struct AsGiven {};
 struct CountPower {};  // v_s / n_s^sigmoid(m_h), n_s the keys that position s sees (Cottention)
-using Values = std::variant<AsGiven, CountPower>;
+// The value less what the earlier ones already give for its key (the delta rule), 0 for a key that
+// gives nothing:
+//   u_s = b_s / w(k_s.k_s) * (v_s - sum_{r < s} w(k_s.k_r) decay_sr u_r),   b_s = most * beta_s
+struct Delta {
+  double most = 1;
+};
+using Values = std::variant<AsGiven, CountPower, Delta>;
 
 // Z: the divisor of the numerator.
-struct Sum {        // max(W + plus, least, floor * n); where |Z| < 1e-6, 1e-6 with the sign of Z
-  float plus = 0;   // softmax1 has 1
-  float least = 0;  // 0: no bound
-  float floor = 0;  // the least mean weight of the n keys seen; 0: no bound
+struct Sum {  // max(W + plus + sink, least, floor * n); where |Z| < 1e-6, 1e-6 with the sign of Z
+  double plus = 0;      // softmax1 has 1
+  double least = 0;     // 0: no bound
+  double floor = 0;     // the least mean weight of the n keys seen; 0: no bound
   bool detach = false;  // no gradient through Z
+  bool sink = false;    // e^sink_h, learned
 };
 struct Count {};         // n
 struct CumulativeGate {  // max(sum of e^gate over the keys seen, least)
-  float least = 0;
+  double least = 0;
   bool times_count = false;
 };
 struct Nothing {};  // 1
@@ -162,24 +149,27 @@ struct L2 {  // o / |o|; 0 for o = 0
   bool times_dim = false;
 };
 struct Rms {  // learned weight
-  float eps = 1e-5f;
+  double eps = 1e-5;
 };
 struct Layer {  // learned weight and bias
-  float eps = 1e-5f;
+  double eps = 1e-5;
 };
 using Norm = std::variant<NoNorm, L2, Rms, Layer>;
 
-inline constexpr float kNoClamp = std::numeric_limits<float>::infinity();
+inline constexpr double kNoClamp = std::numeric_limits<double>::infinity();
 
 struct Spec {
   Features features = Identity{};
   Scale scale = RootDim{};
-  float temperature = 1;  // divides the scale
+  double temperature = 1;  // divides the scale
   Sharpness sharpness = Flat{};
+  double softcap = 0;           // c tanh(x / c); 0: none
+  bool bias = false;            // bias_ts, one number for each pair
   bool centred = false;         // subtract the row's mean score
   bool less_log_count = false;  // subtract log n
-  float clamp = kNoClamp;
+  double clamp = kNoClamp;
   Weight weight = Exp{};
+  Near near = NoKeys{};
   Mask mask = Causal{};
   Decay decay = NoDecay{};
   bool input_gate = false;  // in_s, one number in (0, 1) per head and token, as are out and post
@@ -187,7 +177,8 @@ struct Spec {
   Denominator denominator = Sum{};
   bool output_gate = false;  // out_t
   Norm norm = NoNorm{};
-  bool post_gate = false;  // post_t
+  bool post_gate = false;      // post_t
+  bool channel_gates = false;  // out and post have a number for each channel
 };
 
 // is<Exp>(spec.weight)

@@ -16,12 +16,15 @@ template <class V>
 static void stages(Spec& s, V&& v) {
   v("features", s.features);
   v("scale", s.scale);
-  v("temperature", Parameter<float>{"temperature", s.temperature, 1e-6, 1e6});
+  v("temperature", Parameter<double>{"temperature", s.temperature, 1e-6, 1e6});
   v("sharpness", s.sharpness);
+  v("softcap", Parameter<double>{"softcap", s.softcap, 0, 1e6});
+  v("bias", flag("bias", s.bias));
   v("centred", flag("centred", s.centred));
   v("less_log_count", flag("less_log_count", s.less_log_count));
-  v("clamp", Parameter<float>{"clamp", s.clamp, -1e6, kNoClamp});
+  v("clamp", Parameter<double>{"clamp", s.clamp, -1e6, kNoClamp});
   v("weight", s.weight);
+  v("near", s.near);
   v("mask", s.mask);
   v("decay", s.decay);
   v("input_gate", flag("input_gate", s.input_gate));
@@ -30,22 +33,21 @@ static void stages(Spec& s, V&& v) {
   v("output_gate", flag("output_gate", s.output_gate));
   v("norm", s.norm);
   v("post_gate", flag("post_gate", s.post_gate));
+  v("channel_gates", flag("channel_gates", s.channel_gates));
 }
 
 // Printing.
 
-static std::string number(double x, bool single) {
+static std::string number(double x) {
   char buffer[64];
-  const auto end = single ? std::to_chars(buffer, buffer + 64, float(x)).ptr
-                          : std::to_chars(buffer, buffer + 64, x).ptr;
-  return {buffer, end};
+  return {buffer, std::to_chars(buffer, buffer + 64, x).ptr};
 }
 static std::string print(const Parameter<bool>& p) {
   return p.value ? p.name : "no_" + std::string(p.name);
 }
 template <class T>
 static std::string print(const Parameter<T>& p) {
-  return p.name + ("=" + number(p.value, std::is_same_v<T, float>));
+  return p.name + ("=" + number(double(p.value)));
 }
 
 // "taylor(order=4)": the name, and the parameters that are not at their defaults.
@@ -117,8 +119,7 @@ static std::pair<std::string_view, std::string_view> halves(std::string_view s) 
 template <class T>
 static void check_range(const Parameter<T>& p) {
   if (p.value >= T(p.least) && p.value <= T(p.most)) return;
-  fail(p.name, " must be ", number(p.least, false), " to ", number(p.most, false), ", not ",
-       double(p.value));
+  fail(p.name, " must be ", number(p.least), " to ", number(p.most), ", not ", double(p.value));
 }
 
 static void parse(std::string_view value, const Parameter<bool>& p) {
@@ -133,15 +134,15 @@ static void parse(std::string_view value, const Parameter<T>& p) {
   check_range(p);
 }
 
-// One argument in parentheses: "order=4", or "4" where there is one number, or "detach".
+// One argument in parentheses: "order=4", or "4" in the place of that parameter, or "detach".
 template <class P>
-static bool take(std::string_view argument, const P& p, bool first) {
+static bool take(std::string_view argument, const P& p, bool in_place) {
   const auto [key, value] = halves(argument);
   const bool is_flag = std::is_same_v<P, Parameter<bool>>;
   if (key == p.name) return parse(is_flag && value.empty() ? "yes" : value, p), true;
   if (is_flag && key.starts_with("no_") && key.substr(3) == p.name) return parse("no", p), true;
   const bool is_number = key.find_first_of("0123456789") <= 1 || key == "inf";
-  if (!is_flag && first && value.empty() && is_number) return parse(key, p), true;
+  if (!is_flag && in_place && value.empty() && is_number) return parse(key, p), true;
   return false;
 }
 
@@ -162,13 +163,15 @@ static void parse(const char* stage_name, std::string_view value, std::variant<T
       names.push_back(its_name);
       if (name != its_name) return;
       found = true;
+      size_t place = 0;  // of the argument: a number without a name is the parameter there
       for (std::string_view argument : split(arguments)) {
-        bool first = true, taken = false;
-        ((taken = taken || take(argument, p, std::exchange(first, false))), ...);
+        [[maybe_unused]] size_t at = 0;
+        bool taken = false;
+        ((taken = taken || take(argument, p, at++ == place)), ...);
+        ++place;
         std::vector<std::string> known{p.name...};
         check(taken, name, " takes ", known.empty() ? "no parameter" : quoted(known), ", not '",
               argument, "'");
-        (void)first;
       }
     });
     if (found && names.back() == name) stage = alternative;
@@ -198,6 +201,41 @@ Spec with(Spec spec, std::string_view changes) {
   return spec;
 }
 
+// Stages that need each other, or exclude each other.
+static void check_together(const Spec& s) {
+  const WeightFacts weight = facts(s.weight);
+  const auto* power = std::get_if<Power>(&s.weight);
+  const auto* near = std::get_if<Window>(&s.near);
+  const bool projected = is<Project>(s.features) || is<Hedgehog>(s.features);
+  check(!s.less_log_count || !needs_the_row(s),
+        "less_log_count requires weights that depend on one score only");
+  check(is<NoDecay>(s.decay) || !sees_future(s.mask),
+        "decay depends on the distance to a past key: it requires a mask that sees no later keys");
+  check(!is<ChannelGate>(s.decay) ||
+            (power && power->degree == 1 && !projected && s.softcap == 0 && s.clamp == kNoClamp),
+        "decay=channel_gate requires weight=power(1) of the products themselves: no projection, "
+        "softcap or clamp");
+  check(!is<ChannelGate>(s.decay) || (!s.centred && !s.less_log_count && !s.bias),
+        "decay=channel_gate does not support centred, less_log_count or bias");
+  check(!near ||
+            (weight.orders && is<Causal>(s.mask) && near->ahead == 0 && !is<ChannelGate>(s.decay)),
+        "near=window(n) requires a weight with a finite state (taylor, power) and a causal mask");
+  check(!near || (!s.centred && !s.less_log_count && !s.bias && s.softcap == 0 &&
+                  s.clamp == kNoClamp && is<Flat>(s.sharpness)),
+        "near=window(n) requires plain scores: no centred, less_log_count, bias, softcap, clamp or "
+        "sharpness");
+  check(!is<Delta>(s.values) || (weight.of_one_score && is<Causal>(s.mask) && !near && !s.bias),
+        "values=delta requires a weight that depends on one score only, and a causal mask; it "
+        "does not support near or bias");
+  check(!is<Delta>(s.values) || (!s.centred && !s.less_log_count && is<Flat>(s.sharpness)),
+        "values=delta does not support centred, less_log_count or a sharpness: its keys meet each "
+        "other as queries meet them");
+  check(!is<CountPower>(s.values) || (is_interval(s.mask) && reach(s.mask).chunk == 0),
+        "values=count_power requires a full, causal or window mask");
+  check(!s.channel_gates || s.output_gate || s.post_gate,
+        "channel_gates requires output_gate or post_gate");
+}
+
 void check_spec(const Spec& given) {
   Spec spec = given;
   auto check_alternative = [](const char*, const auto&... p) { (check_range(p), ...); };
@@ -207,8 +245,7 @@ void check_spec(const Spec& given) {
     else
       std::visit([&](auto& alternative) { describe(alternative, check_alternative); }, stage);
   });
-  check(!spec.less_log_count || !needs_the_row(spec),
-        "less_log_count requires weights that depend on one score only");
+  check_together(spec);
 }
 
 }  // namespace horner::attn

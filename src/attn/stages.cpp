@@ -37,9 +37,14 @@ struct Mapped {
   at::Tensor operator()(Relu) const { return at::relu(x); }
   at::Tensor operator()(Cosine f) const {
     const double all = f.over_heads ? std::sqrt(double(repeats)) : 1;
-    return x / (x.norm(2, f.over_heads ? 1 : -1, true) * all).clamp_min(1e-12);
+    const at::Tensor y = x.stride(-1) == 0 ? x.contiguous() : x;  // summed in one order
+    return y / (y.norm(2, f.over_heads ? 1 : -1, true) * all).clamp_min(1e-12);
   }
   at::Tensor operator()(Project) const { return at::matmul(x, projection.to(x.scalar_type())); }
+  at::Tensor operator()(Hedgehog) const {
+    const at::Tensor y = (*this)(Project{}).to(wide(x.scalar_type()));
+    return at::cat({y.softmax(-1), (-y).softmax(-1)}, -1).to(x.scalar_type());
+  }
 };
 
 at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& projection,
@@ -62,12 +67,34 @@ std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
 
 std::pair<at::Tensor, at::Tensor> intervals(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
-  const auto [back, ahead] = reach(mask);
+  const Reach r = reach(mask);
   const at::Tensor past = at::arange(S - T + 1, S + 1, in.q.options().dtype(at::kLong));  // p + 1
-  const at::Tensor lo = (past - back).clamp_min(0), hi = (past + ahead).clamp(0, S);
-  if (!in.cu_seqlens.defined()) return {lo, hi};
-  const auto [begin, end] = sequences(in);
-  return {at::maximum(lo, begin), at::minimum(hi, end)};
+  at::Tensor begin = at::zeros({1}, past.options()), end = at::full({1}, S, past.options());
+  if (in.cu_seqlens.defined()) std::tie(begin, end) = sequences(in);
+  at::Tensor lo = at::maximum(past - r.back, begin);
+  if (r.chunk > 0) lo = begin + (past - 1 - begin).div(r.chunk, "floor").clamp_min(0) * r.chunk;
+  return {lo.to(at::kLong), at::minimum((past + r.ahead).clamp_min(0), end).to(at::kLong)};
+}
+
+at::Tensor first_keys(const Mask& mask, const Inputs& in) {
+  const at::Tensor lo = intervals(mask, in).first;
+  if (is_interval(mask)) return lo;
+  return in.cu_seqlens.defined() ? sequences(in).first.to(at::kLong) : at::zeros_like(lo);
+}
+
+KeysSeen keys_seen(const Mask& mask, const Inputs& in) {
+  const auto [lo, hi] = intervals(mask, in);
+  KeysSeen k{lo, hi, {}, {}};
+  if (in.prefix.defined()) {
+    const at::Tensor end = in.prefix.to(at::kLong).clamp(0, in.k.size(2)).unsqueeze(1);
+    k.hi = at::maximum(hi, end).contiguous();
+  }
+  if (const int first = reach(mask).first; first > 0) {
+    k.from = first_keys(mask, in);
+    const at::Tensor end = k.from + first, joined = lo <= end;  // one interval
+    k.lo = at::where(joined, k.from, lo), k.to = at::where(joined, k.from, end);
+  }
+  return k;
 }
 
 Seen seen(const Mask& mask, const Inputs& in) {
@@ -75,6 +102,12 @@ Seen seen(const Mask& mask, const Inputs& in) {
   const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(0);
   const auto [lo, hi] = intervals(mask, in);
   at::Tensor hidden = (s < lo.unsqueeze(1)).logical_or(s >= hi.unsqueeze(1)).expand({1, 1, T, S});
+  if (const int first = reach(mask).first; first > 0) {
+    const at::Tensor begin = first_keys(mask, in).unsqueeze(1);
+    hidden = hidden.logical_and(
+        (s < begin).logical_or(s >= begin + first).logical_or(s >= hi.unsqueeze(1)));
+  }
+  if (in.prefix.defined()) hidden = hidden.logical_and(s >= in.prefix.view({-1, 1, 1, 1}));
   if (in.keep.defined()) hidden = hidden.logical_or(in.keep.logical_not().view({-1, 1, 1, S}));
   return {hidden, hidden.logical_not().sum(-1, true).to(wide(in.q.scalar_type()))};
 }
@@ -82,6 +115,7 @@ Seen seen(const Mask& mask, const Inputs& in) {
 struct LogGates {
   const Inputs& in;
 
+  at::Tensor operator()(ChannelGate) const { return {}; }  // not of whole tokens
   at::Tensor operator()(NoDecay) const { return {}; }
   // e^1000 is inf and e^-1000 is 0 in every dtype. Larger logs, such as that of a gate of 0, would
   // leave no digits of the others in running sums, or inf - inf.
@@ -94,6 +128,22 @@ struct LogGates {
 
 at::Tensor log_gates(const Decay& decay, const Inputs& in) {
   return std::visit(LogGates{in}, decay);
+}
+
+at::Tensor channel_logs(const Inputs& in) {
+  return in.channel_decay.to(at::kDouble).clamp_min(-1000);
+}
+
+at::Tensor key_shares(const Spec& spec, const Inputs& in, const at::Tensor& keys) {
+  constexpr double kTiny = 1e-6;
+  // in double: a key of length 1 gives 1
+  const at::Tensor x = scale_factor(spec, in) * keys.to(at::kDouble).square().sum(-1, true);
+  at::Tensor hidden = at::zeros({1, 1, x.size(2), 1}, x.options().dtype(at::kBool)), shift;
+  if (in.keep.defined()) hidden = in.keep.logical_not().view({-1, 1, x.size(2), 1});
+  const at::Tensor own = weights(spec, x, {hidden, at::Tensor()}, shift).squeeze(-1);
+  const at::Tensor nothing = own.detach().abs() < kTiny;
+  const at::Tensor b = std::get<Delta>(spec.values).most * in.beta.to(own.scalar_type());
+  return (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0).to(keys.scalar_type());
 }
 
 // The number of keys that each key's position sees: [1 or B, 1, S], in double.
@@ -119,6 +169,7 @@ struct ValueGates {
   const at::Tensor& before;
 
   at::Tensor operator()(AsGiven) const { return spec.input_gate ? in.input_gate : at::Tensor(); }
+  at::Tensor operator()(Delta) const { return (*this)(AsGiven{}); }
   at::Tensor operator()(CountPower) const {
     // An exponent in 16 bits would be wrong by the same factor in every row.
     const at::ScalarType dtype = wide(in.q.scalar_type());
@@ -136,7 +187,7 @@ at::Tensor value_gates(const Spec& spec, const Inputs& in, const at::Tensor& bef
 std::pair<Spec, Inputs> with_value_gates(const Spec& spec, const Inputs& in,
                                          const at::Tensor& before) {
   std::pair<Spec, Inputs> to{spec, in};
-  if (is<AsGiven>(spec.values)) return to;
+  if (!is<CountPower>(spec.values)) return to;
   to.second.input_gate = value_gates(spec, in, before), to.second.count_exponent = at::Tensor();
   to.first.input_gate = true, to.first.values = AsGiven{};
   return to;
@@ -151,7 +202,9 @@ struct Sharpened {
   at::Tensor operator()(LogLength) const { return in.length_scale.view({-1, 1, 1}) * log_count; }
   at::Tensor operator()(LogPower) const {
     auto learned = [&](int64_t i) { return in.log_power.select(1, i).view({-1, 1, 1}); };
-    return learned(0) + learned(1) * log_count.pow(learned(2));
+    const at::Tensor none = log_count == 0;  // of one key: 0 to a power has no second gradient
+    return learned(0) +
+           learned(1) * log_count.masked_fill(none, 1).pow(learned(2)).masked_fill(none, 0);
   }
 };
 
@@ -173,11 +226,15 @@ at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
 }
 
 at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
-  if (!to) return {};
+  if (!to || to->only_log_sum) return {};
   const at::Tensor all =
       at::empty({4, in.q.size(0), in.q.size(1), in.q.size(2)}, in.q.options().dtype(at::kFloat));
-  *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3)};
+  *to = {all.select(0, 0), all.select(0, 1), all.select(0, 2), all.select(0, 3), {}};
   return all;
+}
+
+at::Tensor log_sum_memory(const Inputs& in) {
+  return at::empty({in.q.size(0), in.q.size(1), in.q.size(2)}, in.q.options().dtype(at::kFloat));
 }
 
 void add_query_decay(const at::Tensor& d_decay, const at::Tensor& d_query) {
@@ -205,6 +262,7 @@ struct Divided {
   }
   // The shift cancels between N and W; plus and least are scaled by e^-shift as they are.
   Scaled operator()(Sum z) const {
+    if (z.sink) return with_sink(z);
     at::Tensor Z = sums.W;
     if (z.plus != 0) Z = Z + z.plus * (-sums.shift).exp();
     if (z.least != 0) Z = at_least(Z, z.least * (-sums.shift).exp());
@@ -214,6 +272,17 @@ struct Divided {
     // Multiplying by 1 / Z takes one pass less in backward than dividing.
     const at::Tensor per_Z = at::where(Z.detach().abs() < kTiny, tiny, Z).reciprocal();
     return {sums.N * per_Z, at::zeros_like(sums.shift)};
+  }
+
+  // Relative to the larger of the row's shift and the sink, so that neither overflows.
+  Scaled with_sink(Sum z) const {
+    const at::Tensor sink = in.sink.to(sums.W.scalar_type()).view({-1, 1, 1});  // [H, 1, 1]
+    const at::Tensor above = (sink.detach() - sums.shift).clamp_min(0);
+    Sums all = sums;
+    all.N = sums.N * (-above).exp(), all.shift = sums.shift + above;
+    all.W = sums.W * (-above).exp() + (sink - all.shift).exp();
+    z.sink = false;
+    return Divided{in, all}(z);
   }
 
   // The gradient goes to Z where both are equal.
@@ -241,7 +310,7 @@ struct Normed {
   at::Tensor operator()(Layer n) const {
     return unit(y.o - y.o.mean(-1, true), n.eps) * in.norm_weight + in.norm_bias;
   }
-  at::Tensor unit(const at::Tensor& o, float eps) const {
+  at::Tensor unit(const at::Tensor& o, double eps) const {
     return o * (o.square().mean(-1, true) + eps * (-2 * y.shift).exp()).rsqrt();
   }
 };
@@ -251,11 +320,18 @@ static bool is_readable(const at::Tensor& x) {
   return x.is_cpu() && !x.key_set().has_any(c10::functorch_transforms_ks);
 }
 
+at::Tensor log_sum(const Sums& sums) {
+  return (sums.W.detach().log() + sums.shift).squeeze(-1);
+}
+
 at::Tensor finish(const Spec& spec, const Inputs& in, const Sums& sums) {
   Scaled y = std::visit(Divided{in, sums}, spec.denominator);
-  if (spec.output_gate) y.o = y.o * in.output_gate.unsqueeze(-1);
+  const auto each = [&](const at::Tensor& gate) {
+    return spec.channel_gates ? gate : gate.unsqueeze(-1);
+  };
+  if (spec.output_gate) y.o = y.o * each(in.output_gate);
   at::Tensor o = std::visit(Normed{in, y}, spec.norm);
-  if (spec.post_gate) o = o * in.post_gate.unsqueeze(-1);
+  if (spec.post_gate) o = o * each(in.post_gate);
   at::Tensor nothing = sums.W == 0;
   if (!is_readable(nothing) || nothing.any().item<bool>()) {
     nothing = nothing.logical_and((sums.N == 0).all(-1, true));

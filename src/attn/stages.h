@@ -16,8 +16,18 @@ at::Tensor mapped(const Features&, const at::Tensor& x, const at::Tensor& projec
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 
 // The keys lo <= s < hi of each query, by its mask and its sequence: [T] each, int64, on the device
-// of q.
+// of q. Without the first keys that Streaming and Prefix see besides.
 std::pair<at::Tensor, at::Tensor> intervals(const Mask&, const Inputs&);
+
+// The same with the first keys: lo <= s < hi and, for Streaming, from <= s < to, to <= lo (else
+// both undefined). hi is [B, T] for Prefix. None decreases with t.
+struct KeysSeen {
+  at::Tensor lo, hi, from, to;
+};
+KeysSeen keys_seen(const Mask&, const Inputs&);
+
+// The first key that each query may see: [T], int64.
+at::Tensor first_keys(const Mask&, const Inputs&);
 
 // The keys that each query sees: those of its mask, of its sequence and kept.
 struct Seen {
@@ -29,6 +39,13 @@ Seen seen(const Mask&, const Inputs&);
 // The log gates g [B, G, S] of the decay, which is e^(sum of g over (s, t]); undefined for none.
 at::Tensor log_gates(const Decay&, const Inputs&);
 
+// The log gates of the channels [B, G, S, D], in double.
+at::Tensor channel_logs(const Inputs&);
+
+// What Delta multiplies the rest of each value by, b_s / w(k_s.k_s): [B, G, S], from the mapped
+// keys; 0 for a key that gives nothing or is hidden. For a weight with a finite state.
+at::Tensor key_shares(const Spec&, const Inputs&, const at::Tensor& keys);
+
 // The factor of each value [B, G, S]: the input gate, and that of CountPower for keys that follow
 // `before` [B] others; undefined for none.
 at::Tensor value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});
@@ -36,15 +53,25 @@ at::Tensor value_gates(const Spec&, const Inputs&, const at::Tensor& before = {}
 // The same operator with value_gates as its input gate.
 std::pair<Spec, Inputs> with_value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});
 
-// Scale and temperature: one number.
+// Scale and temperature: one number. q as given, before f.
 double scale_factor(const Spec&, const Inputs&);
 
 // Scale, temperature and a sharpness from the count; broadcasts to [B, H, T, 1].
 at::Tensor scale(const Spec&, const Inputs&, const at::Tensor& count);
 
-// The weights of rows of scaled scores x [.., T, S], times e^-shift; 0 where hidden. Defined in
-// reference.cpp.
-at::Tensor weights(const Spec&, at::Tensor x, const Seen&, at::Tensor& shift);
+// From the scaled products x [.., T, S] to the scores: the stages up to the weight. Defined in
+// reference.cpp, as is the next.
+at::Tensor scores(const Spec&, at::Tensor x, const Seen&, const at::Tensor& bias = {});
+
+// The weights of rows of scaled products x [.., T, S], times e^-shift; 0 where hidden. `summed`,
+// unless null: what W sums instead, where that is not the weights.
+struct Besides {
+  at::Tensor bias;       // [B or 1, H or 1, T, S]
+  at::Tensor near;       // the scaled products of near keys, where they are others
+  at::Tensor log_decay;  // added to the scores of exp
+};
+at::Tensor weights(const Spec&, const at::Tensor& x, const Seen&, at::Tensor& shift,
+                   const Besides& = {}, at::Tensor* summed = nullptr);
 
 // The sums of spec.h: N and W both times e^-shift.
 struct Sums {
@@ -55,6 +82,8 @@ struct Sums {
   at::Tensor gates;  // [B, H, T, 1], for CumulativeGate: the sum of e^gate over the keys seen
 };
 
+at::Tensor log_sum(const Sums&);  // log W without the e^-shift, [B, H, T], a constant
+
 // Denominator, output gates and norm; in the dtype of q.
 at::Tensor finish(const Spec&, const Inputs&, const Sums&);
 
@@ -62,8 +91,9 @@ at::ScalarType wide(at::ScalarType);  // float32 for the 16-bit types, else the 
 at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
 
 // The memory [4, B, H, T] to which a kernel writes statistics, with views of it in `to`; undefined
-// where `to` is null.
+// where `to` is null or wants only the log of the sum.
 at::Tensor statistics_memory(const Inputs&, Statistics* to);
+at::Tensor log_sum_memory(const Inputs&);  // [B, H, T]
 
 // Adds the gradients of the queries' decay sums [B, H, T] to those of the keys' [B, G, S]: a
 // query's own sum is that of the key at its position.
@@ -76,8 +106,8 @@ struct SetNorm {
 
   void operator()(NoNorm) const { p.norm = Epilogue::none; }
   void operator()(L2 n) const { p.norm = Epilogue::l2, p.times_dim = n.times_dim; }
-  void operator()(Rms n) const { p.norm = Epilogue::rms, p.eps = n.eps; }
-  void operator()(Layer n) const { p.norm = Epilogue::layer, p.eps = n.eps; }
+  void operator()(Rms n) const { p.norm = Epilogue::rms, p.eps = float(n.eps); }
+  void operator()(Layer n) const { p.norm = Epilogue::layer, p.eps = float(n.eps); }
 };
 
 }  // namespace horner::attn

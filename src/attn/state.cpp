@@ -6,6 +6,7 @@
 #include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode_cuda.h"
+#include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
 #include "attn/parallel.h"
@@ -45,10 +46,17 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
                  at::Device device) {
   check(!sees_future(spec.mask),
         "a stream requires a mask that sees no later tokens: causal or a window");
+  check(reach(spec.mask).first == 0 || is<NoDecay>(spec.decay),
+        "a stream with mask=streaming does not support decay: it drops the keys between the first "
+        "and the last, and their gates");
+  check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
-  const bool held_there = device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat &&
-                                              exec::why_not_on_gpu(shape).empty());
-  State s{spec, shape, dtype, buffer > 0 && why_no_state(spec).empty() && held_there};
+  const bool held_there =
+      device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat && !is<Delta>(spec.values) &&
+                          !is<ChannelGate>(spec.decay) && exec::why_not_on_gpu(shape).empty());
+  const bool folds =
+      why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
+  State s{spec, shape, dtype, buffer > 0 && folds && held_there};
   s.room = s.finite ? buffer : 0;
   const auto exact = at::TensorOptions(at::kDouble).device(device);
   s.carry.count = at::zeros({shape.B}, exact);
@@ -61,7 +69,9 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
   s.carry.z = at::zeros({shape.B, shape.G, F}, options);
   if (spec.centred) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
-  if (!is<NoDecay>(spec.decay)) {
+  if (is<ChannelGate>(spec.decay)) {
+    s.carry.decay = at::zeros({shape.B, shape.G, D}, exact);
+  } else if (!is<NoDecay>(spec.decay)) {
     s.carry.decay = at::zeros({shape.B, shape.G}, exact);
     s.decay_sums = at::zeros({shape.B, shape.G, buffer}, exact);
   }
@@ -117,6 +127,7 @@ static Decode<R> problem(const State& s) {
   c.B = s.shape.B, c.G = s.shape.G, c.D = key_channels(s);
   c.width = s.recent.k.size(3), c.E = s.recent.v.size(3);
   c.weight = one_score<R>(s.spec.weight), c.clamp = R(s.spec.clamp);
+  c.softcap = R(s.spec.softcap), c.first_keys = reach(s.spec.mask).first;
   c.k = pointer<R>(s.recent.k), c.v = pointer<R>(s.recent.v);
   c.decay = pointer<double>(s.decay_sums);
   c.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(s.recent.keep));
@@ -144,10 +155,13 @@ static void run(const State& s, const Decode<R>& c, Task which) {
       heads * each >= kWorth ? heads : 1);
 }
 
-// The keys that the newest query sees.
-static int64_t seen_by_newest(const State& s) {
+// How many of the last keys the newest query sees, and with the first ones of a streaming mask.
+static int64_t last_seen_by_newest(const State& s) {
   const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
   return hi - lo;
+}
+static int64_t seen_by_newest(const State& s) {
+  return std::min(s.tokens, last_seen_by_newest(s) + reach(s.spec.mask).first);
 }
 
 // N, W and shift of one query per head.
@@ -165,7 +179,7 @@ static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& f
   const at::Tensor W = at::empty({B, H, 1, 1}, rows.options()), shift = at::empty_like(W);
   c.q = pointer<R>(rows), c.centre = pointer<R>(centre);
   c.gate = pointer<R>(s.recent.input_gate);
-  c.from = std::max<int64_t>(0, s.held - seen_by_newest(s));
+  c.from = std::max<int64_t>(0, s.held - last_seen_by_newest(s));
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
   run(s, c, Task::apply_state);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
@@ -215,14 +229,35 @@ void flush(State& s) {
   s.held = 0;
 }
 
-// Adds the keys and values of n tokens to the buffer.
+// The value of one token less what the tokens before it give for its key k (Delta).
+static at::Tensor corrected(const State& s, const Inputs& in, at::Tensor k, const at::Tensor& v) {
+  k = k.to(sums_dtype(s));
+  const at::Tensor factor = at::scalar_tensor(scale_factor(s.spec, in), k.scalar_type());
+  at::Tensor given =
+      (k.scalar_type() == at::kDouble ? apply_state<double> : apply_state<float>)(s, k, factor, {})
+          .N;
+  if (s.decay_sums.defined())
+    given = given * log_gates(s.spec.decay, in).to(at::kDouble).exp().unsqueeze(-1);
+  const at::Tensor share = key_shares(s.spec, in, k).unsqueeze(-1);
+  return (share * (v - given)).masked_fill(share == 0, 0);
+}
+
+// Decays the channels of the sums by the gates of one token.
+static void decay_channels(State& s, const Inputs& in) {
+  const at::Tensor logs = channel_logs(in).squeeze(2), gates = logs.exp();
+  s.carry.S.mul_(gates.unsqueeze(-1)), s.carry.z.mul_(gates), s.carry.decay.add_(logs);
+}
+
+// Adds the keys and values of n tokens to the buffer; with Delta or gates of channels, of one.
 static void add_to_buffer(State& s, const Inputs& in) {
   const Spec& spec = s.spec;
+  if (is<ChannelGate>(spec.decay)) decay_channels(s, in);
   const int64_t n = in.k.size(2);
   const at::Tensor k = mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
-  put(s.recent.k, k, 2, s.held);
   const at::Tensor gates = value_gates(spec, in, s.carry.count);
-  put(s.recent.v, gates.defined() ? in.v * gates.unsqueeze(-1) : in.v, 2, s.held);
+  const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
+  put(s.recent.v, is<Delta>(spec.values) ? corrected(s, in, k, v) : v, 2, s.held);
+  put(s.recent.k, k, 2, s.held);
   put_keep(s, in, n);
   if (s.decay_sums.defined()) put_decay(s, log_gates(spec.decay, in));
   add_counts(s, in);
@@ -237,7 +272,7 @@ static void add_to_buffer(State& s, const Inputs& in) {
 static at::Tensor step_sums(State& s, const Inputs& in) {
   add_to_buffer(s, in);
   const at::Tensor o = result(s, in, mapped(s.spec.features, in.q, in.query_projection));
-  if (s.held == s.room) flush(s);
+  if (s.held == s.room || is<ChannelGate>(s.spec.decay)) flush(s);  // channels decay in the sums
   return o;
 }
 
@@ -259,16 +294,21 @@ static at::Tensor prefill(State& s, const Inputs& in) {
 }
 
 // Makes room for n more tokens in a KV cache and drops the keys that no later query sees: those
-// before the interval of the newest query.
+// before the interval of the newest query, but for the first keys of a streaming mask. What is left
+// is a stream of its own under that mask.
 static void make_room(State& s, const Inputs& in, int64_t n) {
   const int64_t kept = std::min(s.held, seen_by_newest(s));
+  const int64_t first = std::min<int64_t>(kept, reach(s.spec.mask).first), last = kept - first;
   if (s.held + n <= s.room) return;
   const int64_t room = std::max<int64_t>(2 * (kept + n), 64);
   const auto grown = [&](at::Tensor& x, int64_t axis, std::vector<int64_t> shape,
                          at::ScalarType t) {
     shape[size_t(axis)] = room;
     const at::Tensor fresh = at::zeros(shape, s.carry.count.options().dtype(t));
-    if (x.defined()) fresh.narrow(axis, 0, kept).copy_(x.narrow(axis, s.held - kept, kept));
+    if (x.defined()) {
+      fresh.narrow(axis, 0, first).copy_(x.narrow(axis, 0, first));
+      fresh.narrow(axis, first, last).copy_(x.narrow(axis, s.held - last, last));
+    }
     x = fresh;
   };
   for (const Input& i : input_table()) {
@@ -293,7 +333,9 @@ static bool has_kernel(const State& s) {
       sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
   const bool here =
       s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
-  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here;
+  const bool cpu = s.carry.count.is_cpu();
+  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here &&
+         exec::why_lacking(spec, {.softcap = cpu, .sink = true, .first_keys = cpu}).empty();
 }
 
 // Appends the keys and values of n tokens to a KV cache.
@@ -368,6 +410,8 @@ void merge(State& state, const State& later) {
   check(text(state.spec) == text(later.spec) && state.dtype == later.dtype,
         "cannot merge states of two variants: '", text(state.spec), "' and '", text(later.spec),
         "'");
+  check(!is<Delta>(state.spec.values),
+        "cannot merge states of the delta rule: later values depend on the sums before them");
   check(is<AsGiven>(state.spec.values),
         "cannot merge states of a variant that divides values by their place in the stream");
   const StateShape &a = state.shape, &b = later.shape;
@@ -383,7 +427,8 @@ void merge(State& state, const State& later) {
     flush(state), flush(copy);
     if (copy.carry.decay.defined()) {
       const at::Tensor left = copy.carry.decay.exp().to(state.carry.S.scalar_type());
-      state.carry.S.mul_(left.view({a.B, a.G, 1, 1})), state.carry.z.mul_(left.unsqueeze(-1));
+      const at::Tensor each = left.view({a.B, a.G, -1});  // of all sums, or of each channel
+      state.carry.S.mul_(each.unsqueeze(-1)), state.carry.z.mul_(each);
       state.carry.decay.add_(copy.carry.decay);
     }
     state.carry.S.add_(copy.carry.S), state.carry.z.add_(copy.carry.z);

@@ -1,5 +1,6 @@
 // horner list: variants × executions.
 #include <algorithm>
+#include <sstream>
 
 #include "attn/attend.h"
 #include "attn/spec_text.h"
@@ -70,6 +71,7 @@ static Json json(const std::vector<Listed>& rows, const std::vector<attn::Family
                                {"about", v.about},
                                {"source", v.source},
                                {"aliases", v.aliases},
+                               {"mechanism", v.mechanism},
                                {"spec", attn::text(v.spec)},
                                {"notes", attn::notes(v.spec)},
                                {"executions", runs}});
@@ -137,7 +139,19 @@ static void print(const std::vector<Listed>& rows, const std::vector<attn::Famil
   for (const auto& [i, letter] : letters)
     runs += "  " + std::string(1, letter) + " " + std::string(attn::executions()[i]->name);
   if (!o.verbose) runs += "  (-v: why not the others)";
-  std::cout << text(table, columns) << "\n" << paragraph(runs);
+  // One table, so that its columns are aligned, in the whole catalog with each mechanism above its
+  // rows.
+  std::istringstream lines(text(table, columns));
+  std::string line, mechanism;
+  if (std::getline(lines, line)) std::cout << line << "\n";
+  for (size_t i = 0; std::getline(lines, line); ++i) {
+    if (o.patterns.empty() && i < rows.size() && rows[i].variant.mechanism != mechanism) {
+      mechanism = rows[i].variant.mechanism;
+      std::cout << "\n" << bold(mechanism) << "\n";
+    }
+    std::cout << line << "\n";
+  }
+  std::cout << "\n" << paragraph(runs);
   for (size_t i = 0; i < remarks.size(); ++i)
     std::cout << paragraph("[" + std::string(1, char('a' + i)) + "] " + remarks[i]);
   if (o.verbose) print_reasons(rows, columns);

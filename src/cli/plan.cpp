@@ -10,12 +10,13 @@
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
+#include "nn/pattern.h"
 
 namespace horner::cli {
 
 struct PlanOptions {
   std::string variant, dtype = "float32";
-  int64_t D = 64, E = 0, heads = 8, key_heads = 0, layers = 1, batch = 1, tokens = 4096;
+  int64_t D = 64, E = 0, heads = 8, key_heads = 0, layers = 0, batch = 1, tokens = 4096;
   bool json = false;
 };
 
@@ -144,15 +145,50 @@ static void print(const Planned& p, const PlanOptions& o) {
   std::cout << "\n" << paragraph(bold("auto") + " chooses " + green(p.chosen) + " (" + p.why + ")");
 }
 
+// What decoding keeps in a layer of a model: the smaller of the two (nn::empty_states).
+static bool keeps_state(const Planned& p) {
+  return p.why_no_state.empty() && p.too_large.empty() && p.state_bytes <= p.cache_bytes;
+}
+
+// A model with several variants: what each of its layers keeps, then the plan of each variant.
+static Outcome plan_pattern(const std::vector<nn::LayersOf>& parts, const PlanOptions& all) {
+  std::vector<std::pair<Planned, PlanOptions>> plans;
+  double sum = 0;
+  Table t{.head = {"layers", "variant", "keeps", "all heads and layers"}, .right = {3}};
+  Json out{{"pattern", all.variant}, {"layers", all.layers}, {"variants", Json::array()}};
+  for (const nn::LayersOf& part : parts) {
+    PlanOptions o = all;
+    o.variant = part.variant, o.layers = int64_t(part.layers.size());
+    const Planned p = planned(o);
+    const bool state = keeps_state(p);
+    const double bytes =
+        (state ? p.state_bytes : p.cache_bytes) * double(o.key_heads * o.layers * o.batch);
+    sum += bytes;
+    t.rows.push_back(
+        {part.text(), p.variant.name, state ? "a state" : "a KV cache", size_text(bytes)});
+    Json& each = out["variants"].emplace_back(json(p, o));
+    each["of_layers"] = part.layers, each["keeps"] = state ? "state" : "cache";
+    plans.emplace_back(p, o);
+  }
+  t.rows.push_back({"all", "", "", size_text(sum)});
+  out["kept_bytes"] = whole(sum);
+  if (all.json) return print_json(out);
+  std::cout << text(t);
+  for (const auto& [p, o] : plans) std::cout << "\n", print(p, o);
+  return Outcome::fine;
+}
+
 Action plan(CLI::App& app) {
   const auto o = std::make_shared<PlanOptions>();
-  choices(option(app, "VARIANT", o->variant, "", "a variant, such as taylor2")->required(),
-          variant_choices());
+  choices(
+      option(app, "VARIANT", o->variant, "", "a variant, such as taylor2, or a pattern of layers")
+          ->required(),
+      variant_choices());
   positive(app, "-d,--dim", o->D, "N", "head dimension of queries and keys [64]");
   positive(app, "--value-dim", o->E, "N", "head dimension of values [D]");
   positive(app, "--heads", o->heads, "N", "query heads [8]");
   positive(app, "--key-heads", o->key_heads, "N", "key/value heads [as many as query heads]");
-  positive(app, "--layers", o->layers, "N", "layers [1]");
+  positive(app, "--layers", o->layers, "N", "layers [1, or those of the pattern]");
   positive(app, "--batch", o->batch, "N", "batch size [1]");
   positive(app, "-t,--tokens", o->tokens, "N", "context length [4096]");
   choices(
@@ -169,6 +205,10 @@ Action plan(CLI::App& app) {
     horner::check(elements < most, "the tensors would have ", elements,
                   " elements, more than can be counted (", most,
                   "); choose fewer --tokens, --heads, a smaller --dim or --batch");
+    if (o->layers == 0) o->layers = int64_t(nn::pattern(o->variant).size());
+    const auto parts = nn::by_variant(nn::variants_of_layers(o->variant, o->layers));
+    if (parts.size() > 1) return plan_pattern(parts, *o);
+    o->variant = parts[0].variant;
     const Planned p = planned(*o);
     if (o->json) return print_json(json(p, *o));
     print(p, *o);

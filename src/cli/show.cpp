@@ -55,7 +55,7 @@ static Json json(const attn::Variant& v, const ShowOptions& o) {
     formula.push_back({{"label", label}, {"text", line}});
   for (const attn::Input& i : extras(v.spec))
     inputs.push_back({{"name", i.name},
-                      {"shape", attn::shape_text(i.shape)},
+                      {"shape", attn::shape_text(attn::shape(i, v.spec))},
                       {"about", i.about},
                       {"optional", !i.wanted}});
   for (const State& s : states(v.spec, o))
@@ -119,7 +119,7 @@ static void print(const attn::Variant& v, const ShowOptions& o) {
 
   Table inputs{.indent = 2, .wrap = true};
   for (const attn::Input& i : extras(v.spec))
-    inputs.rows.push_back({i.name, faint(attn::shape_text(i.shape)),
+    inputs.rows.push_back({i.name, faint(attn::shape_text(attn::shape(i, v.spec))),
                            i.about + std::string(i.wanted ? "" : " (optional)")});
   std::cout << "\n" << bold("inputs besides q, k, v") << "\n" << text(inputs);
   print_state(v.spec, o);

@@ -129,6 +129,7 @@ Json to_json(const Diagnosis& d, const std::optional<WhatIf>& w) {
   const Settings& s = d.settings;
   Json out = {{"tokens", d.tokens},
               {"attention", d.attention},
+              {"variants", d.variants},
               {"embedding", name_of(s.embedding)},
               {"unit", s.unit},
               {"lengths", s.lengths},

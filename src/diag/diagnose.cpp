@@ -11,8 +11,8 @@
 #include "attn/stages.h"
 #include "core/check.h"
 #include "core/names.h"
+#include "diag/layers.h"
 #include "diag/pass.h"
-#include "diag/what_if.h"
 
 namespace horner::diag {
 
@@ -165,8 +165,10 @@ Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings&
   check(s.tops.front() >= 1 && s.tops.front() < T, "a top N must be from 1 to ", T - 1, ", not ",
         s.tops.front());
   Diagnosis out{.settings = s, .tokens = T};
+  if (s.layers.empty()) out.settings.layers = layers_with_rows(m.config);
   out.grid = grid_of(s, T, T <= kMostApart), out.separable = grid_of(s, T, false);
   out.attention = attention_of(m.config);
+  out.variants = nn::variants_of(m.config), out.layers_text = layers_text(m.config);
   make_heads(out, int64_t(m.layers.size()), m.config.H);
   make_coverage(out), make_jacobians(out);
   const c10::InferenceMode none;
@@ -183,7 +185,7 @@ Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings&
                       const at::Tensor&) { layer(p, i, spec, in); }};
   if (s.embedding == Embedding::inputs)
     probe.input = [&](int64_t i, const at::Tensor& x) {
-      if (wanted(s.layers, i)) set_clouds(p, {x});
+      if (wanted(out.settings.layers, i)) set_clouds(p, {x});
     };
   nn::hidden(m, used, {.probe = &probe});
   finish(p);

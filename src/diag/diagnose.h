@@ -87,6 +87,8 @@ struct Diagnosis {
   Settings settings;
   int64_t tokens = 0;
   std::string attention;                 // the model's own operator, as its config names it
+  std::vector<std::string> variants;     // of each layer
+  std::string layers_text;               // which layers have which; "" if all have the same
   bool softmax = true;                   // all layers measured have softmax weights
   std::vector<int64_t> grid, separable;  // N of distances, N of separations
   std::vector<Head> heads;
@@ -98,7 +100,8 @@ struct Diagnosis {
 // Receives the current part, for a progress line.
 using Say = std::function<void(const std::string&)>;
 
-// tokens [T], T at least the largest length. Throws if why_no_rows gives a reason.
+// tokens [T], T at least the largest length. Measures the layers of the settings, or all that have
+// weights to analyse. Throws if one of the settings or every layer has none.
 Diagnosis diagnose(const nn::Model&, const at::Tensor& tokens, const Settings&, const Say& = {});
 
 // Algorithm 3: the least N of the grid at which the test does not distinguish the heads' mean

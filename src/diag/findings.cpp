@@ -282,6 +282,8 @@ std::vector<Finding> findings(const Diagnosis& d, const std::optional<WhatIf>& w
       out.push_back({a.title, a.text + effect(w, a.variant), a.rule, {}});
   for (auto* make : {coverage, growth, lemma_2}) out.push_back(make(d));
   if (w) add_tops(*w, out);
+  if (!d.layers_text.empty())
+    out.push_back({"Layers", d.layers_text, "the pattern of config.json's horner_variant", {}});
   return out;
 }
 

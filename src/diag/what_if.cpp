@@ -7,21 +7,21 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <set>
 
 #include "attn/plan.h"
 #include "attn/spec_text.h"
 #include "attn/stages.h"
 #include "core/check.h"
+#include "diag/layers.h"
 #include "diag/softmax_rows.h"
+#include "nn/pattern.h"
 
 namespace horner::diag {
 
 std::vector<std::string> normalisers_of(int64_t length, const std::string& attention) {
   const int64_t few = std::max<int64_t>(1, int64_t(std::llround(0.06 * double(length))));
   // The model's own operator at other temperatures; of several operators, softmax.
-  const bool one = attention.find(", ") == attention.npos;
-  const std::string own = one ? attention : "softmax";
+  const std::string own = nn::pattern(attention).size() == 1 ? attention : "softmax";
   const std::string at = own + (own.find(':') == own.npos ? ":" : ",") + "temperature=";
   std::vector<std::string> out{at + "0.1", at + "0.5", at + "2"};
   if (own != "softmax") out.push_back("softmax");
@@ -33,34 +33,17 @@ std::vector<std::string> normalisers_of(int64_t length, const std::string& atten
   return out;
 }
 
-std::string attention_of(const nn::ModelConfig& c) {
-  const nn::Json names = c.json.value("horner_variant", nn::Json());
-  if (names.is_null()) return "softmax";
-  if (names.is_string()) return names.get<std::string>();
-  std::set<std::string> all;
-  for (const nn::Json& name : names) all.insert(name.get<std::string>());
-  std::string out;
-  for (const std::string& name : all) out += (out.empty() ? "" : ", ") + name;
-  return out;
-}
-
-void check_rows(const nn::Model& m) {
-  for (size_t i = 0; i < m.config.layers.size(); ++i) {
-    const std::string why = nn::why_no_rows(m.config.layers[i].attention);
-    check(why.empty(), "layer ", i, " has no attention weights to analyse: ", why);
-  }
-}
-
 attn::Spec switched(const attn::Spec& layer, const attn::Spec& variant) {
   attn::Spec s = variant;
   s.features = layer.features, s.scale = layer.scale, s.mask = layer.mask;
+  if (s.softcap == 0) s.softcap = layer.softcap;
   s.temperature = layer.temperature * variant.temperature;
   return s;
 }
 
 Heads all_heads(const nn::Model& m) {
   Heads out;
-  for (int64_t i = 0; i < int64_t(m.layers.size()); ++i)
+  for (const int64_t i : layers_with_rows(m.config))
     for (int64_t h = 0; h < m.config.H; ++h) out.emplace_back(i, h);
   return out;
 }
@@ -83,7 +66,9 @@ static at::Tensor attend_cut(const attn::Spec& given, const attn::Inputs& all, c
   in = attn::one_key_head_each(in);
   const attn::Seen seen = attn::seen(spec.mask, in);
   const at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(seen.count.scalar_type());
-  at::Tensor shift, w = attn::weights(spec, x * attn::scale(spec, all, seen.count), seen, shift);
+  at::Tensor shift,
+      w = attn::weights(spec, nn::capped(spec, x * attn::scale(spec, all, seen.count)), seen,
+                        shift);
   const int64_t N = std::min(cut.N, w.size(-1));
   const at::Tensor least = std::get<0>(w.masked_fill(seen.hidden, -INFINITY).topk(N, -1));
   const at::Tensor kept = w.masked_fill(w < least.narrow(-1, N - 1, 1), 0);
@@ -172,13 +157,15 @@ double mean(const std::vector<double>& all) {
 // The rows of the unchanged model under every variant. Returns each head's separable share.
 std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
                                  std::vector<Variant>& variants, const Say& say) {
-  const int64_t T = tokens.numel(), L = int64_t(m.layers.size());
+  const int64_t T = tokens.numel();
+  const double L = double(layers_with_rows(m.config).size());
   const std::vector<nn::Query> queries = nn::few_queries(T, 16);
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(0);
   std::vector<double> shares;
   for (Variant& x : variants) x.effect->rows = {0, 0, 0, {}};
   const auto layer = [&](int64_t i, const attn::Spec& own, const attn::Inputs& in,
                          const at::Tensor&) {
+    if (!nn::why_no_rows(own).empty()) return;
     if (say) say("rows of layer " + std::to_string(i));
     const at::Tensor v = attn::one_key_head_each(in).v[0].to(at::kCPU, at::kFloat);
     nn::for_rows(own, in, queries, [&](const nn::Rows& rows) {  // one block
@@ -193,12 +180,10 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
         const at::Tensor w = nn::weights_of(spec, rows);
         nn::Rows moved = rows;
         moved.scores = rows.scores + 0.1 * way;
-        const double all = double(L);
-        sum.entropy_ratio += entropy_ratio(w, rows).mean().item<double>() / all;
-        sum.share +=
-            (attn::may_be_negative(spec) ? NAN : mean(shares_of(rows, w, values, 5))) / all;
+        sum.entropy_ratio += entropy_ratio(w, rows).mean().item<double>() / L;
+        sum.share += (attn::may_be_negative(spec) ? NAN : mean(shares_of(rows, w, values, 5))) / L;
         sum.sensitivity +=
-            ((nn::weights_of(spec, moved) - w).norm(2, -1) / 0.1).mean().item<double>() / all;
+            ((nn::weights_of(spec, moved) - w).norm(2, -1) / 0.1).mean().item<double>() / L;
         const at::Tensor e = (at::matmul(w.to(at::kFloat), values) - o).flatten(1).norm(2, -1) /
                              o.flatten(1).norm(2, -1).clamp_min(1e-30);
         for (int64_t h = 0; h < e.size(0); ++h) sum.moved.push_back(e[h].item<double>());
@@ -229,7 +214,6 @@ void losses_of_model(const nn::Model& m, const at::Tensor& tokens, const WhatIfA
                      WhatIf& out, const Say& say, const std::function<void(const Effect&)>& done) {
   const int64_t T = tokens.numel();
   check(T >= 16, "--what-if requires a text of at least 16 tokens, not ", T);
-  check_rows(m);
   out = {.tokens = T, .attention = attention_of(m.config)};
   const Heads all = all_heads(m);
   std::vector<std::pair<std::string, std::vector<Effect>*>> wanted;

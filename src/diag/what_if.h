@@ -32,7 +32,7 @@ struct Cut {
 // variant are set so that their mean over the text is 1.
 double loss(const nn::Model&, const at::Tensor& tokens, std::span<const Switch>,
             std::span<const Cut> = {});
-Heads all_heads(const nn::Model&);
+Heads all_heads(const nn::Model&);  // of the layers that can be analysed
 
 // Means over heads and a few queries under the variant; NaN until they are measured.
 struct RowEffect {
@@ -86,10 +86,6 @@ std::vector<std::string> normalisers_of(int64_t length, const std::string& atten
 Truncated truncate(const nn::Model&, const at::Tensor& tokens, double base, bool renormalise,
                    const Say&);
 Tops tops_of_heads(const nn::Model&, const at::Tensor& tokens, double base, const Say&);
-// "softmax", or the names of the layers' operators.
-std::string attention_of(const nn::ModelConfig&);
-// Throws if the rows of a layer cannot be analysed.
-void check_rows(const nn::Model&);
 
 // One forward pass or a few for each number, into `out` as they come: `say` may throw to stop.
 // `done` sees each effect of a switch of all heads.

@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <sstream>
+
+#include "attn/stages.h"
 
 namespace horner::instruments {
 
@@ -98,6 +101,16 @@ static Tensor without_count_power(const Execution& e, Spec spec, Inputs in) {
   return run(e, spec, in);
 }
 
+// Stick breaking whose scan is off by one: a key's stick is what it has left itself.
+static Tensor broken_twice(const Execution&, const Spec& spec, const Inputs& given) {
+  const Inputs in = one_key_head_each(given);
+  const Tensor hidden = seen(spec.mask, in).hidden;
+  const Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)) * scale_factor(spec, in);
+  const Tensor kept = at::log_sigmoid(-x).masked_fill(hidden, 0);
+  const Tensor log = at::log_sigmoid(x) + kept.flip(-1).cumsum(-1).flip(-1);
+  return at::matmul(log.masked_fill(hidden, -INFINITY).exp(), in.v);
+}
+
 // Where a mutant makes a difference.
 static bool several_tokens(const Spec&, const Case& c) {
   return c.T > 1;
@@ -186,6 +199,38 @@ static bool has_least(const Spec& s, const Case&) {
 static bool has_count(const Spec& s, const Case&) {
   return is<Count>(s.denominator) && is<NoNorm>(s.norm);
 }
+static bool has_softcap(const Spec& s, const Case& c) {  // that scores come near to
+  return s.softcap != 0 && c.hot;
+}
+static bool has_sink(const Spec& s, const Case&) {
+  return is<Sum>(s.denominator) && std::get<Sum>(s.denominator).sink;
+}
+static bool has_sinks(const Spec& s, const Case& c) {
+  return has_sink(s, c) && c.H > 1;
+}
+static bool has_bias(const Spec& s, const Case& c) {
+  return s.bias && c.T > 1;
+}
+static bool has_square_bias(const Spec& s, const Case& c) {
+  return has_bias(s, c) && c.T == c.S;
+}
+static bool has_bias_of_heads(const Spec& s, const Case& c) {
+  return has_bias(s, c) && c.seed % 2 == 0;
+}
+static bool has_first_keys(const Spec& s, const Case& c) {
+  const auto* mask = std::get_if<Streaming>(&s.mask);
+  return mask && c.S > mask->first + mask->size + 1;
+}
+static bool has_prefix(const Spec& s, const Case& c) {
+  return is<Prefix>(s.mask) && c.S > 30 && c.B > 1;
+}
+static bool has_near(const Spec& s, const Case& c) {
+  const auto* near = std::get_if<Window>(&s.near);
+  return near && c.S > near->size + 1;
+}
+static bool has_sticks(const Spec& s, const Case& c) {
+  return is<StickBreaking>(s.weight) && c.T > 1;
+}
 static bool has_rms(const Spec& s, const Case&) {
   return is<Rms>(s.norm);
 }
@@ -194,6 +239,19 @@ static bool has_norm_weight(const Spec& s, const Case&) {
 }
 static bool has_norm_bias(const Spec& s, const Case&) {
   return is<Layer>(s.norm);
+}
+
+static bool has_delta(const Spec& s, const Case& c) {
+  return is<Delta>(s.values) && c.T > 1;
+}
+static bool has_channels(const Spec& s, const Case& c) {
+  return is<ChannelGate>(s.decay) && c.T > 1;
+}
+// Keys of length 1 give a weight of 1 for themselves.
+static Tensor without_correction(const Execution& e, Spec spec, Inputs in) {
+  in.v = in.v * (std::get<Delta>(spec.values).most * in.beta).unsqueeze(-1).to(in.v.scalar_type());
+  spec.values = AsGiven{}, in.beta = Tensor();
+  return run(e, spec, in);
 }
 
 // clang-format off
@@ -234,6 +292,16 @@ static const Mutant kMutants[] = {
     {"no_centre",          "the mean score is not subtracted",               "centred_taylor4",         spec([](Spec& s) { s.centred = false; }), is_centred},
     {"no_sharpness",       "the logarithm of the length is missing",         "ssmax",                   spec([](Spec& s) { s.sharpness = Flat{}; }), has_sharpness},
 
+    {"no_softcap",         "the scores are not capped",                      "softcap",                 spec([](Spec& s) { s.softcap = 0; }), has_softcap},
+    {"no_bias",            "the bias is not added",                          "bias",                    inputs([](Inputs& in) { in.bias = in.bias * 0; }), has_bias},
+    {"bias_transposed",    "the bias is that of key and query exchanged",    "bias",                    inputs([](Inputs& in) { in.bias = in.bias.transpose(2, 3).contiguous(); }), has_square_bias},
+    {"bias_of_next_head",  "the bias is that of the next head",              "bias",                    inputs([](Inputs& in) { in.bias = in.bias.roll(1, 1); }), has_bias_of_heads},
+    {"first_keys_short",   "one of the first keys is not seen",              "streaming",               spec([](Spec& s) { --std::get<Streaming>(s.mask).first; }), has_first_keys},
+    {"first_keys_long",    "one key after the first is seen",                "streaming",               spec([](Spec& s) { ++std::get<Streaming>(s.mask).first; }), has_first_keys},
+    {"prefix_short",       "the prefix is one key short",                    "prefix_lm",               inputs([](Inputs& in) { in.prefix = (in.prefix - 1).clamp_min(0); }), has_prefix},
+    {"near_short",         "the near keys are one too few",                  "lolcats",                 spec([](Spec& s) { --std::get<Window>(s.near).size; }), has_near},
+    {"near_long",          "the near keys are one too many",                 "lolcats",                 spec([](Spec& s) { ++std::get<Window>(s.near).size; }), has_near},
+    {"stick_off_by_one",   "a key takes its own part from its stick first",  "stick_breaking",          {.forward = broken_twice}, has_sticks},
     {"no_log_count",       "log n is not subtracted from the scores",        "sigmoid",                 spec([](Spec& s) { s.less_log_count = false; }), has_log_count},
     {"no_values",          "values are not divided by a power of the count", "linear_cosine",           {.forward = without_count_power}, has_values},
 
@@ -247,6 +315,8 @@ static const Mutant kMutants[] = {
     {"no_slope",           "no head decays",                                 "retention",               inputs([](Inputs& in) { in.slope = constant(in.slope, 0); }), has_slope},
     {"wrong_slope",        "heads decay by the slope of their neighbour",    "retention",               inputs([](Inputs& in) { in.slope = in.slope.roll(1, 0); }), has_slopes},
     {"no_plus",            "the 1 of softmax1's sum is missing",             "softmax1",                spec([](Spec& s) { std::get<Sum>(s.denominator).plus = 0; }), has_plus},
+    {"no_sink",            "the sink is missing",                            "sink",                    inputs([](Inputs& in) { in.sink = in.sink * 0 - 100; }), has_sink},
+    {"wrong_sink",         "heads have the sink of their neighbour",         "sink",                    inputs([](Inputs& in) { in.sink = in.sink.roll(1, 0); }), has_sinks},
     {"no_least",           "the sum has no lower bound",                     "clamped_sum",             spec([](Spec& s) { std::get<Sum>(s.denominator).least = 0; }), has_least},
     {"no_floor",           "the sum has no floor",                           "taylor3",                 spec([](Spec& s) { std::get<Sum>(s.denominator).floor = 0; }), has_floor},
     {"count_off_by_one",   "rows are divided by one key more",               "by_count linear",         output([](Tensor& o) { const Tensor n = at::arange(1, o.size(2) + 1, o.options().requires_grad(false)).view({-1, 1}); o = o * (n / (n + 1)); }), has_count},
@@ -278,7 +348,23 @@ static const Mutant kMutants[] = {
     {"d_output_gate_lost", "the output gate has no gradient",                "softmax_out_gate",        gradient(&Inputs::output_gate, [](Tensor& g, const Inputs&) { g = g * 0; }), has_output_gate},
     {"d_decay_late",       "the gradient of the decay is one token late",    "gated_decay linear_decay", gradient(&Inputs::decay, [](Tensor& g, const Inputs&) { g = g.roll(1, 2); }), has_decay},
     {"d_decay_scale",      "the gradient of the decay is 2 % too large",     "gated_decay linear_decay", gradient(&Inputs::decay, [](Tensor& g, const Inputs&) { g = g * 1.02; }), has_decay},
+    {"d_cap_lost",         "the gradients are those of scores without a cap","softcap",                 {.forward = [](const Execution& e, Spec spec, const Inputs& in) {
+      const Tensor o = run(e, spec, in);
+      spec.softcap = 0;
+      const Tensor straight = run(e, spec, in);
+      return o.detach() + straight - straight.detach();
+    }}, has_softcap},
+    {"d_sink_lost",        "the sink has no gradient",                       "sink",                    gradient(&Inputs::sink, [](Tensor& g, const Inputs&) { g = g * 0; }), has_sink},
+    {"d_bias_double",      "the gradient of the bias is added twice",        "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g = g * 2; }), has_bias},
+    {"d_bias_row_lost",    "one row of d bias is not written",               "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g.select(2, g.size(2) / 2).fill_(0); }), has_bias},
     {"d_weight_batch",     "d norm_weight is half: one of two sequences",    "rms linear_decay",        gradient(&Inputs::norm_weight, [](Tensor& g, const Inputs&) { g = g / 2; }), has_norm_weight},
+
+    // The delta rule and gates of channels.
+    {"no_correction",      "values are not corrected",                       "delta kda",               {.forward = without_correction}, has_delta},
+    {"own_correction",     "a value is corrected by itself too",             "delta kda",               inputs([](Inputs& in) { in.beta = in.beta / (1 + in.beta); }), has_delta},
+    {"channels_late",      "the gates of channels are one token late",       "gla kda",                 inputs([](Inputs& in) { in.channel_decay = in.channel_decay.roll(1, 2); }), has_channels},
+    {"d_beta_lost",        "beta has no gradient",                           "delta kda",               gradient(&Inputs::beta, [](Tensor& g, const Inputs&) { g = g * 0; }), has_delta},
+    {"d_channels_late",    "the gradient of the channels is one token late", "gla kda",                 gradient(&Inputs::channel_decay, [](Tensor& g, const Inputs&) { g = g.roll(1, 2); }), has_channels},
 };
 // clang-format on
 

@@ -44,7 +44,11 @@ static int64_t size(const Case& c, const Spec& spec, char letter) {
   const int64_t sizes[] = {c.B, c.H, c.G, c.T, c.S, c.D, c.E};
   const size_t i = std::string_view("BHGTSDE").find(letter);
   if (i < std::size(sizes)) return sizes[i];
-  return letter == 'F' ? std::get<Project>(spec.features).dim : letter - '0';
+  if (letter == 'b' || letter == 'h')  // with and without an axis of its own
+    return c.seed % 2 ? 1 : size(c, spec, char(std::toupper(letter)));
+  if (letter != 'F') return letter - '0';
+  const auto* projected = std::get_if<Project>(&spec.features);
+  return projected ? projected->dim : std::get<Hedgehog>(spec.features).dim;
 }
 
 // A seed gives the same numbers on every device, except in large cases: the CPU takes a second for
@@ -64,6 +68,7 @@ static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator
     keep.select(0, c.B - 1).narrow(0, 0, c.S / 3).fill_(false);  // rows that see nothing
     return keep;
   }
+  if (i.at == &Inputs::prefix) return at::arange(c.B).mul_(c.S).div_(3 * c.B, "floor");
   const int64_t a = c.T / 3, b = c.T / 2;
   return at::tensor({int64_t(0), a, a, b, c.T}, at::kInt);  // the second sequence is empty
 }
@@ -72,12 +77,14 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
   const at::Generator random = seeded(c);
   const auto exact = at::TensorOptions(at::kDouble).device(random.device());
   // Dividing magnifies rounding where the divisor is near 0: the sum of weights that change sign or
-  // vanish, or the length of a row that few keys contribute to. Positive inputs avoid that.
+  // vanish, or the length of a row that few keys contribute to, or corrected values. Positive
+  // inputs avoid that.
   const bool few_keys = is<Relu>(spec.features) && !is<NoNorm>(spec.norm);
   const bool may_vanish =
       may_be_negative(spec) || (is<Power>(spec.weight) && is<Identity>(spec.features));
   const auto* sum = std::get_if<Sum>(&spec.denominator);
-  const bool fragile = few_keys || (may_vanish && sum);
+  const bool corrected = is<Delta>(spec.values) && !is<NoNorm>(spec.norm);  // values around 0
+  const bool fragile = few_keys || corrected || (may_vanish && sum);
   const bool has_floor = fragile && sum && sum->floor > 0 && !spec.centred;
   // At -30 the terms of a long series cancel: e^-30 is lost in the rounding of 30^30 / 30!.
   const auto* series = std::get_if<Taylor>(&spec.weight);
@@ -85,13 +92,15 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
   Inputs in;
   for (const Input& i : input_table()) {
     if (i.role == Role::mask) {
-      if (i.at == &Inputs::keep ? c.padded : c.packed)
+      const bool wanted = i.wanted ? i.wanted(spec) : i.at == &Inputs::keep ? c.padded : c.packed;
+      if (wanted && !(is<Prefix>(spec.mask) && i.at == &Inputs::cu_seqlens))
         in.*i.at = random_mask(i, c, random).to(c.device);
       continue;
     }
     if (!i.wanted(spec)) continue;
     std::vector<int64_t> shape;
-    for (const char* letter = i.shape; *letter; ++letter) shape.push_back(size(c, spec, *letter));
+    for (const char* letter = attn::shape(i, spec); *letter; ++letter)
+      shape.push_back(size(c, spec, *letter));
     at::Tensor x = at::randn(shape, random, exact);
     if (i.role == Role::tensor && fragile) x = at::rand(shape, random, exact);
     // The last sequence is far below the floor of its sum, the others above it: at the floor the

@@ -7,11 +7,17 @@
 
 #include "core/check.h"
 #include "files/checksums.h"
-#include "files/tensors_file.h"
 
 namespace horner::nn {
 
 namespace fs = std::filesystem;
+
+// Of the tensors in files; several slots may share one.
+static std::map<std::string, int64_t> stored_rows(const std::vector<Slot>& all) {
+  std::map<std::string, int64_t> out;
+  for (const Slot& s : all) out[s.name] += s.shape[0];
+  return out;
+}
 
 // Without a seed every tensor must be there.
 static Model load(const fs::path& folder, const ModelConfig& config, std::optional<uint64_t> seed) {
@@ -24,8 +30,7 @@ static Model load(const fs::path& folder, const ModelConfig& config, std::option
   Model m{config};
   const files::TensorsFile file = files::load_tensors(folder);
   const std::vector<Slot> all = slots(m);
-  std::map<std::string, int64_t> rows, taken;  // of stored tensors; several slots may share one
-  for (const Slot& s : all) rows[s.name] += s.shape[0];
+  const std::map<std::string, int64_t> rows = stored_rows(all);
   for (const Slot& s : all) {
     auto found = file.tensors.find(s.name);
     const size_t dot = s.name.find('.');
@@ -39,15 +44,15 @@ static Model load(const fs::path& folder, const ModelConfig& config, std::option
           "', which config.json requires; both files must be of one model");
     at::Tensor x = found->second;
     std::vector<int64_t> shape = s.shape;
-    shape[0] = rows[s.name];
+    shape[0] = rows.at(s.name);
     if (s.transposed) std::ranges::reverse(shape);
     check(x.sizes() == at::IntArrayRef(shape), folder.string(), ": tensor '", s.name,
           "' must have shape ", at::IntArrayRef(shape), ", got ", x.sizes());
     check(at::isFloatingType(x.scalar_type()), folder.string(), ": tensor '", s.name,
           "' must have a floating-point dtype, got ", x.scalar_type());
-    int64_t& row = taken[s.name];
-    x = (s.transposed ? x.t() : x).narrow(0, row, s.shape[0]);
-    row += s.shape[0];
+    if (s.transposed) x = x.t();
+    x = s.rows.empty() ? x.narrow(0, s.first, s.shape[0])
+                       : x.index_select(0, at::tensor(s.rows, at::kLong));
     *s.at = s.transposed ? x.contiguous() : x;
   }
   if (m.config.tied) m.head = m.embedding;
@@ -62,16 +67,34 @@ Model load_model(const fs::path& folder, const ModelConfig& config, uint64_t see
   return load(folder, config, seed);
 }
 
+files::TensorsFile stored_tensors(const std::vector<Slot>& all) {
+  files::TensorsFile file;
+  file.metadata["format"] = "pt";
+  const std::map<std::string, int64_t> rows = stored_rows(all);
+  for (const Slot& s : all) {
+    const at::Tensor x = s.at->detach();
+    at::Tensor& stored = file.tensors[s.name];
+    if (rows.at(s.name) == s.shape[0] && s.rows.empty()) {
+      stored = x;
+      continue;
+    }
+    std::vector<int64_t> shape = s.shape;
+    shape[0] = rows.at(s.name);
+    if (!stored.defined()) stored = at::empty(shape, x.options());
+    if (s.rows.empty())
+      stored.narrow(0, s.first, s.shape[0]).copy_(x);
+    else
+      stored.index_copy_(0, at::tensor(s.rows, at::kLong).to(x.device()), x);
+  }
+  for (const Slot& s : all)
+    if (s.transposed && s.part == 0) file.tensors[s.name] = file.tensors[s.name].t().contiguous();
+  return file;
+}
+
 void save_model(const Model& model, const fs::path& folder) {
   fs::create_directories(folder);
   Model m = model;
-  files::TensorsFile file;
-  file.metadata["format"] = "pt";
-  for (const Slot& s : slots(m)) {
-    const at::Tensor x = s.transposed ? s.at->detach().t().contiguous() : s.at->detach();
-    at::Tensor& stored = file.tensors[s.name];
-    stored = stored.defined() ? at::cat({stored, x}, s.transposed ? 1 : 0) : x;
-  }
+  const files::TensorsFile file = stored_tensors(slots(m));
   std::vector<at::Tensor> kept;
   files::safetensors::write_sharded(folder, files::arrays_of(file, kept));
   Json config = m.config.json;

@@ -5,6 +5,8 @@
 
 #include "core/check.h"
 #include "core/names.h"
+#include "nn/parts.h"
+#include "nn/pattern.h"
 
 namespace horner::nn {
 
@@ -37,8 +39,9 @@ static void refuse(const Json& j, const char* name) {
         "' is not supported, got ", j.value(name, Json()).dump());
 }
 
-static Rope rope(const Json& given, double theta) {
-  Rope r{.theta = field<double>(given, "rope_theta", theta)};
+static Rope rope(const Json& given, const Rope& otherwise) {
+  Rope r{.theta = field<double>(given, "rope_theta", otherwise.theta),
+         .share = field<double>(given, "partial_rotary_factor", otherwise.share)};
   const auto type =
       field<std::string>(given, "rope_type", field<std::string>(given, "type", "default"));
   if (type == "default") return r;
@@ -57,16 +60,29 @@ static Rope rope(const Json& given, double theta) {
 // older.
 static Rope layer_rope(const Json& j, const Family& f, bool window) {
   const bool own = window && f.window_rope_theta > 0;
-  const double theta = own ? field<double>(j, "rope_local_base_freq", f.window_rope_theta)
-                           : field<double>(j, "rope_theta", f.rope_theta);
+  const Rope r{.theta = own ? field<double>(j, "rope_local_base_freq", f.window_rope_theta)
+                            : field<double>(j, f.fields.rope_theta, f.rope_theta),
+               .share = field<double>(j, f.fields.rope_share, f.rope_share)};
   const Json all = j.value("rope_parameters", Json()), older = j.value("rope_scaling", Json());
   for (const auto& [name, x] : {std::pair("rope_parameters", &all), {"rope_scaling", &older}})
     check(x->is_object() || x->is_null(), "config.json: '", name, "' must be a JSON object, got ",
           x->dump());
   if (all.is_object() && (all.contains("full_attention") || all.contains("sliding_attention")))
-    return rope(all.value(window ? "sliding_attention" : "full_attention", Json::object()), theta);
-  if (all.is_object()) return rope(all, theta);
-  return rope(older.is_object() && !own ? older : Json::object(), theta);
+    return rope(all.value(window ? "sliding_attention" : "full_attention", Json::object()), r);
+  if (all.is_object()) return rope(all, r);
+  return rope(older.is_object() && !own ? older : Json::object(), r);
+}
+
+static bool has_rope(const Json& j, const Family& f, int64_t layer) {
+  if (f.no_rope_every == 0) return true;
+  if (const Json each = j.value("no_rope_layers", Json()); each.is_array()) {  // 1: with positions
+    check(each.size() > size_t(layer) && each[size_t(layer)].is_number_integer(),
+          "config.json: 'no_rope_layers' must have an integer for each layer, got ", each.dump());
+    return each[size_t(layer)] != 0;
+  }
+  const auto n = field<int64_t>(j, "no_rope_layer_interval", f.no_rope_every);
+  check(n > 0, "config.json: 'no_rope_layer_interval' must be at least 1, got ", n);
+  return (layer + 1) % n != 0;
 }
 
 static bool has_window(const Json& j, const Family& f, int64_t layer) {
@@ -77,26 +93,49 @@ static bool has_window(const Json& j, const Family& f, int64_t layer) {
           " entries, fewer than there are layers");
     return types[size_t(layer)] == "sliding_attention";
   }
+  if (f.no_rope_every > 0) return !has_rope(j, f, layer);
   const auto full = field<int64_t>(j, "sliding_window_pattern",
                                    field<int64_t>(j, "_sliding_window_pattern", f.full_every));
   return full > 0 && (layer + 1) % full != 0;
 }
 
-static std::string attention_name(const Json& j, int64_t layer, int64_t layers) {
-  const Json a = j.value("horner_variant", Json());
-  if (a.is_null()) return "softmax";
-  if (a.is_string()) return a.get<std::string>();
-  check(a.is_array() && int64_t(a.size()) == layers && a[size_t(layer)].is_string(),
-        "config.json: 'horner_variant' must be a variant or a list of ", layers,
-        ", one per layer, got ", a.dump());
-  return a[size_t(layer)].get<std::string>();
+// One per layer. A pattern becomes the list of them in `j`, which is what other readers expect.
+static std::vector<std::string> layer_variants(Json& j, int64_t layers) {
+  const Json given = j.value("horner_variant", Json());
+  if (given.is_null()) return std::vector<std::string>(size_t(layers), "softmax");
+  const std::vector<std::string> out = variants_of_layers(given, layers);
+  if (!given.is_string() || given != out[0]) j["horner_variant"] = out;
+  return out;
 }
 
-static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer, int64_t layers) {
+std::vector<std::string> variants_of(const ModelConfig& c) {
+  std::vector<std::string> out;
+  for (const LayerConfig& l : c.layers) out.push_back(l.variant);
+  return out;
+}
+
+static bool is_field(const char* known, std::string_view name) {
+  return known && name == known;
+}
+
+// c of c tanh(x / c). A family without the field refuses it.
+static double softcap(const Json& j, const char* name, double otherwise) {
+  if (!name) return 0;
+  if (j.contains(name) && j.at(name).is_null()) return 0;
+  const auto c = field<double>(j, name, otherwise);
+  check(c >= 0, "config.json: '", name, "' must be positive, got ", c);
+  return c;
+}
+
+static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer,
+                                const std::string& name) {
   constexpr int64_t kMostTokens = 256;  // of a convolution
   const bool window = has_window(j, f, layer);
-  const attn::Variant variant = attn::find(attention_name(j, layer, layers));
-  LayerConfig l{variant.spec, layer_rope(j, f, window), variant.around};
+  const attn::Variant variant = attn::find(name);
+  LayerConfig l{name, variant.spec, layer_rope(j, f, window), variant.around};
+  check(!l.attention.bias && !attn::is<attn::Prefix>(l.attention.mask), "attention '", variant.name,
+        "' takes an input of each score that a model does not make: call the operator yourself");
+  l.around.rope = l.around.rope && has_rope(j, f, layer);
   const auto n =
       field<int64_t>(j.value("horner", Json::object()), "short_conv", l.around.short_conv);
   check(n >= (l.around.mamba ? 1 : 0) && n <= kMostTokens,
@@ -110,19 +149,26 @@ static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer, i
   }
   if (window && attn::is<attn::Causal>(l.attention.mask))
     l.attention.mask = attn::Window{int(size(j, "sliding_window"))};
+  if (l.attention.softcap == 0) l.attention.softcap = softcap(j, f.fields.softcap, f.softcap);
   if (f.query_scalar > 0 && attn::is<attn::RootDim>(l.attention.scale))
     l.attention.scale = attn::Fixed{
         float(1 / std::sqrt(field<double>(j, "query_pre_attn_scalar", f.query_scalar)))};
   return l;
 }
 
-static bool is_silu(const Json& j, const Family& f) {
+static parts::Activation activation(const Json& j, const Family& f) {
+  using enum parts::Activation;
+  static const std::pair<const char*, parts::Activation> kKnown[] = {{"silu", silu},
+                                                                     {"swish", silu},
+                                                                     {"gelu", gelu_erf},
+                                                                     {"gelu_new", gelu},
+                                                                     {"gelu_pytorch_tanh", gelu},
+                                                                     {"gelu_fast", gelu}};
   const auto name = field<std::string>(j, f.fields.activation, f.activation);
-  const bool silu = name == "silu" || name == "swish";
-  check(silu || name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast",
-        "config.json: unknown activation '", name,
-        "'; supported: 'silu', 'gelu_new' or 'gelu_pytorch_tanh'");
-  return silu;
+  for (const auto& [known, which] : kKnown)
+    if (name == known) return which;
+  fail("config.json: unknown activation '", name,
+       "'; supported: 'silu', 'gelu', 'gelu_new' or 'gelu_pytorch_tanh'");
 }
 
 static void read_sizes(const Json& j, ModelConfig& c) {
@@ -136,8 +182,22 @@ static void read_sizes(const Json& j, ModelConfig& c) {
   c.D = given ? size(j, name.D) : c.C / c.H;
   check(c.H % c.G == 0, "config.json: '", name.H, "' must be a multiple of '",
         name.G ? name.G : name.H, "', got ", c.H, " and ", c.G);
-  check(!c.family->rotary() || c.D % 2 == 0,
-        "config.json: rotary positions require an even head dimension, got ", c.D);
+}
+
+int64_t rotated_channels(const Rope& r, int64_t D) {
+  return int64_t(double(D) * r.share);
+}
+
+static void check_rope(const ModelConfig& c, const Rope& r) {
+  check(r.share == 1 || c.family->fields.rope_share,
+        "config.json: 'partial_rotary_factor' is not supported for model_type '", c.family->name,
+        "', got ", r.share);
+  if (!c.family->rotary()) return;
+  check(c.D % 2 == 0, "config.json: rotary positions require an even head dimension, got ", c.D);
+  const int64_t n = rotated_channels(r, c.D);
+  check(n > 0 && n <= c.D && n % 2 == 0,
+        "config.json: rotary positions require an even number of the ", c.D,
+        " channels of a head, got ", n);
 }
 
 // Fields that change what a model computes in ways that are not supported.
@@ -186,7 +246,8 @@ Json changed_config(const Json& config, const Json& changes) {
   if (type.is_string()) {
     const FieldNames& f = find_family(type.get<std::string>()).fields;
     for (const char* name : {f.C, f.M, f.layers, f.H, f.G, f.D, f.positions, f.eps, f.activation,
-                             f.attention_bias, f.mlp_bias, f.use_windows})
+                             f.attention_bias, f.mlp_bias, f.use_windows, f.rope_theta,
+                             f.rope_share, f.parallel, f.softcap, f.final_softcap})
       if (name) known.push_back(name);
   }
   std::ranges::sort(known);
@@ -210,7 +271,7 @@ ModelConfig model_config(const Json& j) {
   read_sizes(j, c);
   c.eps = field<double>(j, f.fields.eps, f.eps);
   c.tied = field<bool>(j, "tie_word_embeddings", f.tied);
-  const bool bias = field<bool>(j, f.fields.attention_bias, false);
+  const bool bias = field<bool>(j, f.fields.attention_bias, f.attention_bias);
   c.norm_bias = f.norm == NormKind::layer;
   c.query_bias = f.query_bias || bias, c.out_bias = f.out_bias || bias;
   c.mlp_bias = f.mlp_bias || field<bool>(j, f.fields.mlp_bias, false);
@@ -220,13 +281,18 @@ ModelConfig model_config(const Json& j) {
   check(init == "normal" || init == "torch",
         "config.json: 'horner.init' must be 'normal' or 'torch', got '", init, "'");
   c.torch_init = init == "torch";
-  c.silu = is_silu(j, f);
-  for (const char* name : kRefused) refuse(j, name);
+  c.activation = activation(j, f);
+  c.parallel = field<bool>(j, f.fields.parallel, f.parallel);
+  c.final_softcap = softcap(j, f.fields.final_softcap, f.final_softcap);
+  for (const char* name : kRefused)
+    if (!is_field(f.fields.softcap, name) && !is_field(f.fields.final_softcap, name))
+      refuse(j, name);
   const int64_t layers = size(j, f.fields.layers);
   check(layers <= 10000, "config.json: '", f.fields.layers, "' must be at most 10000, got ",
         layers);
-  for (int64_t i = 0; i < layers; ++i) {
-    c.layers.push_back(layer_config(j, f, i, layers));
+  for (const std::string& variant : layer_variants(c.json, layers)) {
+    c.layers.push_back(layer_config(j, f, int64_t(c.layers.size()), variant));
+    check_rope(c, c.layers.back().rope);
     check(!c.key_shift || !c.layers.back().around.mamba,
           "config.json: 'horner.key_shift' requires keys, which a Mamba-2 block does not have");
   }

@@ -11,19 +11,26 @@
 
 namespace horner::nn {
 
+namespace parts {
+enum class Activation;
+}
 using files::Json;
 
 // Rotary positions: channel pair i is rotated by position * theta^(-2i / D) / factor; llama3
 // divides low frequencies only.
 struct Rope {
   double theta = 10000, factor = 1;
+  double share = 1;  // of a head's channels, those that are rotated; D then counts only these
   bool llama3 = false;
   double low = 1, high = 4, original = 8192;
 
   bool operator==(const Rope&) const = default;
 };
 
+int64_t rotated_channels(const Rope&, int64_t D);  // of the D channels of a head, the first ones
+
 struct LayerConfig {
+  std::string variant;  // as config.json names it
   attn::Spec attention;
   Rope rope;
   attn::Around around = {};
@@ -35,7 +42,9 @@ struct ModelConfig {
   int64_t C, M, H, G, D, V, positions;
   double eps;
   bool tied, norm_bias, query_bias, out_bias, mlp_bias;
-  bool silu;                // else GELU, tanh approximation
+  bool parallel;         // attention and MLP read the same x
+  double final_softcap;  // c of c tanh(logits / c); 0: none
+  parts::Activation activation;
   bool key_shift = false;   // keys come from the previous token, values from the token itself
   bool torch_init = false;  // layers start as torch's modules do
   std::vector<LayerConfig> layers;
@@ -44,15 +53,17 @@ struct ModelConfig {
 };
 
 // Throws and names the field if one is missing, has the wrong type or is not supported. Our own
-// fields are "horner_variant", a variant or a list of one per layer, and "horner": {"key_shift":
-// bool, "short_conv": tokens, "init": "normal" or "torch"}.
+// fields are "horner_variant", a pattern of variants (pattern.h), and "horner": {"key_shift": bool,
+// "short_conv": tokens, "init": "normal" or "torch"}. A pattern is kept as one variant per layer.
 ModelConfig model_config(const Json&);
 
 // The config with `changes` merged into it (null removes a field). Throws for a field of `changes`
 // that neither the family nor the config has, with the nearest name.
 Json changed_config(const Json& config, const Json& changes);
 
-// The config of a preset, with the variant `attention` in every layer.
+std::vector<std::string> variants_of(const ModelConfig&);  // of each layer
+
+// The config of a preset, with the pattern `attention` of variants.
 ModelConfig preset(const std::string& name, const std::string& attention = "softmax");
 std::vector<std::string> preset_names();
 

@@ -32,6 +32,9 @@ struct FieldNames {
   const char* attention_bias = "attention_bias";  // biases of q, k, v and o
   const char* mlp_bias = nullptr;
   const char* use_windows = nullptr;  // false there: no layer has a window
+  const char *rope_theta = "rope_theta", *rope_share = nullptr;
+  const char* parallel = nullptr;
+  const char *softcap = nullptr, *final_softcap = nullptr;  // of scores; of logits
 };
 
 enum class NormKind { rms, rms_plus_one, layer };  // rms_plus_one: times 1 + weight
@@ -42,6 +45,7 @@ struct Family {
   TensorNames tensors = {};
   FieldNames fields = {};
   bool transposed = false;  // the products of layers are stored [in, out]
+  bool by_head = false;     // q, k and v of one name: stored head by head, not one below the other
   NormKind norm = NormKind::rms;
   NormWidth query_key_norm = NormWidth::head;
   bool query_bias = false, out_bias = false, mlp_bias = false;  // whatever config.json says
@@ -52,7 +56,12 @@ struct Family {
   const char* activation = "silu";
   bool tied = false;
   int64_t mlp_ratio = 0;  // M / C; 0: config.json must say
+  bool attention_bias = false;
+  bool parallel = false;                  // attention and MLP both read x; their sum is added to it
+  double softcap = 0, final_softcap = 0;  // c tanh(x / c) of scores and of logits; 0: none
   double rope_theta = 1e4;
+  double rope_share = 1;         // of a head's channels, the first ones, that are rotated
+  int64_t no_rope_every = 0;     // every n-th layer has no positions; 0: all have them
   double window_rope_theta = 0;  // for layers with a window; 0: the same as for others
   double query_scalar = 0;       // scores are divided by its root; 0: by that of D
   int64_t full_every = 1;        // every n-th layer has no window; kNever: all have one

@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <cstring>
+
 #include "attn/inputs.h"
+#include "attn/stages.h"
 
 namespace horner::nn {
 
@@ -13,12 +16,14 @@ parts::Norm norm_of(const ModelConfig& c) {
 
 // W x + b of the variant's gate `name`, [B, heads, T], in float32: logarithms in bfloat16 are too
 // coarse to sum.
-static at::Tensor gate_logits(const Pass& p, size_t i, const std::string& name,
-                              const at::Tensor& x) {
+// [B, heads, T], or [B, heads, T, channels].
+static at::Tensor gate_logits(const Pass& p, size_t i, const std::string& name, const at::Tensor& x,
+                              int64_t channels = 0) {
   const auto& own = p.m.layers[i].variant;
   at::Tensor out = parts::product(x, {own.at(name + ".weight")}, {own.at(name + ".bias")});
   if (at::isReducedFloatingType(out.scalar_type())) out = out.to(at::kFloat);
-  return out.view({p.B, p.T, -1}).transpose(1, 2);
+  return (channels > 0 ? out.view({p.B, p.T, -1, channels}) : out.view({p.B, p.T, -1}))
+      .transpose(1, 2);
 }
 
 void add_variant_inputs(const Pass& p, size_t i, const at::Tensor& x, attn::Inputs& in) {
@@ -26,8 +31,11 @@ void add_variant_inputs(const Pass& p, size_t i, const at::Tensor& x, attn::Inpu
   for (const attn::Input& input : attn::input_table()) {
     if (!input.wanted || !input.wanted(layer.attention) || (in.*input.at).defined()) continue;
     at::Tensor& to = in.*input.at;
+    const bool each = std::strlen(attn::shape(input, layer.attention)) == 4;
+    const auto logits = [&] { return gate_logits(p, i, input.name, x, each ? p.m.config.D : 0); };
     switch (input.role) {
       case attn::Role::tensor:
+      case attn::Role::score:
       case attn::Role::mask:
         break;
       case attn::Role::parameter:
@@ -37,14 +45,17 @@ void add_variant_inputs(const Pass& p, size_t i, const at::Tensor& x, attn::Inpu
         to = p.m.layers[i].variant.at(input.name).detach();
         break;
       case attn::Role::logit:
-        to = gate_logits(p, i, input.name, x);
+        to = logits();
         break;
       case attn::Role::log_gate:
-        to = at::log_sigmoid(gate_logits(p, i, input.name, x));
+        to = at::log_sigmoid(logits()) / layer.around.gate_root;
         break;
       case attn::Role::gate:
-        to = gate_logits(p, i, input.name, x);
-        to = layer.around.exp_gate && &to == &in.output_gate ? (-to).exp() : to.sigmoid();
+        to = logits();
+        if (layer.around.exp_gate && &to == &in.output_gate)
+          to = (-to).exp();
+        else
+          to = layer.around.silu_gate && &to == &in.post_gate ? at::silu(to) : to.sigmoid();
         break;
     }
   }
@@ -140,6 +151,9 @@ at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x, const parts::
       parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, project(p, i, x),
                    each ? l.q_norm : at::Tensor(), each ? l.k_norm : at::Tensor(), by);
   attn::Inputs in{.q = q, .k = k, .v = v};
+  if (c.layers[i].around.tied_keys)
+    in.q = at::silu(q), in.k = (-k).sigmoid(),
+    in.channel_decay = at::log_sigmoid(k.to(attn::wide(k.scalar_type())));
   add_variant_inputs(p, i, x, in);
   if (c.layers[i].around.raw_decay) add_raw_decay(p, i, x, in);
   return parts::product(operate(p, i, in), {l.o}, {l.o_bias});

@@ -19,7 +19,7 @@ static int64_t slice_rows(const at::Tensor& head, bool cpu) {
 // Never synchronizes with the device.
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& given_head, const at::Tensor& targets) {
+                            const at::Tensor& given_head, const at::Tensor& targets, double cap) {
     const at::Tensor head = given_head.to(x.scalar_type());  // mixed precision: cast once
     const int64_t n = x.size(0), slice = slice_rows(head, x.is_cpu());
     const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -31,8 +31,15 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     for (int64_t t = 0; t < n; t += slice) {
       const int64_t m = std::min(slice, n - t);
       const at::Tensor xs = x.narrow(0, t, m), g = parts::times(xs, head.t());
+      at::Tensor slope;  // of the cap, c tanh(g / c)
+      if (cap > 0) {
+        g.div_(cap).tanh_();
+        slope = 1 - g * g;
+        g.mul_(cap);
+      }
       each.narrow(0, t, m).copy_(
           parts::losses_(g, targets.narrow(0, t, m), scale, dx.defined() || learns));
+      if (cap > 0) g.mul_(slope);
       if (dx.defined()) {
         at::Tensor to = dx.narrow(0, t, m);
         parts::times_to(to, g, head);
@@ -52,7 +59,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor dx =
         saved[0].defined() ? saved[0] * grads[0].to(saved[0].scalar_type()) : saved[0];
     const at::Tensor dhead = saved[1].defined() ? (saved[1] * grads[0]).to(dtype) : saved[1];
-    return {dx, dhead, at::Tensor()};
+    return {dx, dhead, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -60,7 +67,8 @@ at::Tensor cross_entropy(const Model& m, const at::Tensor& hidden, const at::Ten
   check(hidden.dim() == 2 && targets.dim() == 1 && targets.size(0) == hidden.size(0),
         "the loss requires hidden [n, C] and targets [n], got ", hidden.sizes(), " and ",
         targets.sizes());
-  return CrossEntropy::apply(hidden, m.config.tied ? m.embedding : m.head, targets);
+  return CrossEntropy::apply(hidden, m.config.tied ? m.embedding : m.head, targets,
+                             m.config.final_softcap);
 }
 
 }  // namespace horner::nn

@@ -14,7 +14,8 @@ namespace horner::nn {
 static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t T,
                                 at::TensorOptions on) {
   constexpr double kTurn = 2 * M_PI;
-  at::Tensor f = at::pow(r.theta, at::arange(0, D, 2, on.dtype(at::kDouble)) * (-1. / double(D)));
+  const int64_t R = rotated_channels(r, D);
+  at::Tensor f = at::pow(r.theta, at::arange(0, R, 2, on.dtype(at::kDouble)) * (-1. / double(R)));
   if (r.llama3) {
     const at::Tensor length = kTurn / f, slow = f / r.factor;
     const at::Tensor smooth = (r.original / length - r.low) / (r.high - r.low);
@@ -24,17 +25,18 @@ static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t 
   } else {
     f = f / r.factor;
   }
+  // The other channels turn by 0: the order of a head's channels (slots.cpp) pairs them.
+  if (R < D) f = at::constant_pad_nd(f, {0, (D - R) / 2});
   const at::Tensor angle =
       at::arange(from, from + T, on.dtype(at::kFloat)).unsqueeze(1) * f.to(at::kFloat);
   return {angle.cos(), angle.sin()};
 }
 
 static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x) {
-  const auto f = c.silu ? parts::Activation::silu : parts::Activation::gelu;
   const at::Tensor y =
       l.gate.defined()
-          ? parts::gated(f, parts::product(x, {l.gate, l.up}, {l.gate_bias, l.up_bias}))
-          : parts::activated(f, parts::product(x, {l.up}, {l.up_bias}));
+          ? parts::gated(c.activation, parts::product(x, {l.gate, l.up}, {l.gate_bias, l.up_bias}))
+          : parts::activated(c.activation, parts::product(x, {l.up}, {l.up_bias}));
   return parts::product(y, {l.down}, {l.down_bias});
 }
 
@@ -99,10 +101,14 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   at::Tensor y = normed(x, m.layers[0].before_attention, m.layers[0].before_attention_bias);
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const Layer &l = m.layers[i], &next = i + 1 < m.layers.size() ? m.layers[i + 1] : last;
-    y = attention(pass, i, y, rotation_of(c.layers[i]));
-    y = normed(y, l.after_attention, l.after_attention_bias);
-    std::tie(x, y) = add(y, l.before_mlp, l.before_mlp_bias);
+    const at::Tensor a = normed(attention(pass, i, y, rotation_of(c.layers[i])), l.after_attention,
+                                l.after_attention_bias);
+    if (c.parallel)
+      y = normed(x, l.before_mlp, l.before_mlp_bias);
+    else
+      std::tie(x, y) = add(a, l.before_mlp, l.before_mlp_bias);
     y = normed(mlp(c, l, y), l.after_mlp, l.after_mlp_bias);
+    if (c.parallel) y = y + a;
     std::tie(x, y) = add(y, next.before_attention, next.before_attention_bias);
   }
   return y.view({pass.B, T, c.C});
@@ -112,7 +118,9 @@ at::Tensor logits(const Model& m, const at::Tensor& hidden) {
   const at::Tensor rows = hidden.reshape({-1, hidden.size(-1)});
   std::vector<int64_t> shape = hidden.sizes().vec();
   shape.back() = m.config.V;
-  return parts::product(rows, {m.config.tied ? m.embedding : m.head}).view(shape);
+  const double cap = m.config.final_softcap;
+  const at::Tensor out = parts::product(rows, {m.config.tied ? m.embedding : m.head}).view(shape);
+  return cap > 0 ? (out / cap).tanh() * cap : out;
 }
 
 }  // namespace horner::nn

@@ -38,7 +38,7 @@ struct Rotation {
 std::array<at::Tensor, 3> heads(const Heads&, const at::Tensor& x, const at::Tensor& q_norm,
                                 const at::Tensor& k_norm, const Rotation&);
 
-enum class Activation { silu, gelu };  // gelu: tanh approximation
+enum class Activation { silu, gelu, gelu_erf };  // gelu: tanh approximation
 // [N, M] -> [N, M]
 at::Tensor activated(Activation, const at::Tensor& x);
 // Rows (gate | up), [N, 2 M] -> f(gate) up, [N, M]

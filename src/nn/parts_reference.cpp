@@ -37,7 +37,7 @@ std::array<at::Tensor, 3> heads(const Heads& h, const at::Tensor& x, const at::T
 }
 
 static at::Tensor act(Activation f, const at::Tensor& x) {
-  return f == Activation::silu ? at::silu(x) : at::gelu(x, "tanh");
+  return f == Activation::silu ? at::silu(x) : at::gelu(x, f == Activation::gelu ? "tanh" : "none");
 }
 at::Tensor activated(Activation f, const at::Tensor& x) {
   return act(f, wide(x)).to(x.scalar_type());

@@ -32,10 +32,18 @@ std::vector<Query> few_queries(int64_t T, int64_t most) {
   return out;
 }
 
+at::Tensor capped(const Spec& spec, const at::Tensor& x) {
+  return spec.softcap == 0 ? x : (x / spec.softcap).tanh_().mul_(spec.softcap);
+}
+
 std::string why_no_rows(const Spec& spec) {
   if (may_be_negative(spec)) return "the analysis does not support negative weights";
   if (!is<NoDecay>(spec.decay)) return "the analysis does not support decay gates";
-  if (sees_future(spec.mask)) return "the analysis requires a causal mask";
+  if (sees_future(spec.mask) || !is_interval(spec.mask))
+    return "the analysis requires a mask of one interval of past keys";
+  if (spec.bias || !is<attn::NoKeys>(spec.near))
+    return "the analysis does not support bias or near";
+  if (is<attn::Delta>(spec.values)) return "the analysis does not support values=delta";
   return "";
 }
 
@@ -58,7 +66,7 @@ static Rows block_rows(const Spec& spec, const Inputs& in, std::span<const Query
   Inputs scaled = in;
   scaled.q = q.unsqueeze(0);
   const at::Tensor factor = attn::scale(spec, scaled, count);
-  rows.scores = at::matmul(q, k.transpose(-1, -2)).mul_(factor);
+  rows.scores = capped(spec, at::matmul(q, k.transpose(-1, -2)).mul_(factor));
   const at::Tensor longest = k.norm(2, -1).unsqueeze(1).masked_fill(rows.hidden, 0).amax(-1);
   rows.largest_product = q.norm(2, -1) * longest * factor.abs().squeeze(-1);
   at::Tensor shift;

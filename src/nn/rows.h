@@ -29,6 +29,9 @@ struct Rows {
   at::Tensor largest_product;         // [H, R], |q| max |k| over the keys seen, scaled
 };
 
+// c tanh(x / c) of scores x, where the spec caps them.
+at::Tensor capped(const attn::Spec&, const at::Tensor& scores);
+
 // Why the rows of a variant cannot be analysed; "" if they can.
 std::string why_no_rows(const attn::Spec&);
 

@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "attn/inputs.h"
+#include "core/check.h"
 #include "core/random.h"
 
 namespace horner::nn {
@@ -65,6 +66,13 @@ static Start uniform(double most) {
   return {Start::uniform, -most, most};
 }
 
+// Where channel d of ours is among a head's D channels as they are stored, where only the first R
+// of them are rotated. Rotated channels are pairs (i, i + D / 2) here and (i, i + R / 2) there.
+static int64_t stored_channel(int64_t d, int64_t D, int64_t R) {
+  const int64_t i = d % (D / 2), half = d / (D / 2);
+  return i < R / 2 ? half * (R / 2) + i : R + half * ((D - R) / 2) + i - R / 2;
+}
+
 // Steps of Mamba-2 are log-uniform in [0.001, 0.1]; the bias gives them through a softplus.
 static double inverse_softplus_of_exp(double log_step) {
   const double step = std::exp(log_step);
@@ -76,16 +84,27 @@ static double retnet_slope(double head) {
   return -std::log1p(-std::exp2(-5 - head));
 }
 
+// ALiBi (arXiv 2108.12409): 2^(-8 (h + 1) / heads).
+static double alibi_slope(double share) {
+  return std::exp2(-8 * share);
+}
+
 namespace {
 
 struct Adder {  // fills the list of slots
   const ModelConfig& c;
   std::vector<Slot> out = {};
-  std::map<std::string, int> seen = {};
+  struct Seen {
+    int parts = 0;
+    int64_t rows = 0;
+  };
+  std::map<std::string, Seen> seen = {};
 
   void add(const std::string& name, at::Tensor& at, std::vector<int64_t> shape, Start start) {
     out.push_back({name, &at, std::move(shape), start});
-    out.back().part = seen[name]++;
+    Slot& s = out.back();
+    s.part = seen[name].parts++, s.first = seen[name].rows;
+    seen[name].rows += s.shape[0];
   }
 
   // Tables of tokens and positions, and the head.
@@ -100,12 +119,15 @@ struct Adder {  // fills the list of slots
   }
   // A variant's own parameters. Norms start with outputs of length 1, as l2 gives them: RMSNorm's
   // outputs have length √D and would dominate the embeddings at first.
-  Start parameter_start(const attn::Input& i) const {
+  Start parameter_start(const attn::Spec& spec, const attn::Input& i) const {
     const std::string_view name = i.name;
     const double unit = 1 / std::sqrt(double(c.D));
     if (name == "norm_bias") return {};
     if (name == "norm_weight") return {Start::constant, c.torch_init ? 1 : unit};
-    if (name == "slope") return {Start::index, 0, 0, retnet_slope};
+    if (name == "sink") return {};
+    if (name == "slope" && attn::is<attn::Exp>(spec.weight))
+      return {Start::index, 1. / double(c.G), 1. / double(c.G), alibi_slope};
+    if (name == "slope") return {Start::index, 0, 1, retnet_slope};
     if (name == "count_exponent") return {Start::constant, 0.5};
     if (std::strlen(i.shape) == 3) return {Start::normal, unit};  // projections
     return {Start::constant, 1};
@@ -131,6 +153,17 @@ struct Adder {  // fills the list of slots
       add(prefix + names.*t.name + (t.biased ? ".bias" : ".weight"), l.*t.at, shape,
           layer_start(t));
       out.back().transposed = c.family->transposed && shape.size() == 2;
+      if (of_heads) order_rows(layer, t.name != &TensorNames::v, out.back());
+    }
+  }
+  // The rows of heads: those of a head together, and the channels that are rotated apart.
+  void order_rows(const LayerConfig& layer, bool rotated, Slot& s) const {
+    const int64_t R = rotated ? rotated_channels(layer.rope, c.D) : c.D;
+    if (R == c.D && !c.family->by_head) return;
+    for (int64_t i = 0; i < s.shape[0]; ++i) {
+      const int64_t head = i / c.D, d = stored_channel(i % c.D, c.D, R);
+      s.rows.push_back(c.family->by_head ? (head * 3 + s.part) * c.D + d
+                                         : s.first + head * c.D + d);
     }
   }
 
@@ -144,10 +177,12 @@ struct Adder {  // fills the list of slots
     const bool mamba = layer.around.mamba;
     const auto letter = [&](char name) -> int64_t {
       const auto* projected = std::get_if<attn::Project>(&spec.features);
+      const auto* hedgehog = std::get_if<attn::Hedgehog>(&spec.features);
       return name == 'H'                  ? c.H
              : name == 'G'                ? (mamba ? c.H : c.G)
              : name == 'D' || name == 'E' ? c.D
              : name == 'F' && projected   ? projected->dim
+             : name == 'F' && hedgehog    ? hedgehog->dim
                                           : name - '0';
     };
     const auto add_gate = [&](const std::string& name, int64_t heads) {  // from the token
@@ -156,17 +191,24 @@ struct Adder {  // fills the list of slots
     };
     if (layer.around.raw_decay) add_gate("decay", c.G);
     for (const attn::Input& i : attn::input_table()) {
-      if (i.role == attn::Role::tensor || i.role == attn::Role::mask || !i.wanted(spec)) continue;
+      const bool given =
+          i.role == attn::Role::tensor || i.role == attn::Role::score || i.role == attn::Role::mask;
+      if (given || !i.wanted(spec)) continue;
+      if (layer.around.tied_keys && i.at == &attn::Inputs::channel_decay) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
       const std::string name = i.name;
+      check(!std::strchr(attn::shape(i, spec), 'D') || rotated_channels(layer.rope, c.D) == c.D,
+            "variant '", layer.variant, "' has a weight for each channel of a key ('", name,
+            "'), which is not supported where only some channels are rotated");
       if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
         std::vector<int64_t> shape;
         for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
-        add_own(prefix, l, name, shape, parameter_start(i));
+        add_own(prefix, l, name, shape, parameter_start(spec, i));
         out.back().fixed = i.role == attn::Role::constant;
         continue;
       }
-      add_gate(name, letter(i.shape[1]));
+      const char* shape = attn::shape(i, spec);
+      add_gate(name, letter(shape[1]) * (std::strlen(shape) == 4 ? c.D : 1));
     }
   }
   // A convolution starts as torch's does.
@@ -248,7 +290,7 @@ static double fraction(uint64_t bits) {
 static std::pair<double, double> drawn(const Start& s, uint64_t seed, uint64_t stream, int64_t i) {
   const auto first = uint64_t(2 * i);
   if (s.kind == Start::constant) return {s.a, s.a};
-  if (s.kind == Start::index) return {double(first), double(first + 1)};
+  if (s.kind == Start::index) return {s.a + s.b * double(first), s.a + s.b * double(first + 1)};
   const double x = fraction(random_bits(seed, stream, first)),
                y = fraction(random_bits(seed, stream, first + 1));
   if (s.kind == Start::uniform) return {s.a + x * (s.b - s.a), s.a + y * (s.b - s.a)};

@@ -6,7 +6,7 @@
 namespace horner::nn {
 
 // The distribution of initial values: the number `a`; normal with standard deviation `a`; uniform
-// from `a` to `b`; or the element's index.
+// from `a` to `b`; or a + b i for element i.
 struct Start {
   enum Kind { constant, normal, uniform, index } kind = constant;
   double a = 0, b = 0;
@@ -20,9 +20,11 @@ struct Slot {
   at::Tensor* at;
   std::vector<int64_t> shape;
   Start start;
-  bool transposed = false;  // stored [in, out]
-  bool fixed = false;       // a constant: not trained
-  int part = 0;             // how many slots of the same name precede it
+  bool transposed = false;         // stored [in, out]
+  bool fixed = false;              // a constant: not trained
+  int part = 0;                    // how many slots of the same name precede it
+  int64_t first = 0;               // the rows of those slots
+  std::vector<int64_t> rows = {};  // where its rows are stored; empty: from `first` on
 
   std::string unique_name() const;
 };

@@ -154,7 +154,7 @@ static void say_linear(const TaskData& t, Sentences& out) {
 
 static void say_others(const TaskData& t, Sentences& out) {
   for (const Kind kind : {Kind::changed_taylor, Kind::no_sum, Kind::gates, Kind::gates_and_norms,
-                          Kind::sums, Kind::weights})
+                          Kind::sums, Kind::weights, Kind::patterns})
     if (const auto groups = of_kind(t, kind); !groups.empty())
       out.push_back(words(kind).intro + each(t, groups) + ".");
 }

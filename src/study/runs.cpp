@@ -9,6 +9,7 @@
 #include "attn/spec_text.h"
 #include "core/check.h"
 #include "files/json.h"
+#include "nn/pattern.h"
 #include "study/tasks.h"
 
 namespace horner::study {
@@ -122,6 +123,7 @@ static constexpr KindWords kKinds[] = {
     {"no sum", "Without a sum or norm: "},
     {"norms", nullptr},
     {"other weights", "Other weights: "},
+    {"several variants", "Several variants, a pattern of layers: "},
     {"others", nullptr},
     {"other softmax", "Other kinds of softmax: "},
 };
@@ -155,6 +157,14 @@ static Kind kind_of(const attn::Spec& s) {
 static Group group_of(const std::string& name) {
   Group g{.name = name};
   try {
+    if (const std::vector<std::string> turn = nn::pattern(name); turn.size() > 1) {
+      g.kind = Kind::patterns;
+      for (const nn::LayersOf& each : nn::by_variant(turn))
+        g.about += (g.about.empty() ? "" : "; ") + each.variant + " in " +
+                   (each.layers.size() == 1 ? "layer " : "layers ") + each.text();
+      g.about += " of each " + std::to_string(turn.size());
+      return g;
+    }
     const attn::Variant v = attn::find(name);
     g.about = v.about, g.kind = kind_of(v.spec), g.centred = v.spec.centred;
     const auto orders = attn::facts(v.spec.weight).orders;

@@ -38,7 +38,7 @@ Spread spread(const std::vector<double>&);
 
 // What a variant changes in softmax, in the order of tables and legends (kKinds in runs.cpp).
 // clang-format off
-enum class Kind { taylor, raw_taylor, centred_taylor, changed_taylor, gates, gates_and_norms, linear, linear_powers, no_sum, norms, weights, unknown, sums };
+enum class Kind { taylor, raw_taylor, centred_taylor, changed_taylor, gates, gates_and_norms, linear, linear_powers, no_sum, norms, weights, patterns, unknown, sums };
 // clang-format on
 struct KindWords {
   const char *name, *intro;  // in legends; before a list of its variants, or null

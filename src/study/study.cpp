@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/names.h"
 #include "files/json.h"
+#include "nn/pattern.h"
 #include "study/tasks.h"
 
 namespace horner::study {
@@ -47,10 +48,19 @@ static std::vector<std::string> without_braces(const std::string& pattern) {
 
 std::vector<std::string> expand(const std::vector<std::string>& patterns) {
   std::vector<std::string> out;
+  const auto add = [&](const std::string& name) {
+    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
+  };
   for (const std::string& pattern : patterns)
-    for (const std::string& plain : without_braces(pattern))
-      for (const attn::Variant& v : attn::matching(plain))
-        if (std::find(out.begin(), out.end(), v.name) == out.end()) out.push_back(v.name);
+    for (const std::string& plain : without_braces(pattern)) {
+      if (plain.find(',') != plain.npos) {  // a list of changes, or of the variants of layers
+        std::vector<std::string> turn = nn::pattern(plain);
+        for (std::string& variant : turn) variant = attn::find(variant).name;
+        add(nn::pattern_text(turn));
+        continue;
+      }
+      for (const attn::Variant& v : attn::matching(plain)) add(v.name);
+    }
   return out;
 }
 
@@ -70,6 +80,14 @@ static std::vector<T> list(const Json& j, const char* name, const std::string& w
   } catch (const Json::exception&) {
     fail(where, ": invalid value ", j[name].dump(), " of '", name, "'");
   }
+}
+
+// A list in the list of variants is the pattern of one model.
+static Json with_patterns(Json variants) {
+  if (variants.is_array())
+    for (Json& each : variants)
+      if (each.is_array()) each = nn::pattern_text(nn::pattern(each));
+  return variants;
 }
 
 static std::string folder_name(const std::string& text) {
@@ -102,6 +120,7 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
     for (const char* name : {"attention", "seeds"})
       if (!t.contains(name) && j.contains(name)) t[name] = j[name];
     if (!t.contains("seeds")) t["seeds"] = {0};
+    if (t.contains("attention")) t["attention"] = with_patterns(t["attention"]);
     for (const std::string& attention : expand(list<std::string>(t, "attention", where)))
       for (const uint64_t seed : list<uint64_t>(t, "seeds", where)) {
         Run r;

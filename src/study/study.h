@@ -1,6 +1,7 @@
 // A study: a grid of runs, from a JSON file or a preset.
 //   {"title": …, "attention": ["softmax", "taylor{1..10}", "linear_*"], "seeds": [0, 1, 2],
 //    "settings": {any setting of horner train},
+//    (in "attention", "linear_decay*3,softmax" or a list in the list: a pattern of layers)
 //    "attention-settings": {"*gate*": {settings of the variants that match}},
 //    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […]}, …]}
 // The fields of a task override those of the study; the settings of a variant override both.
@@ -31,7 +32,7 @@ struct Study {
 Study read_study(const Json&, const std::string& where, const std::filesystem::path& out);
 
 // The names of the variants that match the patterns, each once; a pattern may also have braces:
-// "taylor{1..10}", "{l2,rms}".
+// "taylor{1..10}", "{l2,rms}". Commas make the layers of one model: "linear_decay*3,softmax".
 std::vector<std::string> expand(const std::vector<std::string>& patterns);
 
 struct Preset {

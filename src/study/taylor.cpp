@@ -9,6 +9,7 @@
 #include "diag/series.h"
 #include "files/json.h"
 #include "nn/checkpoint.h"
+#include "nn/rows.h"
 #include "study/tasks.h"
 #include "train/checkpoint.h"
 
@@ -24,6 +25,7 @@ static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& giv
   const auto [hidden, count] = attn::seen(spec.mask, in);
   at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type()) *
                  attn::scale(spec, given, count);
+  x = nn::capped(spec, x);
   if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
   return x.to(at::kDouble).masked_select(hidden.logical_not());
 }

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/names.h"
+#include "nn/pattern.h"
 
 namespace horner::train {
 
@@ -21,7 +22,7 @@ static constexpr int kMostThreads = 1024;  // thousands of stacks exhaust the ad
 // clang-format off
 static const Setting kSettings[] = {
     {"model",              &S::model,              never,    {},                  "model preset, Hugging Face folder to continue from, or config.json to initialize from"},
-    {"attention",          &S::attention,          never,    {},                  "attention variant of every layer; empty: the model's own"},
+    {"attention",          &S::attention,          never,    {},                  "attention variant, or a pattern of layers such as linear_decay*3,softmax; empty: the model's own"},
     {"model-config",       &S::model_config,       never,    {},                  "fields of config.json to override, as JSON"},
     {"task",               &S::task,               never,    {},                  "task to train on"},
     {"data",               &S::data,               never,    {},                  "token file made by 'horner data pack'; empty: the Python sources of torch, as bytes"},
@@ -90,8 +91,10 @@ void read_settings(Settings& s, const Json& j, const std::string& where) {
   check(j.is_object(), where, " must be a JSON object of settings");
   std::vector<std::string> names;
   for (const Setting& row : kSettings) names.push_back(row.name);
-  for (const auto& [given, value] : j.items()) {
+  for (const auto& [given, x] : j.items()) {
     const std::string name = given == "at-once" ? "micro-batch" : given;  // older runs
+    const bool layers = name == "attention" && x.is_array();
+    const Json value = layers ? Json(nn::pattern_text(nn::pattern(x))) : x;
     const auto row = std::find(names.begin(), names.end(), name);
     check(row != names.end(), where, ": no setting '", name, "'; did you mean ",
           quoted(nearest(name, names)), "?");

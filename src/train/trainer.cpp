@@ -13,6 +13,7 @@
 #include "core/stopwatch.h"
 #include "files/json.h"
 #include "files/lock.h"
+#include "nn/pattern.h"
 #include "train/events.h"
 #include "train/machine.h"
 #include "train/session.h"
@@ -186,6 +187,7 @@ Json result(const Trainer& r) {
           {"validation_loss", number(r.validation)},
           {"validation_accuracy", number(r.accuracy)},
           {"parameters", nn::parameter_count(t.model)},
+          {"attention", nn::pattern_text(nn::variants_of(t.model.config))},
           {"seconds", t.at.seconds},
           {"tokens_per_second", speed},
           {"flops_per_second", speed * r.flops_per_token},
@@ -247,6 +249,13 @@ void announce(const Found& found, const Hooks& hooks) {
   if (found.whole) hooks.say("resuming from " + found.whole->string());
 }
 
+// Which layers have which variant, where they differ.
+void announce_layers(const nn::ModelConfig& c, const Hooks& hooks) {
+  const std::vector<nn::LayersOf> all = nn::by_variant(nn::variants_of(c));
+  if (all.size() == 1) return;
+  for (const nn::LayersOf& each : all) hooks.say("layers " + each.text() + ": " + each.variant);
+}
+
 }  // namespace
 
 Outcome train(const Settings& s, const Source& source, const fs::path& folder, Begin begin,
@@ -270,6 +279,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   announce(found, hooks);
   Trainer r{open_session({s, source, found.whole, std::move(group)}), folder, hooks};
   for (const Found::Damaged& d : found.damaged) r.damaged.push_back(d.checkpoint);
+  if (r.t.first()) announce_layers(r.t.model.config, hooks);
   r.flops_per_token = step_flops_per_token(r.t.model, s.length);
   if (r.t.at.step >= s.steps)
     open_files(r), validate(r);  // interrupted between the last checkpoint and the result

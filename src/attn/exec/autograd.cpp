@@ -1,12 +1,15 @@
 // The only source of attn that knows torch::autograd::Function, whose header is slow to compile.
 #include "attn/exec/autograd.h"
 
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/check.h"
 
@@ -34,6 +37,86 @@ static bool is_batch(const at::Tensor& x) {
   return x.defined() && is_stand_in(x);
 }
 
+static thread_local Keeping* keeping = nullptr;
+
+Keeping::Keeping(const at::Tensor& bytes, bool filled)
+    : bytes_(bytes), filled_(filled), before_(std::exchange(keeping, this)) {}
+
+Keeping::~Keeping() {
+  keeping = before_;
+}
+
+// Before the values of a tensor.
+struct Head {
+  static constexpr int64_t kMostDims = 6;
+  int64_t dtype, dims, sizes[kMostDims];  // dtype -1: undefined
+};
+constexpr int64_t kAlignment = 64;
+static_assert(sizeof(Head) % kAlignment == 0);
+
+c10::SymInt kept_bytes(const c10::SymInt& elements, int64_t size) {
+  return elements * size + int64_t(sizeof(Head)) + kAlignment;
+}
+
+static int64_t aligned(int64_t n) {
+  return (n + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void Keeping::put(const at::Tensor& x, bool values) {
+  Head head{-1, 0, {}};
+  int64_t size = 0;
+  if (x.defined()) {
+    check(x.dim() <= Head::kMostDims, "a kept tensor has at most 6 dimensions, got ", x.sizes());
+    head.dtype = int64_t(x.scalar_type()), head.dims = x.dim();
+    std::ranges::copy(x.sizes(), head.sizes);
+    if (values) size = int64_t(x.nbytes());
+  }
+  const int64_t next = at_ + int64_t(sizeof(Head)) + aligned(size);
+  check(next <= bytes_.numel(), "what backward needs takes more than the ", bytes_.numel(),
+        " bytes kept for it");
+  auto* to = static_cast<char*>(bytes_.data_ptr()) + at_;
+  std::memcpy(to, &head, sizeof head);
+  if (size) std::memcpy(to + sizeof head, x.contiguous().const_data_ptr(), size_t(size));
+  at_ = next;
+}
+
+at::Tensor Keeping::take(bool values) {
+  Head head;
+  std::memcpy(&head, static_cast<const char*>(bytes_.const_data_ptr()) + at_, sizeof head);
+  at_ += int64_t(sizeof head);
+  if (head.dtype < 0) return {};
+  const auto dtype = at::ScalarType(head.dtype);
+  const at::IntArrayRef sizes(head.sizes, size_t(head.dims));
+  if (!values) return at::empty(sizes, dtype);
+  const int64_t size = c10::multiply_integers(sizes) * int64_t(c10::elementSize(dtype));
+  const at::Tensor x = bytes_.narrow(0, at_, size).view(dtype).view(sizes);
+  at_ += aligned(size);
+  return x;
+}
+
+void profiled(std::string_view execution, c10::function_ref<void()> forward) {
+  RECORD_FUNCTION(std::string(execution) + " forward", {});
+  forward();
+}
+
+// What forward of r returns.
+static std::pair<TensorVector, TensorVector> run_forward(const Recorded& r) {
+  const bool values = r.outputs > 1;
+  const bool kept = keeping && r.saved > 0;
+  std::pair<TensorVector, TensorVector> results;
+  if (kept && keeping->filled()) {
+    for (size_t i = 0; i < r.outputs; ++i) results.first.push_back(keeping->take(values));
+    for (size_t i = 0; i < r.saved; ++i) results.second.push_back(keeping->take());
+    return results;
+  }
+  profiled(r.execution, [&] { results = r.forward(); });
+  if (kept) {
+    for (const at::Tensor& x : results.first) keeping->put(x, values);
+    for (const at::Tensor& x : results.second) keeping->put(x);
+  }
+  return results;
+}
+
 // Whether nodes are recorded inside recorded_again().
 static thread_local bool again_follows = false;
 
@@ -52,7 +135,7 @@ struct Backward : torch::CustomClassHolder {
 struct Record : torch::autograd::Function<Record> {
   // torch takes the tensors of a TensorList as variables, and requires them to be defined.
   static TensorVector forward(AutogradContext* ctx, const Recorded& r, at::TensorList) {
-    auto [outputs, saved] = r.forward();
+    auto [outputs, saved] = run_forward(r);
     saved.insert(saved.begin(), r.inputs.begin(), r.inputs.end());
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["backward"] = c10::IValue::make_capsule(c10::make_intrusive<Backward>(r));

@@ -8,6 +8,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+#include <c10/util/FunctionRef.h>
 
 #include <array>
 #include <functional>
@@ -25,10 +27,36 @@ bool needs_gradients(at::TensorList);
 // Whether the current backward pass keeps its graph. Otherwise it may overwrite saved tensors.
 bool keeps_graph();
 
+// While one exists, the nodes that this thread records write what they save to `bytes`, or, if that
+// is `filled`, read it from there and do not run forward. `bytes` is on the CPU; each tensor lies
+// behind its dtype and sizes, so the same bytes serve any number of backward passes. Nodes that
+// save nothing run forward. The values of a single output, which is a result, are not there.
+class Keeping {
+ public:
+  Keeping(const at::Tensor& bytes, bool filled);
+  Keeping(const Keeping&) = delete;
+  ~Keeping();
+
+  void put(const at::Tensor& x, bool values = true);
+  at::Tensor take(bool values = true);
+  bool filled() const { return filled_; }
+
+ private:
+  at::Tensor bytes_;
+  bool filled_;
+  int64_t at_ = 0;
+  Keeping* before_;
+};
+c10::SymInt kept_bytes(const c10::SymInt& elements, int64_t size);  // of one tensor
+
+// Runs forward under a name that torch.profiler shows.
+void profiled(std::string_view execution, c10::function_ref<void()> forward);
+
 // An execution without its types: tensors in the order of its fields.
 struct Recorded {
   std::string_view execution;
   const TensorVector& inputs;
+  size_t outputs, saved;  // how many tensors forward returns
   std::function<std::pair<TensorVector, TensorVector>()> forward;  // outputs, saved
   std::function<TensorVector(at::TensorList inputs, at::TensorList saved, at::TensorList grads)>
       backward;
@@ -44,11 +72,13 @@ at::Tensor recorded_again(std::string_view execution, const TensorVector& inputs
 
 // What the kernels with an epilogue take. All but q, k and v may be undefined.
 struct FusedTensors {
-  at::Tensor q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias;
+  at::Tensor q, k, v, centre, decay, gate, divisor, out_gate, post_gate, norm_weight, norm_bias,
+      sink, bias;
 
   static auto fields(auto& x) {
-    return std::array{&x.q,       &x.k,        &x.v,         &x.centre,      &x.decay,    &x.gate,
-                      &x.divisor, &x.out_gate, &x.post_gate, &x.norm_weight, &x.norm_bias};
+    return std::array{&x.q,         &x.k,       &x.v,        &x.centre,    &x.decay,
+                      &x.gate,      &x.divisor, &x.out_gate, &x.post_gate, &x.norm_weight,
+                      &x.norm_bias, &x.sink,    &x.bias};
   }
 };
 
@@ -78,7 +108,11 @@ Result differentiable(std::string_view execution, const Job& job, const Tensors&
                       Tensors (*backward)(const Job&, const Tensors&, const Result&,
                                           const Result&)) {
   const TensorVector inputs = pack(Tensors::fields(x));
-  if (!needs_gradients(inputs)) return forward(job, x, false);
+  Result r;
+  if (!needs_gradients(inputs)) {
+    profiled(execution, [&] { r = forward(job, x, false); });
+    return r;
+  }
   const auto run_forward = [&] {
     const Result r = forward(job, x, true);
     return std::pair(pack(Result::outputs(r)), pack(Result::saved(r)));
@@ -92,8 +126,9 @@ Result differentiable(std::string_view execution, const Job& job, const Tensors&
     const Tensors dx = backward(job, x, r, d);
     return pack(Tensors::fields(dx));
   };
-  Result r;
-  unpack(record({execution, inputs, run_forward, run_backward}), Result::outputs(r));
+  const size_t outputs = Result::outputs(r).size(), saved = Result::saved(r).size();
+  unpack(record({execution, inputs, outputs, saved, run_forward, run_backward}),
+         Result::outputs(r));
   return r;
 }
 

@@ -3,14 +3,9 @@
 
 #include "attn/attend.h"
 #include "attn/carry.h"
+#include "attn/exec/sums.h"
 
 namespace horner::attn::exec {
-
-// How the tokens are cut: chunks of C tokens, in segments of `length` tokens. A task is a segment.
-struct Cut {
-  int C;
-  int64_t segments, length;
-};
 
 // float32 up to the order at which its sums are as accurate as `reference`; double above it, and
 // for double.

@@ -165,12 +165,15 @@ static cuda::Quadratic quadratic(const Weight& w) {
   return {{c(0) ? 1.f : 0.f, c(1) ? 1.f : 0.f, c(2) ? 0.5f : 0.f}};
 }
 
-static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
-  if (in.q.scalar_type() == at::kHalf) {  // sums over tokens exceed the range of float16
-    Inputs wide = in;
+static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics*) {
+  if (inputs.q.scalar_type() == at::kHalf) {  // sums over tokens exceed the range of float16
+    Inputs wide = inputs;
     for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
-    return run(spec, wide, nullptr).to(at::kHalf);
+    return run(given, wide, nullptr).to(at::kHalf);
   }
+  const WithoutChannelGates rest(given, inputs);
+  const Spec& spec = rest.spec;
+  const Inputs& in = rest.in;
   const c10::cuda::CUDAGuard guard(in.q.device());
   const auto dtype = in.q.scalar_type();
   const CountedKeys counted(spec.mask, in);
@@ -197,7 +200,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable("chunked_cuda", job, x, forward, backward).o;
-  return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
+  return rest.finish(o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1)));
 }
 
 static std::string why_not(const Spec& spec, const Inputs& in) {
@@ -206,6 +209,8 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(device) < 80) return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
+  if (const std::string lacks = why_lacking(spec, {}); !lacks.empty()) return lacks;
+  if (const std::string lacks = WithoutChannelGates::why_not(spec); !lacks.empty()) return lacks;
   if (facts(spec.weight).orders->last > 2) return "supports only orders 1 and 2";
   if (spec.centred || spec.less_log_count)
     return "does not support centred scores, or scores less log n";

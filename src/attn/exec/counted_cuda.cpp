@@ -121,7 +121,7 @@ struct DivisorOnGpu {
   }
   at::Tensor operator()(CumulativeGate z) const {
     CountedJob<cuda::GateSums> job(spec, in);
-    job.p.G = int(in.k.size(1)), job.p.least = z.least, job.p.times_count = z.times_count;
+    job.p.G = int(in.k.size(1)), job.p.least = float(z.least), job.p.times_count = z.times_count;
     return counted_rows(job, in.denominator_gate);
   }
 };

@@ -11,9 +11,10 @@
 namespace horner::attn::exec {
 
 Intervals::Intervals(const Mask& mask, const Inputs& in) {
-  if (in.cu_seqlens.defined()) {
-    const auto [from, to] = intervals(mask, in);
-    lo = from.to(at::kInt), hi = to.to(at::kInt);
+  if (in.cu_seqlens.defined() || !is_interval(mask)) {
+    const KeysSeen keys = keys_seen(mask, in);
+    lo = keys.lo.to(at::kInt), hi = keys.hi.to(at::kInt);
+    if (keys.from.defined()) from = keys.from.to(at::kInt), to = keys.to.to(at::kInt);
     return;
   }
   // A loop: for a few tokens tensor operations would take longer than attention itself.
@@ -26,13 +27,23 @@ Intervals::Intervals(const Mask& mask, const Inputs& in) {
   }
 }
 
+kernels::SeenKeys Intervals::pointers() const {
+  return {pointer<int32_t>(lo), pointer<int32_t>(hi), pointer<int32_t>(from), pointer<int32_t>(to),
+          hi.dim() == 2 ? hi.size(1) : 0};
+}
+
 // Differences of running sums, in double. A number that is not finite would stay in the running
 // sums, so such numbers are counted instead.
 at::Tensor Intervals::sums(const at::Tensor& x) const {
-  const at::Tensor from = at::minimum(lo, hi);
+  const at::Tensor begin = at::minimum(lo, hi);
   const auto differences = [&](const at::Tensor& x) {
     const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
-    return running.index_select(-2, hi) - running.index_select(-2, from);
+    const auto until = [&](const at::Tensor& s) {
+      if (s.dim() == 1) return running.index_select(-2, s);
+      return at::take_along_dim(running, s.to(at::kLong).view({s.size(0), 1, -1, 1}), -2);
+    };
+    const at::Tensor sums = until(hi) - until(begin);
+    return from.defined() ? sums + until(to) - until(from) : sums;
   };
   if (!x.is_floating_point() || x.detach().sum(at::kDouble).isfinite().item<bool>())
     return differences(x);
@@ -77,6 +88,10 @@ at::Tensor Prepared::gates(const Inputs& in) const {
   return seen.sums(share).to(wide(in.q.scalar_type())).repeat_interleave(repeats, 1);
 }
 
+at::Tensor bias_gradient(const at::Tensor& bias) {
+  return bias.defined() && bias.requires_grad() ? at::zeros_like(bias) : at::Tensor();
+}
+
 at::Tensor transposed(const at::Tensor& x) {
   const int64_t S = x.size(2), C = x.size(3) / (is_paired(x) ? 2 : 1), n = kernels::blocks(S);
   const at::Tensor tiles = at::empty({x.size(0), x.size(1), n, C, kernels::kTile}, at::kFloat);
@@ -93,6 +108,10 @@ at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {
   if (!x.defined()) return x;
   const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
   return (rest ? at::constant_pad_nd(x, {0, rest}) : x).to(dtype).contiguous();
+}
+
+c10::SymInt padded(const c10::SymInt& channels) {
+  return (channels + (kernels::kPad - 1)) / kernels::kPad * kernels::kPad;
 }
 
 }  // namespace horner::attn::exec

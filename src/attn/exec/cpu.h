@@ -5,14 +5,17 @@
 #include <ATen/core/Tensor.h>
 
 #include "attn/attend.h"
+#include "attn/kernels/cpu/fused/fused.h"
 
 namespace horner::attn::exec {
 
 // The keys that each query sees, without `keep`: intervals whose ends never decrease with t.
 struct Intervals {
-  at::Tensor lo, hi;  // [T], int32: lo <= s < hi
+  at::Tensor lo, hi;    // [T], int32: lo <= s < hi; hi is [B, T] under a prefix mask
+  at::Tensor from, to;  // [T]: from <= s < to <= lo, the first keys of a streaming mask
 
   Intervals(const Mask&, const Inputs&);
+  kernels::SeenKeys pointers() const;
   // The sums of x [..., S, C] over each query's keys: [..., T, C].
   at::Tensor sums(const at::Tensor& x) const;
 };
@@ -44,11 +47,42 @@ inline bool is_paired(const at::Tensor& x) {  // bfloat16, for the kernels of pa
 
 // With channels of zeros up to a multiple of kernels::kPad, contiguous.
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);
+c10::SymInt padded(const c10::SymInt& channels);
 
 // The memory of a tensor; null for none.
 template <class T>
 T* pointer(const at::Tensor& x) {
   return x.defined() ? x.data_ptr<T>() : nullptr;
 }
+
+// A bias [B or 1, H or 1, T, S] in a problem of the kernels, and zeros for its gradient, undefined
+// where none is needed.
+template <class Problem>
+void set_bias(Problem& f, const at::Tensor& bias) {
+  if (!bias.defined()) return;
+  f.bias = pointer<float>(bias);
+  f.bias_head = bias.size(1) == 1 ? 0 : f.T * f.S;
+  f.bias_batch = bias.size(0) == 1 ? 0 : bias.size(1) * f.T * f.S;
+}
+at::Tensor bias_gradient(const at::Tensor& bias);
+
+// The B * G key heads of a backward pass, in turns: those that add to the same gradient of a bias
+// run one after another.
+struct KeyHeads {
+  int64_t B, G;
+  bool one_batch, one_head;  // of the bias
+
+  KeyHeads(int64_t B, int64_t G, const at::Tensor& d_bias)
+      : B(B),
+        G(G),
+        one_batch(d_bias.defined() && d_bias.size(0) == 1),
+        one_head(d_bias.defined() && d_bias.size(1) == 1) {}
+  int64_t turns() const { return (one_batch ? B : 1) * (one_head ? G : 1); }
+  int64_t at_once() const { return (one_batch ? 1 : B) * (one_head ? 1 : G); }
+  int64_t head(int64_t turn, int64_t i) const {
+    const int64_t heads = one_head ? 1 : G, g = one_head ? turn % G : i % heads;
+    return (one_batch ? turn / (one_head ? G : 1) : i / heads) * G + g;
+  }
+};
 
 }  // namespace horner::attn::exec

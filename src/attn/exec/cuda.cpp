@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "attn/exec/exec.h"
 #include "attn/stages.h"
 #include "core/check.h"
 
@@ -19,7 +20,7 @@ struct CudaWeights {
   cuda::Weights operator()(Power w) const { return polynomial(w.degree, w.degree); }
   cuda::Weights operator()(Sigmoid) const { return RuntimeWeight{.kind = RuntimeWeight::sigmoid}; }
   cuda::Weights operator()(Entmax w) const {
-    return RuntimeWeight{.kind = RuntimeWeight::entmax, .alpha = w.alpha};
+    return RuntimeWeight{.kind = RuntimeWeight::entmax, .alpha = float(w.alpha)};
   }
   cuda::Weights operator()(TopK w) const {
     return RuntimeWeight{.kind = RuntimeWeight::top_k, .k = w.k, .renormalise = w.renormalise};
@@ -37,10 +38,12 @@ cuda::Weights cuda_weights(const Weight& w) {
 
 std::string why_not_on_cuda(const Spec& spec) {
   if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not support its weight";
-  const int ahead = reach(spec.mask).ahead;
-  if (ahead != 0 && ahead != kAllKeys)
+  const Reach r = reach(spec.mask);
+  if (r.ahead != 0 && r.ahead != kAllKeys)
     return "the CUDA kernels support only masks that see no later key, or all of them";
-  return "";
+  if (r.chunk > 0) return "the CUDA kernels do not support chunks of keys";
+  if (const std::string lacks = why_lacking(spec, {}); !lacks.empty()) return lacks;
+  return WithoutChannelGates::why_not(spec);
 }
 
 // The others are tensors (divisor_on_gpu).
@@ -49,7 +52,8 @@ struct SetCudaDenominator {
   bool keep;
 
   void operator()(Sum z) const {
-    p.by_sum = true, p.plus = z.plus, p.least = z.least, p.floor = z.floor, p.detach = z.detach;
+    p.by_sum = true, p.plus = float(z.plus), p.least = float(z.least), p.floor = float(z.floor);
+    p.detach = z.detach;
   }
   void operator()(Count) const { p.by_count = !keep; }
   void operator()(CumulativeGate) const {}
@@ -66,8 +70,8 @@ SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
   SeenKeys keys;
   cuda::Seen& seen = keys.seen;
   seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2));
-  const auto [back, ahead] = reach(mask);
-  seen.causal = ahead == 0, seen.window = back;
+  const Reach r = reach(mask);
+  seen.causal = r.ahead == 0, seen.window = r.back;
   if (in.cu_seqlens.defined()) std::tie(keys.begin, keys.end) = sequences(in);
   if (in.keep.defined()) keys.keep = in.keep.contiguous();
   seen.begin = memory<int32_t>(keys.begin), seen.end = memory<int32_t>(keys.end);

@@ -25,7 +25,35 @@ constexpr Execution complete(Execution e, decltype(e.why_not) why_not, decltype(
   return e;
 }
 
+// The stages that not every execution has.
+struct Has {
+  bool softcap = false, bias = false, sink = false, near = false, delta = false;
+  bool channel_decay = false;
+  bool first_keys = false;  // masks that see more than one interval: streaming, prefix
+  bool stick = false;       // Softpick and StickBreaking
+};
+// "" if a spec needs no stage that is not there, else which.
+std::string why_lacking(const Spec&, const Has&);
+// `chunked`, `recurrent` and finite states.
+inline constexpr Has kChunkedHas{.sink = true, .delta = true, .channel_decay = true};
+
+// A spec and inputs without the gates of channels that the result `o` of the rest can be multiplied
+// by afterwards. For executions that have gates of heads only.
+struct WithoutChannelGates {
+  Spec spec;
+  Inputs in;
+  at::Tensor after;  // [B, H, T, E], or undefined
+
+  WithoutChannelGates(const Spec&, const Inputs&);
+  static std::string why_not(const Spec&);  // "" where that is possible
+  at::Tensor finish(const at::Tensor& o) const { return after.defined() ? gated(o) : o; }
+
+ private:
+  at::Tensor gated(const at::Tensor& o) const;
+};
+
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
 at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);
+c10::SymInt kept_by_rows(const Spec&, const Inputs&);
 
 }  // namespace horner::attn::exec

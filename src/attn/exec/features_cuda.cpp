@@ -75,6 +75,7 @@ struct MapOf {
     return f.over_heads ? cuda::Map::cosine_over_heads : cuda::Map::cosine;
   }
   Map operator()(Project) const { return {}; }
+  Map operator()(Hedgehog) const { return {}; }
 };
 
 at::Tensor mapped_on_gpu(const Features& features, const at::Tensor& x,

@@ -4,6 +4,7 @@
 
 #include "attn/exec/autograd.h"
 #include "attn/exec/cpu.h"
+#include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/kernels/cpu/fused/fused.h"
@@ -18,9 +19,12 @@ using kernels::Fused;
 // What the kernels need besides the differentiable tensors.
 struct Job {
   kernels::Pointwise weight;
-  float clamp, scale;
-  at::Tensor lo, hi, keep;
+  float clamp, scale, softcap;
+  int64_t near;
+  Intervals seen;
+  at::Tensor keep;
   at::Tensor statistics;         // [4, B, H, T] to write to, or undefined
+  at::Tensor log_sum;            // [B, H, T], likewise
   kernels::Epilogue epilogue{};  // without its pointers
 };
 
@@ -48,17 +52,18 @@ static Fused problem(const Job& job, const FusedTensors& x) {
   f.B = x.q.size(0), f.H = x.q.size(1), f.G = x.k.size(1);
   f.T = x.q.size(2), f.S = x.k.size(2), f.D = x.q.size(3), f.E = x.v.size(3);
   f.weight = job.weight;
-  f.clamp = job.clamp, f.scale = job.scale;
+  f.clamp = job.clamp, f.scale = job.scale, f.softcap = job.softcap, f.near = job.near;
   if (is_paired(x.q))
     f.pairs.q = words(x.q), f.pairs.k = words(x.k), f.pairs.v = words(x.v);
   else
     f.q = pointer<float>(x.q), f.k = pointer<float>(x.k), f.v = pointer<float>(x.v);
   f.in_gate = pointer<float>(x.gate), f.centre = pointer<float>(x.centre),
   f.decay = pointer<double>(x.decay);
-  f.lo = pointer<int32_t>(job.lo), f.hi = pointer<int32_t>(job.hi);
+  f.seen = job.seen.pointers();
+  set_bias(f, x.bias);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
   f.epilogue = job.epilogue;
-  f.epilogue.divisor = pointer<float>(x.divisor);
+  f.epilogue.divisor = pointer<float>(x.divisor), f.epilogue.sink = pointer<float>(x.sink);
   f.epilogue.out_gate = pointer<float>(x.out_gate),
   f.epilogue.post_gate = pointer<float>(x.post_gate);
   f.epilogue.norm_weight = pointer<float>(x.norm_weight);
@@ -88,7 +93,7 @@ static Result forward(const Job& job, const FusedTensors& x, bool for_backward) 
     v_columns = column_pairs(x.v);
     f.pairs.k_tiles = words(k_tiles), f.pairs.v_columns = words(v_columns);
   }
-  if (for_backward) {
+  if (for_backward || job.log_sum.defined()) {
     r.N = at::empty_like(r.o);
     r.W = at::empty({f.B, f.H, f.T}, at::kFloat), r.shift = at::empty_like(r.W);
   }
@@ -96,6 +101,7 @@ static Result forward(const Job& job, const FusedTensors& x, bool for_backward) 
   f.N = pointer<float>(r.N), f.W = pointer<float>(r.W), f.shift = pointer<float>(r.shift);
   const kernels::FusedKernels& kernel = kernels_for(x);
   for_each_task(f.B * f.H * kernels::blocks(f.T), [&](int64_t i) { kernel.forward(f, i); });
+  if (job.log_sum.defined()) job.log_sum.copy_(r.W).log_().add_(r.shift);
   return r;
 }
 
@@ -105,12 +111,15 @@ static FusedTensors backward(const Job& job, const FusedTensors& x, const Result
   const auto zeros_like = [](const at::Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
   const int64_t tasks = f.B * f.H * kernels::blocks(f.T);
   // From the shape alone: the number of threads does not change the bits of the result.
-  f.parts = std::min(16 / std::max<int64_t>(1, f.B * f.G), kernels::blocks(f.S));
+  const at::Tensor d_bias = bias_gradient(x.bias);
+  const KeyHeads heads(f.B, f.G, d_bias);
+  f.parts = std::min(16 / std::max<int64_t>(1, heads.at_once()), kernels::blocks(f.S));
   f.parts = std::max<int64_t>(f.parts, 1);
   const at::Tensor d_o = grads.o.to(at::kFloat).contiguous(), dW = at::empty_like(r.W);
   FusedTensors d{at::empty_like(x.q, at::kFloat), at::empty_like(x.k, at::kFloat),
                  at::empty_like(x.v, at::kFloat), zeros_like(x.centre)};
-  d.gate = zeros_like(x.gate), d.divisor = zeros_like(x.divisor);
+  d.gate = zeros_like(x.gate), d.divisor = zeros_like(x.divisor), d.sink = zeros_like(x.sink);
+  d.bias = d_bias;
   d.out_gate = zeros_like(x.out_gate), d.post_gate = zeros_like(x.post_gate);
   if (x.norm_weight.defined()) d.norm_weight = at::zeros({tasks, f.E}, at::kFloat);
   if (x.norm_bias.defined()) d.norm_bias = at::zeros({tasks, f.E}, at::kFloat);
@@ -135,13 +144,17 @@ static FusedTensors backward(const Job& job, const FusedTensors& x, const Result
   f.d_in_gate = pointer<float>(d.gate), f.d_centre = pointer<float>(d.centre);
   f.d_decay_query = pointer<double>(d_query), f.d_decay_key = pointer<double>(d.decay);
   kernels::Epilogue& p = f.epilogue;
-  p.d_divisor = pointer<float>(d.divisor);
+  p.d_divisor = pointer<float>(d.divisor), p.d_sink = pointer<float>(d.sink);
+  f.d_bias = pointer<float>(d.bias);
   p.d_out_gate = pointer<float>(d.out_gate), p.d_post_gate = pointer<float>(d.post_gate);
   p.d_norm_weight = pointer<float>(d.norm_weight), p.d_norm_bias = pointer<float>(d.norm_bias);
   const kernels::FusedKernels& kernel = kernels_for(x);
   for_each_task(tasks, [&](int64_t i) { kernel.rows(f, i); });
-  for (int64_t r = 0; r < f.parts; ++r)
-    for_each_task(f.B * f.G * f.parts, [&](int64_t i) { kernel.backward(f, r, i); });
+  for (int64_t turn = 0; turn < heads.turns(); ++turn)
+    for (int64_t r = 0; r < f.parts; ++r)
+      for_each_task(heads.at_once() * f.parts, [&](int64_t i) {
+        kernel.backward(f, r, heads.head(turn, i / f.parts) * f.parts + i % f.parts);
+      });
 
   for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
     if (sum->defined()) *sum = sum->sum(0);
@@ -181,18 +194,27 @@ struct Divisor {
   }
 };
 
-static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
-  if (needs_the_row(spec)) return attend_by_rows(spec, in, statistics);
+static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* statistics) {
+  if (is<Delta>(given.values)) {
+    const auto [spec, in] = with_corrected_values(given, inputs);
+    return run(spec, in, statistics);
+  }
+  if (needs_the_row(given)) return attend_by_rows(given, inputs, statistics);
+  const WithoutChannelGates rest(given, inputs);
+  const Spec& spec = rest.spec;
+  const Inputs& in = rest.in;
   const bool counted =
       spec.centred || spec.less_log_count || std::visit(CountsKeys{}, spec.denominator);
   const Prepared p(spec, in, {}, counted);
-  Job job;
+  Job job{.seen = p.seen};
   job.weight = one_score<float>(spec.weight);
-  job.clamp = spec.clamp;
+  job.clamp = spec.clamp, job.softcap = float(spec.softcap);
+  if (const auto* near = std::get_if<Window>(&spec.near)) job.near = near->size;
   job.scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
-  job.lo = p.seen.lo, job.hi = p.seen.hi;
   if (in.keep.defined()) job.keep = in.keep.contiguous();
   job.statistics = statistics_memory(in, statistics);
+  if (statistics && statistics->only_log_sum)
+    job.log_sum = statistics->log_sum = log_sum_memory(in);
   kernels::Epilogue& epilogue = job.epilogue;
   epilogue.channels = in.v.size(-1);
   const at::Tensor divisor = std::visit(Divisor{in, p, epilogue}, spec.denominator);
@@ -214,11 +236,14 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
   x.gate = plain(value_gates(spec, in));
   x.decay = p.decay;
   x.divisor = divisor;
+  if (in.sink.defined())
+    x.sink = plain(in.sink.view({1, -1, 1}).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+  x.bias = plain(in.bias);
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
   at::Tensor o = differentiable("fused_cpu", job, x, forward, backward).o;
   if (o.size(-1) > in.v.size(-1)) o = o.narrow(-1, 0, in.v.size(-1));
-  return o.to(in.q.scalar_type());
+  return rest.finish(o).to(in.q.scalar_type());
 }
 
 // bfloat16 takes half the time of float32.
@@ -228,11 +253,32 @@ static double work(const Spec& spec, const Inputs& in) {
   return double(in.q.size(0) * in.q.size(1)) * each / (paired ? 2 : 1);
 }
 
+// N, W and shift; of o the shape.
+static c10::SymInt kept(const Spec& spec, const Inputs& in) {
+  if (needs_the_row(spec)) return kept_by_rows(spec, in);
+  const c10::SymInt rows = in.q.sym_size(0) * in.q.sym_size(1) * in.q.sym_size(2);
+  return kept_bytes(0, 1) + kept_bytes(rows * padded(in.v.sym_size(3)), sizeof(float)) +
+         kept_bytes(rows, sizeof(float)) * 2;
+}
+
 static std::string why_not(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   const auto dtype = in.q.scalar_type();
-  if (dtype != at::kFloat && dtype != at::kBFloat16) return "supports only float32 and bfloat16";
-  const int64_t widest = std::max(in.q.size(-1), in.v.size(-1));
+  if (dtype == at::kDouble) return "supports only float32, bfloat16 and float16";
+  constexpr Has kHas{.softcap = true,
+                     .bias = true,
+                     .sink = true,
+                     .near = true,
+                     .delta = true,
+                     .first_keys = true,
+                     .stick = true};
+  if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
+  if (!is<NoKeys>(spec.near) && !is<Identity>(spec.features))
+    return "does not support near keys beside features: they have scores of their own";
+  if (const std::string lacks = WithoutChannelGates::why_not(spec);
+      !lacks.empty() && !needs_the_row(spec))
+    return lacks;
+  const int64_t widest = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
   if (widest > kernels::kMostChannels && !needs_the_row(spec))
     return "supports head dimensions up to 256";
   return "";
@@ -244,6 +290,7 @@ const Execution fused_cpu{
     .why_not = why_not,
     .run = run,
     .work = work,
+    .kept = kept,
 };
 
 }  // namespace horner::attn::exec

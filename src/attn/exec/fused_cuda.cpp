@@ -34,6 +34,7 @@ struct CudaJob {
   std::optional<CentreOf> centre;
   at::Tensor thresholds;      // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
+  at::Tensor log_sum;         // [B, H, T], likewise
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
 
@@ -81,7 +82,7 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
     r.rest = at::empty_like(r.o);
   const bool keeps_mean =
       f.epilogue.norm == cuda::Epilogue::layer && f.dtype != cuda::Dtype::bfloat16;
-  if (for_backward || job.statistics.defined())
+  if (for_backward || job.statistics.defined() || job.log_sum.defined())
     r.rows = at::empty({keeps_mean ? 4 : 3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
   r.decay = decay_sums(x.decay);
   r.give(f);
@@ -90,6 +91,7 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
     cuda::find_row_thresholds(f, job.weights, /*adaptive=*/false, stream());
   job.kernels->forward(f, job.weights, stream());
   if (f.statistics) cuda::fused_statistics(f, job.weights, stream());
+  if (job.log_sum.defined()) job.log_sum.copy_(r.rows[0]).log_().add_(r.rows[1]);
   return r;
 }
 
@@ -185,13 +187,15 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   CudaJob job;
   job.kernels = &kernels;
   job.weights = cuda_weights(spec.weight);
-  job.clamp = spec.clamp, job.channels = int(in.v.size(-1));
+  job.clamp = float(spec.clamp), job.channels = int(in.v.size(-1));
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
   if (!facts(spec.weight).of_one_score)
     job.thresholds =
         at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, in.q.options().dtype(at::kFloat));
   job.statistics = statistics_memory(in, statistics);
+  if (statistics && statistics->only_log_sum)
+    job.log_sum = statistics->log_sum = log_sum_memory(in);
   return job;
 }
 
@@ -200,8 +204,11 @@ bool needs_float32(const Spec& spec) {
          (may_be_negative(spec) && !is<NoNorm>(spec.norm));
 }
 
-at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const Inputs& in,
+at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const Inputs& inputs,
                            Statistics* statistics) {
+  const WithoutChannelGates rest(given, inputs);
+  const Spec& spec = rest.spec;
+  const Inputs& in = rest.in;
   const c10::cuda::CUDAGuard guard(in.q.device());
   const CountedKeys counted(spec.mask, in);
   CudaJob job = job_for(kernels, spec, in, statistics);
@@ -243,7 +250,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& spec, const I
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(kernels.execution, job, x, forward, backward).o;
-  return o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1));
+  return rest.finish(o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1)));
 }
 
 std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
@@ -252,7 +259,7 @@ std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
-  const int64_t channels = std::max(in.q.size(-1), in.v.size(-1));
+  const int64_t channels = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
   if (channels > cuda::kMaxChannels) return "supports head dimensions up to 256";
   const int required = cuda::fused_shared_memory(dtype_of(in.q), int(channels));
   const int available = cuda::shared_memory(in.q.device().index());

@@ -6,13 +6,16 @@ namespace horner::attn::exec {
 
 namespace k = kernels;
 using States = CpuKernels::States;
-static constexpr States kPortableStates{&k::portable::chunked_float, &k::portable::chunked_double,
-                                        &k::portable::decode_float, &k::portable::decode_double};
-static constexpr States kAvx2States{&k::avx2::chunked_float, &k::avx2::chunked_double,
-                                    &k::avx2::decode_float, &k::avx2::decode_double};
+static constexpr States kPortableStates{
+    &k::portable::chunked_float, &k::portable::chunked_double, &k::portable::decode_float,
+    &k::portable::decode_double, &k::portable::channels_float, &k::portable::channels_double};
+static constexpr States kAvx2States{&k::avx2::chunked_float,  &k::avx2::chunked_double,
+                                    &k::avx2::decode_float,   &k::avx2::decode_double,
+                                    &k::avx2::channels_float, &k::avx2::channels_double};
 // avx512_bf16 and amx would not speed these up.
-static constexpr States kAvx512States{&k::avx512::chunked_float, &k::avx512::chunked_double,
-                                      &k::avx512::decode_float, &k::avx512::decode_double};
+static constexpr States kAvx512States{&k::avx512::chunked_float,  &k::avx512::chunked_double,
+                                      &k::avx512::decode_float,   &k::avx512::decode_double,
+                                      &k::avx512::channels_float, &k::avx512::channels_double};
 
 const CpuKernels& isa() {
   // clang-format off

@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "attn/kernels/cpu/channels/channels.h"
 #include "attn/kernels/cpu/chunked/chunked.h"
 #include "attn/kernels/cpu/decode/decode.h"
 #include "attn/kernels/cpu/fused/fused.h"
@@ -16,7 +17,8 @@ struct CpuKernels {
   const kernels::RowKernels* rows;
   using States =
       std::tuple<const kernels::ChunkedKernels<float>*, const kernels::ChunkedKernels<double>*,
-                 const kernels::DecodeKernels<float>*, const kernels::DecodeKernels<double>*>;
+                 const kernels::DecodeKernels<float>*, const kernels::DecodeKernels<double>*,
+                 const kernels::ChannelKernels<float>*, const kernels::ChannelKernels<double>*>;
   States states;
 };
 

@@ -3,7 +3,9 @@
 
 #include <cmath>
 
+#include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
+#include "attn/inputs.h"
 #include "attn/stages.h"
 
 namespace horner::attn::exec {
@@ -13,6 +15,7 @@ namespace horner::attn::exec {
 struct Weighed {
   const at::Tensor &x, &hidden;  // [B, H, T, S], [1 or B, 1, T, S]
   at::Tensor& shift;             // [..., T, 1]
+  at::Tensor& summed;            // [B, H, T, S], what W sums where that is not the weights
 
   at::Tensor operator()(Exp) const {
     shift = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach();
@@ -43,6 +46,17 @@ struct Weighed {
     const at::Tensor high = x.masked_fill(hidden, -INFINITY).amax(-1, true).clamp_min(0);
     return (x - low) / (high - low + 1e-10) * softmax(x.masked_fill(hidden, -INFINITY));
   }
+  at::Tensor operator()(Softpick) const {
+    shift = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach().clamp_min(0);
+    const at::Tensor y = ((x - shift).exp() - (-shift).exp()).masked_fill(hidden, 0);
+    summed = y.abs();
+    return y.clamp_min(0);
+  }
+  at::Tensor operator()(StickBreaking) const {
+    const at::Tensor kept = at::log_sigmoid(-x).masked_fill(hidden, 0);  // of each key's stick
+    const at::Tensor after = kept.flip(-1).cumsum(-1).flip(-1) - kept;
+    return (at::log_sigmoid(x) + after).masked_fill(hidden, -INFINITY).exp();
+  }
   // p = max((alpha - 1) x - tau, 0)^(1 / (alpha - 1)), with the tau for which the row sums to 1.
   at::Tensor operator()(Entmax w) const {
     const double a = w.alpha - 1.0;
@@ -60,13 +74,17 @@ struct Weighed {
       low = at::where(over, mid, low);
       high = at::where(over, high, mid);
     }
-    // The row sums to 1 for every x, which gives the gradient of tau: tau - tau.detach() adds that
-    // gradient and the value 0.
-    const at::Tensor once = p(exact, low);
-    const at::Tensor slope = once.pow(1 - a).masked_fill(once == 0, 0).to(y.scalar_type());
-    const at::Tensor tau = (slope * y.masked_fill(y == -INFINITY, 0)).sum(-1, true) /
-                           slope.sum(-1, true).clamp_min(1e-30);
-    return p(y, low.to(y.scalar_type()) + tau - tau.detach());
+    // The row sums to 1 for every x, which gives the gradients of tau: a step of Newton's method
+    // from there has the value of tau and its first gradient, two steps have its second one too.
+    const auto newton = [&](const at::Tensor& tau) {
+      const at::Tensor z = (y - tau).clamp_min(0);
+      const at::Tensor slope = (z.pow(1 / a - 1) / a).masked_fill(z == 0, 0).sum(-1, true);
+      const at::Tensor nothing = slope.detach() == 0;
+      return tau + (z.pow(1 / a).sum(-1, true) - 1).masked_fill(nothing, 0) /
+                       slope.masked_fill(nothing, 1);
+    };
+    const at::Tensor root = low.to(y.scalar_type()), tau = newton(newton(root));
+    return p(y, root + tau - tau.detach());
   }
 
   // Softmax that gives zeros for a row of -inf.
@@ -93,40 +111,124 @@ struct SharpenedByRow {
   }
 };
 
-// The weights w times the decay of every t and s.
-struct Decayed {
+// The log of the decay of every t and s, [B or 1, H, T, S] in double, 0 where hidden; undefined for
+// none.
+struct LogDecay {
   const Inputs& in;  // one key head for each query head
-  const at::Tensor &w, &hidden;
+  const at::Tensor& hidden;
   at::TensorOptions whole = hidden.options().dtype(at::kLong);
   int64_t T = hidden.size(2), S = hidden.size(3);
 
-  at::Tensor operator()(NoDecay) const { return w; }
-  // e^(sum of the log gates over (s, t]), added up for every pair: a gate of 0, whose log is -inf,
+  at::Tensor operator()(NoDecay) const { return {}; }
+  // The sum of the log gates over (s, t], added up for every pair: a gate of 0, whose log is -inf,
   // hides the keys before it and leaves the others as they are.
   at::Tensor operator()(TokenGate) const {
     const at::Tensor next =
         at::constant_pad_nd(in.decay.to(at::kDouble).narrow(2, 1, S - 1), {0, 1});
     const at::Tensor t = at::arange(S - T, S, whole).unsqueeze(-1), s = at::arange(S, whole);
     const at::Tensor terms = next.unsqueeze(-2).where(s < t, 0);  // [B, H, T, S]
-    return times_exp(terms.flip(-1).cumsum(-1).flip(-1));
+    return terms.flip(-1).cumsum(-1).flip(-1).masked_fill(hidden, 0);
   }
   at::Tensor operator()(HeadSlope) const {
     const at::Tensor t = at::arange(S - T, S, whole).unsqueeze(-1), s = at::arange(S, whole);
     const at::Tensor slope = in.slope.to(at::kDouble).clamp_max(1000);  // 0 * inf is NaN
-    return times_exp(-slope.view({-1, 1, 1}) * (t - s));
+    return (-slope.view({-1, 1, 1}) * (t - s)).masked_fill(hidden, 0);
   }
-  at::Tensor times_exp(const at::Tensor& log) const {
-    return w * log.masked_fill(hidden, 0).exp().to(w.scalar_type());
+  at::Tensor operator()(ChannelGate) const { return {}; }  // part of the products
+};
+
+// q.k of every pair, each channel times its decay: [B, H, T, S].
+static at::Tensor products(const Spec& spec, const Inputs& in) {
+  if (!is<ChannelGate>(spec.decay) || in.q.size(2) == 0)
+    return at::matmul(in.q, in.k.transpose(-1, -2));
+  // A few queries at a time: e^(sum of the log gates over (s, t]) of every key and channel.
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const auto dtype = wide(in.q.scalar_type());
+  const at::Tensor next =
+      at::constant_pad_nd(in.channel_decay.to(at::kDouble).narrow(2, 1, S - 1), {0, 0, 0, 1});
+  const auto whole = in.q.options().dtype(at::kLong);
+  const at::Tensor s = at::arange(S, whole).unsqueeze(-1);
+  constexpr int64_t kNumbers = 1 << 21;
+  const int64_t few = std::clamp<int64_t>(kNumbers / std::max<int64_t>(1, next.numel()), 1, T);
+  std::vector<at::Tensor> rows;
+  for (int64_t t = 0; t < T; t += few) {
+    const int64_t n = std::min(few, T - t), p = t + S - T;
+    const at::Tensor past = s < at::arange(p, p + n, whole).view({n, 1, 1});  // [n, S, 1]
+    const at::Tensor terms = next.unsqueeze(2).where(past, 0);                // [B, H, n, S, D]
+    const at::Tensor decay = terms.flip(3).cumsum(3).flip(3).exp().to(dtype);
+    const at::Tensor q = in.q.narrow(2, t, n).unsqueeze(3).to(dtype);
+    rows.push_back((q * decay * in.k.unsqueeze(2).to(dtype)).sum(-1));
+  }
+  return at::cat(rows, 2);
+}
+
+// The weights times the decay of every query and key: [B, H, T, S].
+struct Rows {
+  at::Tensor w, summed, shift;  // `summed`: what W sums
+
+  // `near`: the scaled products of near keys where they are not those of the others.
+  Rows(const Spec& spec, const Inputs& in, const Seen& seen, const at::Tensor& scale,
+       const at::Tensor& near = {}) {
+    // for 16-bit inputs, the two products are in their dtype, the rest in float32
+    const at::Tensor x = products(spec, in).to(seen.count.scalar_type()) * scale;
+    at::Tensor log = std::visit(LogDecay{in, seen.hidden}, spec.decay);
+    if (log.defined()) log = log.masked_fill(log < kNoDecayLeft, -INFINITY);
+    // exp has the decay in its scores, so that the largest weight of a row is 1
+    const bool within = log.defined() && is<Exp>(spec.weight) && is<NoKeys>(spec.near);
+    w = weights(spec, x, seen, shift, {in.bias, near, within ? log : at::Tensor()}, &summed);
+    if (log.defined() && !within) {
+      const at::Tensor decay = log.exp().to(w.scalar_type());
+      w = w * decay;
+      if (summed.defined()) summed = summed * decay;
+    }
+    if (!summed.defined()) summed = w;
   }
 };
+
+// What near keys are scored by where the others are by features: q.k as softmax has it.
+static at::Tensor near_products(const Spec& spec, const Inputs& given, const Seen& seen) {
+  if (is<NoKeys>(spec.near) || is<Identity>(spec.features)) return {};
+  const Inputs in = one_key_head_each(given);
+  const double scale = scale_factor({.temperature = spec.temperature}, given);
+  return at::matmul(in.q, in.k.transpose(-1, -2)).to(seen.count.scalar_type()) * scale;
+}
+
+at::Tensor key_rows(const Spec& spec, const Inputs& in, double scale, int64_t from, int64_t to,
+                    at::Tensor& shift) {
+  Inputs keys = tokens(in, 0, to);
+  keys.q = in.k.narrow(2, from, to - from);
+  const Seen seen = attn::seen(spec.mask, keys);
+  const Rows rows(spec, keys, seen, at::scalar_tensor(scale, seen.count.options()));
+  shift = rows.shift;
+  return rows.w;
+}
 
 // The values that the sum sees: [B, H, S, E].
 struct Summed {
   const Spec& spec;
   const Inputs& in;
+  static constexpr double kTiny = 1e-6;
   at::Tensor v = spec.input_gate ? in.v * in.input_gate.unsqueeze(-1) : in.v;
 
   at::Tensor operator()(AsGiven) const { return v; }
+  // (1 + A) u = B v, A the strictly lower triangle of B w(k.k) decay and B = b / w of a key and
+  // itself: the solution is found token after token.
+  at::Tensor operator()(Delta d) const {
+    Inputs keys = in;
+    keys.q = in.k;
+    const Seen seen = attn::seen(spec.mask, keys);
+    const at::Tensor scale = at::scalar_tensor(scale_factor(spec, in), seen.count.options());
+    const Rows rows(spec, keys, seen, scale);
+    const at::Tensor own = rows.w.diagonal(0, -2, -1).unsqueeze(-1);  // [B, H, S, 1]
+    const at::Tensor nothing = own.detach().abs() < kTiny;
+    const at::Tensor b = d.most * in.beta.unsqueeze(-1).to(own.scalar_type());
+    const at::Tensor B = (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0);
+    const at::Tensor A = (B * rows.w).tril(-1);
+    const at::Tensor given = B * (-rows.shift).exp() * v.to(A.scalar_type());
+    const at::Tensor u = at::linalg_solve_triangular(A, given, /*upper=*/false, /*left=*/true,
+                                                     /*unitriangular=*/true);
+    return u.to(v.scalar_type());
+  }
   at::Tensor operator()(CountPower) const {
     Inputs at_keys = in;
     at_keys.q = in.k;
@@ -140,8 +242,11 @@ static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& fir
   const at::Tensor w = weights.detach(), a = w.abs(), p = a / a.sum(-1, true).clamp_min(1e-30);
   const at::Tensor at_first =
       p.gather(-1, first.view({1, 1, -1, 1}).expand({p.size(0), p.size(1), p.size(2), 1}));
-  return {-at::xlogy(p, p).sum(-1), p.amax(-1), at_first.squeeze(-1),
-          p.masked_fill(w >= 0, 0).sum(-1)};
+  return {-at::xlogy(p, p).sum(-1),
+          p.amax(-1),
+          at_first.squeeze(-1),
+          p.masked_fill(w >= 0, 0).sum(-1),
+          {}};
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
@@ -149,21 +254,19 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   in.q = mapped(spec.features, given.q, given.query_projection);
   in.k = mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
   in = one_key_head_each(in);
-  const auto [hidden, count] = seen(spec.mask, in);
-
-  // [B, H, T, S]; for 16-bit inputs, the two products are in their dtype, the rest in float32
-  at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type());
-  x = x * scale(spec, given, count);
-  at::Tensor shift, w = weights(spec, x, {hidden, count}, shift);
-  w = std::visit(Decayed{in, w, hidden}, spec.decay);
-  if (statistics) *statistics = statistics_of(w, intervals(spec.mask, given).first);
+  const Seen keys = seen(spec.mask, in);
+  const auto& [w, summed, shift] =
+      Rows(spec, in, keys, scale(spec, given, keys.count), near_products(spec, given, keys));
+  if (statistics && !statistics->only_log_sum)
+    *statistics = statistics_of(w, first_keys(spec.mask, given));
   const at::Tensor v = std::visit(Summed{spec, in}, spec.values);
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
-  const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype)).to(w.scalar_type());
-  Sums sums{N, w.sum(-1, true), shift, count, {}};
+  const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype));
+  Sums sums{N.to(w.scalar_type()), summed.sum(-1, true), shift, keys.count, {}};
+  if (statistics && is<Exp>(spec.weight)) statistics->log_sum = log_sum(sums);
   if (in.denominator_gate.defined())
-    sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(hidden, 0).sum(-1, true);
+    sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(keys.hidden, 0).sum(-1, true);
   return finish(spec, given, sums);
 }
 
@@ -178,14 +281,42 @@ const Execution reference{
 
 namespace horner::attn {
 
-at::Tensor weights(const Spec& spec, at::Tensor x, const Seen& seen, at::Tensor& shift) {
-  using namespace exec;
-  x = std::visit(SharpenedByRow{x, seen.hidden}, spec.sharpness);
+at::Tensor scores(const Spec& spec, at::Tensor x, const Seen& seen, const at::Tensor& bias) {
+  x = std::visit(exec::SharpenedByRow{x, seen.hidden}, spec.sharpness);
+  if (spec.softcap != 0) x = spec.softcap * (x / spec.softcap).tanh();
+  if (spec.bias) x = x + bias.to(x.scalar_type());
   if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
   if (spec.less_log_count) x = x - seen.count.clamp_min(1).log();
-  x = x.clamp_max(spec.clamp);
+  return x.clamp_max(spec.clamp);
+}
+
+// Near keys have exp, the others their weight, both times e^-shift: the largest near score, and not
+// below 0 where there are others.
+static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::Tensor& x_near,
+                               const Seen& seen, at::Tensor& shift) {
+  const int64_t T = x.size(-2), S = x.size(-1), n = std::get<Window>(spec.near).size;
+  const at::Tensor s = at::arange(S, seen.hidden.options().dtype(at::kLong));
+  const at::Tensor p = at::arange(S - T, S, s.options()).unsqueeze(-1);
+  const at::Tensor not_near = seen.hidden.logical_or(s <= p - n);
+  const at::Tensor not_far = seen.hidden.logical_or(s > p - n);
+  at::Tensor unused, none;
+  exec::Weighed{x_near, not_near, shift, none}(Exp{});
+  shift = at::where(not_far.all(-1, true), shift, shift.clamp_min(0));
+  const at::Tensor exact = (x_near - shift).masked_fill(not_near, -INFINITY).exp();
+  const at::Tensor far = std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight);
+  return exact + far * (-shift).exp();
+}
+
+at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& seen,
+                   at::Tensor& shift, const Besides& besides, at::Tensor* summed) {
+  at::Tensor x = scores(spec, products, seen, besides.bias);
+  if (besides.log_decay.defined()) x = x + besides.log_decay.to(x.scalar_type());
   shift = at::zeros({1}, x.options());
-  return std::visit(Weighed{x, seen.hidden, shift}, spec.weight);
+  at::Tensor other;
+  at::Tensor& sum = summed ? *summed : other;
+  if (!is<NoKeys>(spec.near))
+    return near_and_far(spec, x, besides.near.defined() ? besides.near : x, seen, shift);
+  return std::visit(exec::Weighed{x, seen.hidden, shift, sum}, spec.weight);
 }
 
 }  // namespace horner::attn

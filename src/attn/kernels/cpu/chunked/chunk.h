@@ -145,7 +145,7 @@ struct Chunk {
   }
   // Sets, rather than multiplies by 0, what query i does not see: it may be NaN.
   void clear_hidden(R* row, int i, int cols) const {
-    for (int s = i + 1; s < cols; ++s) row[s] = 0;
+    for (int s = i + !c.strict; s < cols; ++s) row[s] = 0;
     for (int s = 0; c.keep && s <= i; ++s)
       if (!kept(s)) row[s] = 0;
   }
@@ -163,6 +163,26 @@ struct Chunk {
       }
     }
     for (int i = n; i < C; ++i) W[i] = 0;
+  }
+  // The delta rule inside the chunk, with N from the state before it: by groups of rows, the ones
+  // of a group after another.
+  void solve() const {
+    R *rest = c.rest + (gh * c.T + t0) * c.E, *u = c.corrected + (gh * c.T + t0) * c.E;
+    for (int i0 = 0; i0 < n; i0 += kGroup) {
+      const int rows = n - i0 < kGroup ? n - i0 : kGroup, E = int(c.E);
+      weigh(0, i0, false);
+      multiply<true>(ProductOf<R>{w + i0 * C, C, 1, u, E, N + i0 * E, E, rows, E, i0});
+      for (int i = i0; i < i0 + rows; ++i) {
+        const R share = c.share[gh * c.T + t0 + i];
+        for (int e = 0; e < E; e += kL) {
+          V sum = load(N + i * E + e);
+          for (int s = i0; s < i; ++s) sum += w[i * C + s] * load(u + s * E + e);
+          const V left = load(rest + i * E + e) - sum;
+          store(rest + i * E + e, left);
+          store(u + i * E + e, share == 0 ? V{} : left * share);  // of a hidden key: not NaN
+        }
+      }
+    }
   }
   // Writes dq; adds to dk and dv.
   void inside_backward(int r) const {

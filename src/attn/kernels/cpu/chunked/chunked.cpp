@@ -42,10 +42,11 @@ struct Task {
     fold(m, Fold<R>{chunk.shared_values(), chunk.share, chunk.n, c.E, S, z});
   }
   void clear(R* S, R* z) const {
+    if (c.F == 0) return;  // no state: no memory
     std::memset(S, 0, sizeof(R) * size_t(c.F * c.E)), std::memset(z, 0, sizeof(R) * size_t(c.F));
   }
   void copy(const R* S, const R* z, R* to, R* to_z) const {
-    if (S == to) return;
+    if (S == to || c.F == 0) return;
     std::memcpy(to, S, sizeof(R) * size_t(c.F * c.E));
     std::memcpy(to_z, z, sizeof(R) * size_t(c.F));
   }
@@ -75,6 +76,23 @@ struct Task {
         std::memcpy(c.W + chunk.row(r), chunk.W, sizeof(R) * size_t(chunk.n));
       }
       if (keep_last || i + 1 < chunks()) update(S, z), empty = false;
+    }
+  }
+
+  void solve(R* S, R* z) {
+    bool empty = !c.filled;
+    for (int i = 0; i < chunks(); ++i) {
+      if (begins(i)) clear(S, z), empty = true;
+      move(i);
+      std::memset(chunk.N, 0, sizeof(R) * size_t(c.C * c.E));
+      std::memset(chunk.W, 0, sizeof(R) * size_t(c.C));
+      if (!empty) {
+        const Monomials<R> m = chunk.of_queries(0);
+        m.expand();
+        apply_state(m, ApplyState<R>{S, z, chunk.n, c.E, chunk.N, chunk.W});
+      }
+      chunk.solve();
+      if (i + 1 < chunks()) update(S, z), empty = false;
     }
   }
 
@@ -192,6 +210,12 @@ static void forward_task(const Chunked<R>& c, int64_t i, R* scratch) {
 }
 
 template <class R>
+static void solve_task(const Chunked<R>& c, int64_t i, R* scratch) {
+  Task<R> t(c, i, scratch);
+  t.solve(t.at(c.S, 0), t.at_z(c.z, 0));
+}
+
+template <class R>
 static void backward_sums_task(const Chunked<R>& c, int64_t i, R* scratch) {
   Task<R> t(c, i, scratch);
   if (t.segment > 0) t.backward_sums(t.at(c.dS, t.segment), t.at_z(c.dz, t.segment));
@@ -249,8 +273,8 @@ static void backward_scan(const Chunked<R>& c, int64_t head) {
 
 template <class R>
 inline constexpr ChunkedKernels<R> kKernels{
-    scratch_size<R>,  sums_task<R>, forward_task<R>, backward_sums_task<R>,
-    backward_task<R>, scan<R>,      backward_scan<R>};
+    scratch_size<R>,  sums_task<R>, forward_task<R>,  backward_sums_task<R>,
+    backward_task<R>, scan<R>,      backward_scan<R>, solve_task<R>};
 const ChunkedKernels<float> chunked_float = kKernels<float>;
 const ChunkedKernels<double> chunked_double = kKernels<double>;
 

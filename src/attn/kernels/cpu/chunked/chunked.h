@@ -39,6 +39,7 @@ struct Chunked {
   const double* decay;       // [B, G, T], running sums of the log decay gates, or null
   const R* centre;           // [B, H, T], or null
   const uint8_t* begins;     // [T]: whether a packed sequence begins, or null
+  bool strict;               // a query does not see the key of its own token
 
   R *N, *W;  // [B, H, T, E], [B, H, T]
   // The state at the start of each segment, then the final state: segments + 1 slots, or one slot
@@ -55,6 +56,10 @@ struct Chunked {
   R *dq, *dk, *dv;  // like q, k, v
   R* d_centre;      // [B, H, T], or null
   double* d_decay;  // [B, G, T], or null
+
+  // solve: q is k, v is `corrected`, which it writes.
+  const R* share;       // [B, G, T]
+  R *rest, *corrected;  // [B, G, T, E]; rest holds the values at first
 };
 
 template <class R>
@@ -70,6 +75,10 @@ struct ChunkedKernels {
   // Tasks: B * G. Turns the sums of segments into states.
   void (*scan)(const Chunked<R>&, int64_t task);
   void (*backward_scan)(const Chunked<R>&, int64_t task);
+  // Tasks: B * G, from the states in slot 0, which it changes, in one segment. The delta rule:
+  //   rest_t = v_t - N_t,  corrected_t = share_t rest_t,
+  // where N_t is the sum of the corrected values of the keys before t.
+  void (*solve)(const Chunked<R>&, int64_t task, R* scratch);
 };
 
 // In portable, avx2 and avx512: the sets above would not speed these up.

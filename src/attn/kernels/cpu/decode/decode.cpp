@@ -56,7 +56,15 @@ struct Step {
         const R* k = key(s + j);
         V sum{};
         for (int64_t d = 0; d < c.width; d += kL) sum += load(q + d) * load(k + d);
-        const R y = sum_lanes<R>(sum) * c.scale - centre;
+        x[r * kKeys + j] = sum_lanes<R>(sum) * c.scale;
+      }
+      if (c.softcap != 0)
+        for (int j = 0; j < n; j += kL) {
+          R* const at = x + r * kKeys + j;
+          store(at, Maths<V>::tanh(load(at) / c.softcap) * c.softcap);
+        }
+      for (int j = 0; j < n; ++j) {
+        const R y = x[r * kKeys + j] - centre;
         x[r * kKeys + j] = !kept(s + j) ? 0 : y > c.clamp ? c.clamp : y;
       }
       for (int j = n; j < kKeys; ++j) x[r * kKeys + j] = 0;
@@ -88,14 +96,19 @@ struct Step {
     }
     add_values(s, n, x);
   }
-  // Relative to the largest score so far.
+  // Relative to the largest score so far, with the log of its decay.
   void weigh(Exp, int64_t s, int n, R* top) {
     scores(s, n);
+    R log_share[kKeys];
+    for (int j = 0; j < kKeys; ++j) {
+      const bool seen = j < n && kept(s + j);
+      log_share[j] = !seen ? R(-INFINITY) : c.decay ? R(now() - gate_sum(s + j)) : R(0);
+      if (log_share[j] < R(kNoDecayLeft)) log_share[j] = R(-INFINITY);
+    }
     for (int r = 0; r < heads; ++r) {
       V largest = splat(top[r]);
       for (int j = 0; j < kKeys; j += kL) {
-        const V score = load(x + r * kKeys + j);  // has no weight where its share is 0, unless NaN
-        const V y = (load(share + j) == 0) & (score == score) ? splat(R(-INFINITY)) : score;
+        const V y = load(x + r * kKeys + j) + load(log_share + j);
         store(x + r * kKeys + j, y);
         largest = y > largest ? y : largest;
       }
@@ -110,7 +123,7 @@ struct Step {
       const R shift = top[r] == -INFINITY ? 0 : top[r];
       V sum{};
       for (int j = 0; j < kKeys; j += kL) {
-        const V w = Maths<V>::exp(load(x + r * kKeys + j) - shift) * load(share + j);
+        const V w = Maths<V>::exp(load(x + r * kKeys + j) - shift);
         store(x + r * kKeys + j, w), sum += w;
       }
       W[r] += sum_lanes<R>(sum);
@@ -142,11 +155,15 @@ struct Step {
         std::memset(W, 0, sizeof(R) * size_t(padded));
     R* top = c.shift + gh * heads;
     for (int r = 0; r < heads; ++r) top[r] = std::holds_alternative<Exp>(c.weight) ? -INFINITY : 0;
-    for (int64_t s = c.from; s < c.to; s += kKeys) {
-      const int n = int(c.to - s < kKeys ? c.to - s : kKeys);
-      shares(s, n);
-      std::visit([&](const auto& w) { weigh(w, s, n, top); }, c.weight);
-    }
+    const auto add_keys = [&](int64_t from, int64_t to) {
+      for (int64_t s = from; s < to; s += kKeys) {
+        const int n = int(to - s < kKeys ? to - s : kKeys);
+        shares(s, n);
+        std::visit([&](const auto& w) { weigh(w, s, n, top); }, c.weight);
+      }
+    };
+    add_keys(0, c.first_keys < c.from ? c.first_keys : c.from);
+    add_keys(c.from, c.to);
     for (int r = 0; r < heads; ++r)
       if (top[r] == -INFINITY) top[r] = 0;
     if (c.S) {

@@ -1,6 +1,6 @@
 // Decoding one token on the CPU: the newest query of each head attends to the keys in the KV cache
 // and, if there is one, to the state that holds all earlier keys. R is float or double.
-//   x_s = min(clamp, scale q.k_s - centre),  N = sum_s w(x_s) decay_s in_s v_s + phi(q) S
+//   x_s = min(clamp, softcap(scale q.k_s) - centre),  N = sum_s w(x_s) decay_s in_s v_s + phi(q) S
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct Decode {
   int64_t B, H, G, D, width, E;  // rows of q and k are padded from D to `width`
   OneScore<R> weight;
   R clamp, scale;
+  R softcap;               // 0: none; on the CPU only, as is `first_keys`
   const R* q;              // [B, H, width]
   const R* k;              // [B, G, room, width]
   const R* v;              // [B, G, room, E]
@@ -24,6 +25,7 @@ struct Decode {
   const uint8_t* keep;     // [B, room], or null
   const R* centre;         // [B, H], or null
   int64_t room, from, to;  // keys from <= s < to
+  int64_t first_keys;      // and keys s < first_keys
 
   // The state of earlier keys, at which the sums of `decay` start; S and z are null without one.
   int first, last;  // orders

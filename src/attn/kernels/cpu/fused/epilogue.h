@@ -27,6 +27,8 @@ struct Row {
   float W, shift;
 
   float Z, to_y;          // the divisor; y = N * to_y
+  float kept = 1;         // N and W are multiplied by it: e^(shift - sink) for a larger sink
+  float d_sink = 0;       // dZ / d sink
   float mean = 0, r = 1;  // of y: o = (y - mean) * r, before weight, bias and post
   float eps = 0;          // of the norm, at the scale of y
   bool z_follows_w = false;
@@ -35,7 +37,7 @@ struct Row {
   Row(const Epilogue& p, int64_t row, int64_t E, const float* N, float W, float shift)
       : p(p), row(row), E(E), N(N), W(W), shift(shift) {
     divide();
-    to_y = (p.out_gate ? p.out_gate[row] : 1) / Z;
+    to_y = (p.out_gate ? p.out_gate[row] : 1) * kept / Z;
     const float n = float(p.channels);
     if (p.norm == Epilogue::layer)
       mean = over_channels(E, [&](int64_t e) { return load(N + e); }) * to_y / n;
@@ -57,8 +59,16 @@ struct Row {
       return;
     }
     const float least = p.divisor ? std::max(p.least, p.divisor[row]) : p.least;
-    const float unit = p.plus != 0 || least != 0 ? expf(-shift) : 0;
-    Z = p.plus != 0 ? W + p.plus * unit : W;
+    float top = shift;  // relative to which Z is
+    Z = W;
+    if (p.sink) {
+      const float sink = p.sink[row];
+      if (sink > shift) kept = expf(shift - sink), top = sink;
+      d_sink = expf(sink - top);
+      Z = W * kept + d_sink;
+    }
+    const float unit = p.plus != 0 || least != 0 ? expf(-top) : 0;
+    if (p.plus != 0) Z += p.plus * unit;
     z_follows_w = !p.detach;
     if (least != 0 && Z < least * unit) Z = least * unit, z_follows_w = false;
     if (fabsf(Z) < kTinySum) Z = Z < 0 ? -kTinySum : kTinySum, z_follows_w = false;
@@ -98,6 +108,7 @@ struct Row {
       if (p.d_out_gate) p.d_out_gate[row] = 0;
       if (p.d_post_gate) p.d_post_gate[row] = 0;
       if (p.d_divisor) p.d_divisor[row] = 0;
+      if (p.d_sink) p.d_sink[row] = 0;
       return 0;
     }
     const float post = p.post_gate ? p.post_gate[row] : 1;
@@ -130,14 +141,16 @@ struct Row {
       dy_y = over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * to_y;
     const float out = p.out_gate ? p.out_gate[row] : 1;
     constexpr float kTinyGate = 1e-30f;  // y has few digits or none below it
-    const float d_out = !(fabsf(out) < kTinyGate) ? dy_y / out : over_channels(E, [&](int64_t e) {
-                                                                   return load(d + e) * load(N + e);
-                                                                 }) / Z;
+    const float d_out =
+        !(fabsf(out) < kTinyGate)
+            ? dy_y / out
+            : over_channels(E, [&](int64_t e) { return load(d + e) * load(N + e); }) * kept / Z;
     for (int64_t e = 0; e < E; e += kWidth) store(d + e, load(d + e) * to_y);
     if (p.d_out_gate) p.d_out_gate[row] = d_out;
     const float dZ = -dy_y / Z;
     if (p.d_divisor) p.d_divisor[row] = p.by_sum ? 0 : dZ;
-    return z_follows_w ? dZ : 0;
+    if (p.d_sink) p.d_sink[row] = z_follows_w ? dZ * d_sink : 0;
+    return z_follows_w ? dZ * kept : 0;
   }
 
   // From the gradient of u = (y - mean) r to that of y.

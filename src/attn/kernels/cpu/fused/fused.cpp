@@ -176,15 +176,22 @@ static void forward(const Fused& f, int64_t task) {
     for (int i = 0; i < kTile; ++i)
       sums.total[i] = sums.most[i] = sums.moment[i] = Vec{}, sums.first[i] = 0;
   for (int64_t i = 0; i < kTile * f.E; ++i) sums.N[i] = 0;
-  const int64_t first = f.lo[t0] / kTile * kTile, last = f.hi[t0 + tile.rows - 1];
-  for (tile.s0 = first; tile.s0 < last; tile.s0 += kTile) {
+  const int64_t first = tile.first_key(0) / kTile * kTile, last = tile.hi(tile.rows - 1);
+  const int64_t lo = tile.lo(0) / kTile * kTile;
+  const auto next = [&](int64_t s) {  // the next tile of which some query sees a key
+    return f.seen.to && s >= f.seen.to[t0 + tile.rows - 1] && s < lo ? lo : s;
+  };
+  for (tile.s0 = first; tile.s0 < last; tile.s0 = next(tile.s0 + kTile)) {
     tile.columns = least(kTile, f.S - tile.s0);
+    tile.scale = f.softcap != 0 ? 1 : f.scale;
     products.scores(x);
+    if (f.softcap != 0) cap(tile, x);
+    if (f.bias) add_bias(tile, x), tile.scale = 1;
     std::visit([&](const auto& w) { weigh_tile(w, tile, x, sums); }, f.weight);
     if (f.in_gate) gate_values(tile, x);
     products.add_values(x, sums.N);
   }
-  const bool is_exp = std::holds_alternative<Exp>(f.weight);
+  const bool is_shifted = f.near || std::holds_alternative<Exp>(f.weight);
   alignas(64) float W[kTile];
   for (int i = 0; i < kTile; i += kWidth) {
     Vec r[kWidth];
@@ -194,7 +201,7 @@ static void forward(const Fused& f, int64_t task) {
   if (f.statistics) write_statistics(tile, W, sums);
   for (int i = 0; i < tile.rows; ++i) {
     const int64_t row = tile.row(i);
-    const float shift = is_exp && sums.shift[i] > -INFINITY ? sums.shift[i] : 0;
+    const float shift = is_shifted && sums.shift[i] > -INFINITY ? sums.shift[i] : 0;
     const float* N = sums.N + i * f.E;
     Row(f.epilogue, row, f.E, N, W[i], shift).forward(f.o + row * f.E);
     if (!f.N) continue;
@@ -234,12 +241,14 @@ static void backward_keys(const Fused& f, Tile& tile, const typename Products::K
   alignas(64) float x[kTile * kTile], dp[kTile * kTile];
   const Products products{tile};
   float *dk = f.dk + tile.key(0) * f.D, *dv = f.dv + tile.key(0) * f.E;
-  const auto [first, last] = queries(f, tile.s0, tile.s0 + tile.columns);
+  tile.bias = tile.of_head(f.bias);
+  const auto [first, last] = queries(tile);
   const int64_t past = (first / kTile - queries_part) % f.parts;  // to the part's next block
   const int64_t begin = first / kTile + (past > 0 ? f.parts - past : -past);
   for (tile.t0 = begin * kTile; tile.t0 < last; tile.t0 += f.parts * kTile) {
     tile.rows = least(kTile, f.T - tile.t0);
     products.scores(keys, x);
+    if (f.softcap != 0) cap(tile, x);
     products.d_weights(keys, dp);
     if (f.in_gate) gate_values(tile, dp);
     std::visit(

@@ -18,19 +18,26 @@ inline constexpr int kMostChannels = 256;
 // Weights that depend on one score only.
 using Pointwise = OneScore<float>;
 
+// Query t of sequence b sees the keys lo[t] <= s < hi[t + b * per_batch] and, unless they are null,
+// from[t] <= s < to[t] <= lo[t]. None decreases with t.
+struct SeenKeys {
+  const int32_t *lo, *hi, *from, *to;
+  int64_t per_batch;
+};
+
 // Denominator, gates and norm (epilogue.h). A null pointer means that the stage is absent.
 struct Epilogue {
   int64_t channels;  // of the result, without the padding
-  bool by_sum;       // Z = max(W + plus, least, divisor); otherwise Z is the divisor
+  bool by_sum;       // Z = max(W + plus + e^sink, least, divisor); otherwise Z is the divisor
   float plus, least;
   bool detach;
-  const float *divisor, *out_gate, *post_gate;  // [B, H, T]
+  const float *divisor, *out_gate, *post_gate, *sink;  // [B, H, T]
   enum { none, l2, rms, layer } norm;
   bool times_dim;
   float eps;
-  const float *norm_weight, *norm_bias;         // [E]
-  float *d_divisor, *d_out_gate, *d_post_gate;  // [B, H, T]
-  float *d_norm_weight, *d_norm_bias;           // [B * H * blocks(T), E]: one row per task
+  const float *norm_weight, *norm_bias;                  // [E]
+  float *d_divisor, *d_out_gate, *d_post_gate, *d_sink;  // [B, H, T]
+  float *d_norm_weight, *d_norm_bias;                    // [B * H * blocks(T), E]: one row per task
 };
 
 // Tensors are float32 and contiguous; D and E are padded. Query head h reads key head h / (H / G).
@@ -38,6 +45,8 @@ struct Fused {
   int64_t B, H, G, T, S, D, E;
   Pointwise weight;
   float clamp, scale;
+  float softcap;         // 0: none
+  int64_t near;          // the newest keys of a query, whose weight is exp; 0: none
   const float* q;        // [B, H, T, D]
   const float* k;        // [B, G, S, D]
   const float* v;        // [B, G, S, E]
@@ -51,11 +60,14 @@ struct Fused {
     const uint32_t* q_columns;  // [B, H, blocks, kTile / 2, D]; backward only
     uint32_t *dN, *dN_columns;  // [B, H, T, E / 2], [B, H, blocks, kTile / 2, E]
   } pairs;
-  const float* in_gate;    // [B, G, S], or null
-  const float* centre;     // [B, H, T], or null
-  const double* decay;     // [B, G, S], running sums of the log decay gates, or null
-  const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; both never decrease with t
-  const uint8_t* keep;     // [B, S], or null
+  const float* in_gate;  // [B, G, S], or null
+  const float* centre;   // [B, H, T], or null
+  const double* decay;   // [B, G, S], running sums of the log decay gates, or null
+  SeenKeys seen;
+  // [B or 1, H or 1, T, S], or null: sequence b and head h at b * bias_batch + h * bias_head
+  const float* bias;
+  int64_t bias_batch, bias_head;
+  const uint8_t* keep;  // [B, S], or null
 
   Epilogue epilogue;
 
@@ -73,6 +85,7 @@ struct Fused {
   float *dq, *dk, *dv;                  // [B, H, T, D], [B, G, S, D], [B, G, S, E]
   float *d_in_gate, *d_centre;          // [B, G, S], [B, H, T] (starts at zero), or null
   double *d_decay_query, *d_decay_key;  // [B, H, T], [B, G, S]; start at zero, or null
+  float* d_bias;                        // like bias; starts at zero, or null
 };
 
 inline int64_t blocks(int64_t n) {

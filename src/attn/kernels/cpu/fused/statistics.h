@@ -50,8 +50,10 @@ inline void write(const RowStatistics* rows, const float* W, int n, bool logs_kn
   Vec M = sum_each(moment);
   if (!logs_known) M = (M + A * kLogStart) * 0.69314718f;
   // NaN for a row of which some weight is NaN or infinite; max keeps its second argument then.
-  const Vec none{}, share = choose(A == none, none, 1 / A + (A - A));
-  const Vec entropy = choose(A == none, none, log(A) - M * share);
+  // The least sum is that of the reference.
+  const Vec none{}, least = max(splat(1e-30f), A);
+  const Vec share = choose(A == none, none, 1 / least + (A - A));
+  const Vec entropy = choose(A == none, none, log(least) * (A * share) - M * share);
   const Vec out[4] = {max(none, entropy), top * share, load(firsts) * share,
                       max(none, (A - load(sums)) * 0.5f * share)};
   for (int s = 0; s < 4; ++s)

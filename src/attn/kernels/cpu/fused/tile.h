@@ -19,21 +19,30 @@ struct Tile {
   int64_t b, h, g;  // batch, head, key head
   int64_t t0, s0;
   int rows, columns;
+  float scale = f.softcap != 0 ? 1 : f.scale;  // of the products, capped if they are
+  const float* bias = nullptr;  // [T, S] of this head, or null where the scores already have it
 
   int64_t row(int i) const { return (b * f.H + h) * f.T + t0 + i; }
   int64_t key(int j) const { return (b * f.G + g) * f.S + s0 + j; }
   int64_t key_block() const { return (b * f.G + g) * blocks(f.S) + s0 / kTile; }
   int64_t query_block() const { return (b * f.H + h) * blocks(f.T) + t0 / kTile; }
+  int lo(int i) const { return f.seen.lo[t0 + i]; }
+  int hi(int i) const { return f.seen.hi[b * f.seen.per_batch + t0 + i]; }
+  int first_key(int i) const { return f.seen.from ? f.seen.from[t0 + i] : lo(i); }
   // Whether some query of the tile does not see some key of it.
   bool partial() const {
-    return f.keep || columns < kTile || f.lo[t0 + rows - 1] > s0 || f.hi[t0] < s0 + columns;
+    const int64_t end = s0 + columns;
+    if (f.keep || columns < kTile) return true;
+    if (f.seen.from && f.seen.from[t0 + rows - 1] <= s0 && f.seen.to[t0] >= end) return false;
+    return lo(rows - 1) > s0 || hi(0) < end;
   }
   // Whether a score is just a scaled product, possibly clamped.
-  bool plain() const { return f.scale > 0 && !f.centre && !f.decay; }
+  bool plain() const { return scale > 0 && !f.centre && !f.decay; }
   // Which of the kWidth keys from j query i sees.
   VecInt seen(int i, int j) const {
     const VecInt s = lanes(int(s0) + j);
-    VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
+    VecInt yes = (s >= lo(i)) & (s < hi(i));
+    if (f.seen.from) yes |= (s >= f.seen.from[t0 + i]) & (s < f.seen.to[t0 + i]);
     if (f.keep) {
       VecInt kept{};
       for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l)
@@ -42,9 +51,32 @@ struct Tile {
     }
     return yes;
   }
+  // Which of the kWidth keys from j are among the newest of query i.
+  VecInt is_near(int i, int j) const {
+    return lanes(int(s0) + j) > int(t0 + i + f.S - f.T - f.near);
+  }
+  // This head's part of the bias, or of its gradient.
+  template <class F>
+  F* of_head(F* all) const {
+    return all ? all + b * f.bias_batch + h * f.bias_head : nullptr;
+  }
+  // kWidth numbers from j of row i of such a part; 0 beyond the last key.
+  Vec pairs(const float* part, int i, int j) const {
+    const float* at = part + (t0 + i) * f.S + s0 + j;
+    if (j + kWidth <= columns) return load(at);
+    Vec y{};
+    for (int l = 0; l < columns - j; ++l) y[l] = at[l];
+    return y;
+  }
+  void add_pairs(Vec x, float* part, int i, int j) const {
+    float* at = part + (t0 + i) * f.S + s0 + j;
+    if (j + kWidth <= columns) return store(at, load(at) + x);
+    for (int l = 0; l < columns - j; ++l) at[l] += x[l];
+  }
   // The scores of kWidth keys from j, from the products x.
   Vec score(const float* x, int i, int j) const {
-    Vec y = load(x + i * kTile + j) * f.scale;
+    Vec y = load(x + i * kTile + j) * scale;
+    if (bias) y += pairs(bias, i, j);
     if (f.centre) y -= f.centre[row(i)];
     return min(splat(f.clamp), y);
   }
@@ -56,7 +88,8 @@ struct Tile {
     const double query = gate[query_position(i)];
     float x[kWidth];
     for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
-    return Partial ? choose(seen(i, j), load(x), Vec{}) : load(x);
+    const Vec y = choose(load(x) < float(kNoDecayLeft), splat(-INFINITY), load(x));
+    return Partial ? choose(seen(i, j), y, Vec{}) : y;
   }
   int64_t query_position(int i) const {
     const int64_t p = t0 + i + f.S - f.T;
@@ -64,7 +97,24 @@ struct Tile {
   }
 };
 
+// Caps the products.
+static void cap(const Tile& tile, float* x) {
+  const float cap = tile.f.softcap, to_unit = tile.f.scale / cap;
+  for (int i = 0; i < tile.rows * kTile; i += kWidth)
+    store(x + i, tanh(load(x + i) * to_unit) * cap);
+}
+
 // Forward.
+
+// Adds the bias to the products, which are then scores: the simplest tiles stay simple.
+static void add_bias(const Tile& tile, float* x) {
+  const float* bias = tile.of_head(tile.f.bias);
+  for (int i = 0; i < tile.rows; ++i)
+    for (int j = 0; j < kTile; j += kWidth) {
+      float* const at = x + i * kTile + j;
+      store(at, load(at) * tile.scale + tile.pairs(bias, i, j));
+    }
+}
 
 struct Sums {
   float N[kTile * kMostChannels];  // [rows, E]
@@ -83,8 +133,9 @@ static void raise(float new_max, const Fused& f, int i, Sums& sums) {
   if (before == -INFINITY) return;
   const float keep = exp(splat(before - new_max))[0];
   if (f.statistics) {
-    sums.moment[i] = keep * (sums.moment[i] - (new_max - before) * sums.W[i]);
-    sums.most[i] *= keep, sums.first[i] *= keep;
+    const Vec logs = f.near ? sums.total[i] * 1.44269504f : sums.W[i];  // of statistics.h
+    sums.moment[i] = keep * (sums.moment[i] - (new_max - before) * logs);
+    sums.most[i] *= keep, sums.first[i] *= keep, sums.total[i] *= keep;
   }
   sums.W[i] *= keep;
   for (int64_t e = 0; e < f.E; e += kWidth)
@@ -100,6 +151,7 @@ static void weigh_row(const W& w, const Tile& tile, int i, float* x, Sums& sums)
     Vec top = splat(-INFINITY);
     for (int j = 0; j < kTile; j += kWidth) {
       Vec y = tile.score(x, i, j);
+      if (tile.f.decay) y += tile.log_decay<Partial>(i, j);  // so that the largest weight is 1
       if constexpr (Partial) y = choose(tile.seen(i, j), y, splat(-INFINITY));
       top = max(top, y);
       store(x + i * kTile + j, y);
@@ -117,11 +169,7 @@ static void weigh_row(const W& w, const Tile& tile, int i, float* x, Sums& sums)
       y = weight(w, tile.score(x, i, j)).w;
       if constexpr (Partial) y = choose(tile.seen(i, j), y, Vec{});
     }
-    if (tile.f.decay) {
-      const Vec log_decay = tile.log_decay<Partial>(i, j);
-      y *= exp(log_decay);
-      log_y += log_decay;
-    }
+    if (!is_exp && tile.f.decay) y *= exp(tile.log_decay<Partial>(i, j));
     store(x + i * kTile + j, y);
     total += y;
     if constexpr (Statistics) {
@@ -146,7 +194,7 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
     float* row = x + i * kTile;
     Vec top = load(row);
     for (int j = kWidth; j < kTile; j += kWidth) top = max(top, load(row + j));
-    const float most = largest(top) * tile.f.scale;
+    const float most = largest(top) * tile.scale;
     raise(Clamped && most > clamp ? clamp : most, tile.f, i, sums);
     if (!(fabsf(sums.shift[i]) < kLarge)) {
       weigh_row<false, Statistics>(Exp{}, tile, i, x, sums);
@@ -154,7 +202,7 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
     }
     Vec total{}, moment{};
     for (int j = 0; j < kTile; j += kWidth) {
-      Vec score = load(row + j) * tile.f.scale;
+      Vec score = load(row + j) * tile.scale;
       if constexpr (Clamped) score = min(splat(clamp), score);
       const Vec log_y = score - sums.shift[i], y = exp_down(log_y);
       store(row + j, y);
@@ -166,8 +214,44 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
   }
 }
 
+// The same where the near keys have exp and the others a polynomial, both times e^-shift: the
+// largest near score, and not below 0 where there are others.
+static void weigh_near(const Polynomial& w, const Tile& tile, float* x, Sums& sums) {
+  const int64_t p0 = tile.t0 + tile.f.S - tile.f.T;
+  const bool any_near = tile.s0 + kTile > p0 - tile.f.near + 1;
+  for (int i = 0; i < tile.rows; ++i) {
+    float* row = x + i * kTile;
+    Vec top = splat(-INFINITY);
+    VecInt far{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Vec y = tile.score(x, i, j);
+      const VecInt seen = tile.seen(i, j), near = tile.is_near(i, j);
+      top = max(top, choose(seen & near, y, splat(-INFINITY)));
+      far |= seen & ~near;
+      store(row + j, y);
+    }
+    raise(largest(top), tile.f, i, sums);
+    if (sum(__builtin_convertvector(far, Vec)) != 0) raise(0, tile.f, i, sums);
+    const float shift = sums.shift[i] > -INFINITY ? sums.shift[i] : 0;
+    const Vec left = exp(splat(-shift));
+    Vec total{};
+    for (int j = 0; j < kTile; j += kWidth) {
+      const Vec score = load(row + j);
+      Vec y = weight(w, score).w * left;
+      if (any_near) y = choose(tile.is_near(i, j), exp(score - shift), y);
+      y = choose(tile.seen(i, j), y, Vec{});
+      if (tile.f.decay) y *= exp(tile.log_decay<true>(i, j));
+      store(row + j, y);
+      total += y;
+    }
+    sums.W[i] += total;
+  }
+}
+
 template <bool Partial, bool Statistics, class W>
 static void weigh(const W& w, const Tile& tile, float* x, Sums& sums) {
+  if constexpr (__is_same(W, Polynomial))
+    if (tile.f.near) return weigh_near(w, tile, x, sums);
   if (__is_same(W, Exp) && !Partial && tile.plain())
     return tile.f.clamp == INFINITY ? weigh_plain<Statistics, false>(tile, x, sums)
                                     : weigh_plain<Statistics, true>(tile, x, sums);
@@ -197,12 +281,13 @@ static void weigh_tile(const W& w, const Tile& tile, float* x, Sums& sums) {
     partial ? weigh<true, true>(w, tile, x, sums) : weigh<false, true>(w, tile, x, sums);
   } else {
     partial ? weigh<true, false>(w, tile, x, sums) : weigh<false, false>(w, tile, x, sums);
-    positive(w) ? add_statistics<true>(tile, x, sums) : add_statistics<false>(tile, x, sums);
+    positive(w) && !tile.f.near ? add_statistics<true>(tile, x, sums)
+                                : add_statistics<false>(tile, x, sums);
   }
-  if (tile.f.lo[tile.t0] >= tile.s0 + tile.columns || tile.f.lo[tile.t0 + tile.rows - 1] < tile.s0)
+  if (tile.first_key(0) >= tile.s0 + tile.columns || tile.first_key(tile.rows - 1) < tile.s0)
     return;
   for (int i = 0; i < tile.rows; ++i) {  // the first key of each row, if it is in this tile
-    const int64_t j = tile.f.lo[tile.t0 + i] - tile.s0;
+    const int64_t j = tile.first_key(i) - tile.s0;
     if (j >= 0 && j < tile.columns) sums.first[i] = fabsf(x[i * kTile + j]);
   }
 }
@@ -210,7 +295,8 @@ static void weigh_tile(const W& w, const Tile& tile, float* x, Sums& sums) {
 static void write_statistics(const Tile& tile, const float* W, const Sums& sums) {
   const Fused& f = tile.f;
   const bool is_exp = std::holds_alternative<Exp>(f.weight);
-  const bool all_positive = std::visit([](const auto& w) { return positive(w); }, f.weight);
+  const bool all_positive =
+      !f.near && std::visit([](const auto& w) { return positive(w); }, f.weight);
   for (int i = 0; i < tile.rows; i += kWidth) {
     RowStatistics rows[kWidth];
     for (int j = 0; j < kWidth; ++j)
@@ -246,11 +332,26 @@ static double total(VecSums x) {
   return all;
 }
 
-// From products x and dp = v.dN to the weights (in x) and the gradients of the products (in dp).
+// The weight and slope of kWidth scores from j of row i, times e^-shift.
+template <class W>
+static Slope<Vec> slope(const W& w, const Tile& tile, int i, int j, Vec score, Vec shift) {
+  if constexpr (__is_same(W, Polynomial))
+    if (tile.f.near) {
+      const VecInt near = tile.is_near(i, j);
+      const Vec exact = exp(score - shift), left = exp(-shift);
+      const Slope<Vec> far = weight(w, score);
+      return {choose(near, exact, far.w * left), choose(near, exact, far.dw * left)};
+    }
+  return weight(w, score - shift);
+}
+
+// From products x, capped if they are, and dp = v.dN to the weights (in x) and the gradients of the
+// products (in dp).
 template <bool Partial, class W>
 static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
   const Fused& f = tile.f;
   VecSums d_key[kVecs] = {};
+  float* const d_bias = tile.of_head(f.d_bias);
   for (int i = 0; i < tile.rows; ++i) {
     const int64_t row = tile.row(i);
     const Vec shift = splat(f.shift[row]), dW = splat(f.dW[row]);
@@ -259,14 +360,22 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
     VecSums d_decay{};
     for (int j = 0; j < kTile; j += kWidth) {
       const Vec score = tile.score(x, i, j);
-      Slope<Vec> y = weight(w, score - shift);
+      Vec through = splat(f.scale);
+      if (f.softcap != 0) {
+        const Vec share = load(x + i * kTile + j) / f.softcap;
+        through *= 1 - share * share;
+      }
+      const Vec log_decay = f.decay ? tile.log_decay<Partial>(i, j) : Vec{};
+      constexpr bool is_exp = __is_same(W, Exp);
+      Slope<Vec> y = slope(w, tile, i, j, is_exp ? score + log_decay : score, shift);
       Vec dw = load(dp + i * kTile + j) + dW;
       if constexpr (Partial) {
         const VecInt seen = tile.seen(i, j);
+        through = choose(seen, through, Vec{});
         y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})}, dw = choose(seen, dw, Vec{});
       }
       if (f.decay) {
-        const Vec decay_factor = exp(tile.log_decay<Partial>(i, j));
+        const Vec decay_factor = is_exp ? splat(1) : exp(log_decay);
         y.w *= decay_factor;
         const Vec d = y.w * dw;
         dw *= decay_factor;
@@ -275,8 +384,9 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
       }
       const Vec dx = choose(score >= clamp, Vec{}, y.dw * dw);
       d_centre += dx;
+      if (d_bias) tile.add_pairs(dx, d_bias, i, j);
       store(x + i * kTile + j, y.w);
-      store(dp + i * kTile + j, dx * f.scale);
+      store(dp + i * kTile + j, dx * through);
     }
     if (f.d_centre) f.d_centre[row] -= sum(d_centre);
     if (f.decay) f.d_decay_query[row] += total(d_decay);
@@ -303,14 +413,18 @@ static void gate_d_values(const Tile& tile, const Value& value, float* dv) {
   }
 }
 
-// The queries that see some key of [s0, s1); `first` is rounded down to a block.
+// The queries that see some key of the tile; `first` is rounded down to a block.
 struct Queries {
   int64_t first, last;
 };
-static Queries queries(const Fused& f, int64_t s0, int64_t s1) {
-  int64_t a = 0, b = f.T;
-  while (a < b && f.hi[a] <= s0) ++a;
-  while (b > a && f.lo[b - 1] >= s1) --b;
+static Queries queries(const Tile& tile) {
+  const SeenKeys& k = tile.f.seen;
+  const int32_t* hi = k.hi + tile.b * k.per_batch;
+  const int64_t s0 = tile.s0, s1 = s0 + tile.columns;
+  int64_t a = 0, b = tile.f.T;
+  const auto among_first = [&](int64_t t) { return k.from && k.from[t] < s1 && k.to[t] > s0; };
+  while (a < b && hi[a] <= s0) ++a;
+  while (b > a && k.lo[b - 1] >= s1 && !among_first(b - 1)) --b;
   return {a / kTile * kTile, b};
 }
 

@@ -19,10 +19,13 @@ struct Block {
   Block(const Rows& f, int64_t head, int64_t index)
       : f(f), b(head / f.H), h(head % f.H), g(h / (f.H / f.G)), t0(index * kStrip) {
     rows = int(f.T - t0 < kStrip ? f.T - t0 : kStrip);
-    s0 = f.lo[t0] / kTile * kTile;
-    const int64_t last = f.hi[t0 + rows - 1];
+    s0 = first_key(0) / kTile * kTile;
+    const int64_t last = hi(rows - 1);
     width = last > s0 ? blocks(last - s0) * kTile : 0;
   }
+  int lo(int i) const { return f.seen.lo[t0 + i]; }
+  int hi(int i) const { return f.seen.hi[b * f.seen.per_batch + t0 + i]; }
+  int first_key(int i) const { return f.seen.from ? f.seen.from[t0 + i] : lo(i); }
   int64_t row(int i) const { return (b * f.H + h) * f.T + t0 + i; }
   int64_t key_head() const { return b * f.G + g; }
   int64_t key(int64_t j) const { return key_head() * f.S + s0 + j; }
@@ -32,7 +35,8 @@ struct Block {
   // Which of the kWidth keys from j query i sees.
   VecInt seen(int i, int64_t j) const {
     const VecInt s = lanes(int(s0 + j));
-    VecInt yes = (s >= f.lo[t0 + i]) & (s < f.hi[t0 + i]);
+    VecInt yes = (s >= lo(i)) & (s < hi(i));
+    if (f.seen.from) yes |= (s >= f.seen.from[t0 + i]) & (s < f.seen.to[t0 + i]);
     if (!f.keep) return yes;
     VecInt kept{};
     for (int l = 0; l < kWidth && s0 + j + l < f.S; ++l)
@@ -40,11 +44,28 @@ struct Block {
     return yes & kept;
   }
   bool all_seen(int i, int64_t j) const {
-    return !f.keep && s0 + j >= f.lo[t0 + i] && s0 + j + kWidth <= f.hi[t0 + i];
+    return !f.keep && s0 + j >= lo(i) && s0 + j + kWidth <= hi(i);
   }
   float first_weight(int i, const float* row) const {  // of the first key of query i
-    const int64_t j = f.lo[t0 + i] - s0;
+    const int64_t j = first_key(i) - s0;
     return j >= 0 && j < width ? fabsf(row[j]) : 0;
+  }
+  // Of query i and the kWidth keys from j, in the bias or its gradient; `n` of them are keys.
+  int64_t pair(int i, int64_t j) const {
+    return b * f.bias_batch + h * f.bias_head + (t0 + i) * f.S + s0 + j;
+  }
+  int keys(int64_t j) const { return int(f.S - s0 - j < kWidth ? f.S - s0 - j : kWidth); }
+  Vec bias(int i, int64_t j) const {
+    const float* at = f.bias + pair(i, j);
+    if (keys(j) == kWidth) return load(at);
+    Vec y{};
+    for (int l = 0; l < keys(j); ++l) y[l] = at[l];
+    return y;
+  }
+  void add_d_bias(int i, int64_t j, Vec dx) const {
+    float* at = f.d_bias + pair(i, j);
+    if (keys(j) == kWidth) return store(at, load(at) + dx);
+    for (int l = 0; l < keys(j); ++l) at[l] += dx[l];
   }
   // The product of the decay gates in (s, t], for kWidth keys from j; 1 where the query does not
   // see the key.
@@ -80,20 +101,43 @@ static void centre(const Block& k, int i, float* x) {
     store(x + j, load(x + j) - choose(k.seen(i, j), splat(mean), Vec{}));
 }
 
+// Caps the scores of query i, whose derivatives go to `slopes` unless it is null, and adds the
+// bias.
+static void cap_and_add_bias(const Block& k, int i, float* x, float* slopes) {
+  const Rows& f = k.f;
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    Vec y = load(x + j);
+    if (f.softcap != 0) {
+      const Vec share = tanh(y / f.softcap);
+      y = share * f.softcap;
+      if (slopes) store(slopes + j, 1 - share * share);
+    }
+    if (f.bias) y += k.bias(i, j);
+    store(x + j, k.all_seen(i, j) ? y : choose(k.seen(i, j), y, splat(-INFINITY)));
+  }
+}
+
 // From the products of query i to its scores, in place: -inf where masked. Computes `beta` unless
 // it is given.
 template <class W>
-static void score(const W&, const Block& k, int i, float* x, float* beta, bool given) {
+static void score(const W&, const Block& k, int i, float* x, float* beta, bool given,
+                  float* slopes = nullptr) {
   const Rows& f = k.f;
   const float scale = f.scale[k.row(i)];
   for (int64_t j = 0; j < k.width; j += kWidth) {
-    Vec y = load(x + j) * scale;
-    if (__is_same(W, SelfAdjusted)) y = choose(y == -INFINITY, splat(NAN), y);  // has no range
+    const Vec y = load(x + j) * scale;
     store(x + j, k.all_seen(i, j) ? y : choose(k.seen(i, j), y, splat(-INFINITY)));
   }
   if (!given) *beta = f.adaptive ? sharpness({x, k.width, nullptr}) : 1;
-  if (*beta == 1 && !f.centred && f.clamp == INFINITY) return;
-  for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, load(x + j) * *beta);
+  if (*beta != 1)
+    for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, load(x + j) * *beta);
+  if (f.softcap != 0 || f.bias) cap_and_add_bias(k, i, x, slopes);
+  if constexpr (__is_same(W, SelfAdjusted))  // a score of -inf that is seen leaves no range
+    for (int64_t j = 0; j < k.width; j += kWidth) {
+      const Vec y = load(x + j);
+      store(x + j, choose(k.seen(i, j) & (y == -INFINITY), splat(NAN), y));
+    }
+  if (!f.centred && f.clamp == INFINITY) return;
   if (f.centred) centre(k, i, x);
   for (int64_t j = 0; j < k.width; j += kWidth) store(x + j, min(splat(f.clamp), load(x + j)));
 }
@@ -112,15 +156,20 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
       r.top = 0, r.sum = 1;  // the row sees no key
     else if (r.top == r.top)
       find_threshold(w, scores, r);
-    Vec total{};
+    if constexpr (__is_same(W, StickBreaking)) break_sticks(row, k.width, row);
+    Vec total{}, only_summed{};  // W is both
     RowStatistics statistics;
     for (int64_t j = 0; j < k.width; j += kWidth) {
-      Vec y = parts(w, load(row + j), r).w;
-      if (f.decay) y *= k.decay_factor(i, j);
-      if (r.top != r.top) y = splat(NAN);
-      store(row + j, y);
-      total += y;
-      if (f.statistics) statistics.add(y);
+      Parts p = parts(w, load(row + j), r);
+      if constexpr (__is_same(W, Softpick)) p.less = choose(k.seen(i, j), p.less, Vec{});
+      if (f.decay) {
+        const Vec factor = k.decay_factor(i, j);
+        p.w *= factor, p.less *= factor;
+      }
+      if (r.top != r.top) p.w = splat(NAN);
+      store(row + j, p.w);
+      total += p.w, only_summed += p.less;
+      if (f.statistics) statistics.add(p.w);
     }
     if (f.statistics) {
       statistics.first = k.first_weight(i, row);
@@ -128,7 +177,7 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
       write(&statistics, &whole, 1, false, f.statistics + k.row(i), f.B * f.H * f.T);
     }
     f.thresholds[k.row(i)] = r;
-    f.W[k.row(i)] = sum(total);
+    f.W[k.row(i)] = sum(total + only_summed);
   }
   float* N = f.N + k.row(0) * f.E;
   for (int64_t i = 0; i < k.rows * f.E; ++i) N[i] = 0;
@@ -154,6 +203,7 @@ static Shared shared(const W& w, const Block& k, int i, const float* x, float* d
   for (int64_t j = 0; j < k.width; j += kWidth) {
     const Parts p = parts(w, load(x + j), r);
     Vec dw = load(dp + j) + dW;
+    if constexpr (__is_same(W, Softpick)) dw = d_weight(p, load(dp + j), dW);
     if (!k.all_seen(i, j)) dw = choose(k.seen(i, j), dw, Vec{});
     if (k.f.decay) dw *= k.decay_factor(i, j);
     store(dp + j, dw);
@@ -175,33 +225,43 @@ static Shared shared(const W& w, const Block& k, int i, const float* x, float* d
 // From the products x and dp = v.dN of query i to its weights (in x) and the gradients of the
 // products (in dp).
 template <class W>
-static void slopes(const W& w, const Block& k, int i, float* x, float* dp, double* d_decay_key) {
+static void slopes(const W& w, const Block& k, int i, float* x, float* dp, double* d_decay_key,
+                   float* spare) {
   const Rows& f = k.f;
   const int64_t row = k.row(i);
   RowThreshold r = f.thresholds[row];
-  score(w, k, i, x, &r.beta, true);
+  float *const weights = spare, *const cap_slopes = spare + f.stride;
+  score(w, k, i, x, &r.beta, true, cap_slopes);
+  if constexpr (__is_same(W, StickBreaking)) break_sticks(x, k.width, weights);
   const Shared s = shared(w, k, i, x, dp, r);
   const Vec low = splat(r.cut), high = splat(greater(r.top, 0));
-  double d_decay = 0;
+  double d_decay = 0, d_before = 0;
   for (int64_t j = 0; j < k.width; j += kWidth) {
     const Vec y = load(x + j), dw = load(dp + j);
     Parts p = parts(w, y, r);
+    if constexpr (__is_same(W, StickBreaking)) p.w = load(weights + j);
     if (r.top != r.top) p.w = p.slope = choose(k.seen(i, j), splat(NAN), Vec{}), p.share = Vec{};
     Vec dx = p.slope * dw - p.share * s.pull;
     if constexpr (__is_same(W, SelfAdjusted))
       dx += (p.share * dw + choose(y == low, splat(s.at_low), Vec{}) +
              choose(y == high, splat(s.at_high), Vec{})) /
             range(r);
-    dx = choose(y >= splat(f.clamp), Vec{}, dx * r.beta);
-    store(dp + j, dx);
+    if constexpr (__is_same(W, StickBreaking)) dx = d_stick(y, p.w * dw, d_before);
+    store(dp + j, choose(y >= splat(f.clamp), Vec{}, dx));
     store(x + j, f.decay ? p.w * k.decay_factor(i, j) : p.w);
     if (!f.decay) continue;
-    const Vec d = p.w * dw;
+    const Vec d = (p.w - p.less) * dw;
     for (int l = 0; l < kWidth && k.s0 + j + l < f.S; ++l)
       d_decay += d[l], d_decay_key[k.key(j + l)] -= d[l];
   }
   if (f.centred) centre(k, i, dp);
   if (f.decay) f.d_decay_query[row] = d_decay;
+  if (r.beta == 1 && f.softcap == 0 && !f.d_bias) return;
+  for (int64_t j = 0; j < k.width; j += kWidth) {
+    const Vec dx = load(dp + j), through = f.softcap != 0 ? load(cap_slopes + j) : splat(1);
+    if (f.d_bias) k.add_d_bias(i, j, dx);
+    store(dp + j, dx * r.beta * through);
+  }
 }
 
 template <class W>
@@ -212,7 +272,8 @@ static void backward(const W& w, const Block& k, float* x, float* dp, int64_t pa
   products(k, dN, f.E, f.v_tiles, dp);
   const int64_t keys = part * f.B * f.G * f.S;  // offset of this part in dk and dv
   for (int i = 0; i < k.rows; ++i)
-    slopes(w, k, i, x + i * f.stride, dp + i * f.stride, f.decay ? f.d_decay_key + keys : nullptr);
+    slopes(w, k, i, x + i * f.stride, dp + i * f.stride, f.decay ? f.d_decay_key + keys : nullptr,
+           dp + kStrip * f.stride);
   const int D = int(f.D), E = int(f.E);
   float* dq = f.dq + k.row(0) * D;
   for (int64_t j = 0; j < k.width; j += kTile) {

@@ -15,7 +15,7 @@ using RowWeight = decltype(joined(OneScore<float>(), WholeRow()));
 // What the weights of a row depend on.
 struct RowThreshold {
   float beta;  // sharpness: multiplies the scores
-  float top;   // the largest score, or 0; NaN if a score is NaN or +inf
+  float top;   // the largest score, or 0; Softpick: not below 0; NaN if a score is NaN or +inf
   float cut;   // Entmax: tau; TopK: the smallest score kept; SelfAdjusted: min(x, 0) over the row
   float sum;   // Entmax: sum p^(2 - alpha); TopK, SelfAdjusted: sum e^(x - top)
 };
@@ -25,18 +25,20 @@ struct Rows {
   int64_t B, H, G, T, S, D, E;
   RowWeight weight;
   bool adaptive, centred;
-  float clamp;
-  const float* q;          // [B, H, T, D]
-  const float* scale;      // [B, H, T]: multiplies the products
-  const float* scaled;     // [B, H, T, D]: q * scale; backward only
-  const float* k;          // [B, G, S, D]
-  const float* v;          // [B, G, S, E]
-  const float* k_tiles;    // [B, G, blocks, D, kTile]: each tile of k transposed, padded with zeros
-  const float* v_tiles;    // [B, G, blocks, E, kTile]; backward only
-  const double* decay;     // [B, G, S], running sums of the log decay gates, or null
-  const int32_t *lo, *hi;  // [T]: query t sees keys lo <= s < hi; both never decrease with t
-  const uint8_t* keep;     // [B, S], or null
-  int64_t stride;          // floats per row of a strip: the widest row plus kTile
+  float clamp, softcap;  // 0: none
+  const float* q;        // [B, H, T, D]
+  const float* scale;    // [B, H, T]: multiplies the products
+  const float* scaled;   // [B, H, T, D]: q * scale; backward only
+  const float* k;        // [B, G, S, D]
+  const float* v;        // [B, G, S, E]
+  const float* k_tiles;  // [B, G, blocks, D, kTile]: each tile of k transposed, padded with zeros
+  const float* v_tiles;  // [B, G, blocks, E, kTile]; backward only
+  const double* decay;   // [B, G, S], running sums of the log decay gates, or null
+  SeenKeys seen;
+  const float* bias;  // as in Fused, or null
+  int64_t bias_batch, bias_head;
+  const uint8_t* keep;  // [B, S], or null
+  int64_t stride;       // floats per row of a strip: the widest row plus kTile
 
   // Forward.
   float *N, *W;              // [B, H, T, E], [B, H, T]
@@ -48,10 +50,11 @@ struct Rows {
   const float *dN, *dW;                 // [B, H, T, E], [B, H, T]
   float *dq, *dk, *dv;                  // [B, H, T, D], [parts, B, G, S, D], [parts, B, G, S, E]
   double *d_decay_query, *d_decay_key;  // [B, H, T], [parts, B, G, S], or null
+  float* d_bias;                        // like bias; starts at zero, or null
 };
 
 struct RowKernels {
-  // `scratch`: 2 * kStrip * stride floats, one buffer per thread.
+  // `scratch`: (2 * kStrip + 2) * stride floats, one buffer per thread.
   void (*forward)(const Rows&, int64_t task, float* scratch);   // tasks: B * H * blocks of queries
   void (*backward)(const Rows&, int64_t task, float* scratch);  // tasks: B * G * parts
 };

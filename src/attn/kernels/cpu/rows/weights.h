@@ -49,6 +49,10 @@ inline void find_threshold(const Entmax& w, const Scores& s, RowThreshold& r) {
   }
 }
 
+inline void find_threshold(const Softpick&, const Scores&, RowThreshold& r) {
+  r.top = greater(r.top, 0);
+}
+
 inline void find_threshold(const TopK& w, const Scores& s, RowThreshold& r) {
   r.cut = kth_largest(s, w.k, r.top);
   r.sum = sum_of_exp(s, r.top, w.renormalise ? r.cut : -INFINITY);
@@ -65,6 +69,7 @@ inline void find_threshold(const SelfAdjusted&, const Scores& s, RowThreshold& r
 // The weights of kWidth scores of a row, and the factors of their gradients. All 0 where masked.
 struct Parts {
   Vec w, slope, share, pull;
+  Vec less{};  // Softpick: what W sums besides w
 };
 
 template <class W>
@@ -72,6 +77,20 @@ inline Parts parts(const W& w, Vec x, const RowThreshold& r) {
   const Slope<Vec> y = weight(w, x - r.top);
   const VecInt seen = x > -INFINITY;
   return {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{}), Vec{}, Vec{}};
+}
+inline Parts parts(const StickBreaking&, Vec w, const RowThreshold&) {  // weights already
+  return {w, Vec{}, Vec{}, Vec{}};
+}
+// y = e^(x - top) - e^-top, near 0 by e^x - 1 = 2 t / (1 - t) with t = tanh(x / 2), which does not
+// cancel; `less` is also that of a hidden score.
+inline Parts parts(const Softpick&, Vec x, const RowThreshold& r) {
+  const Vec e = exp(x - r.top), one = exp(splat(-r.top)), t = tanh(0.5f * x), none{};
+  const Vec y = choose(abs(x) < 1, one * (2 * t / (1 - t)), e - one);
+  return {max(y, none), e, none, none, max(-y, none)};
+}
+// The gradient of y, where dp is that of w and dW that of |y|.
+inline Vec d_weight(const Parts& p, Vec dp, Vec dW) {
+  return choose(p.less > 0, -dW, dp + choose(p.w > 0, dW, Vec{}));
 }
 inline Parts parts(const Entmax& w, Vec x, const RowThreshold& r) {
   const float a = w.alpha - 1;
@@ -83,6 +102,43 @@ inline Parts parts(const TopK& w, Vec x, const RowThreshold& r) {
   const Vec p = exp(x - r.top) / r.sum, kept = choose(x >= r.cut, p, Vec{});
   return {kept, kept, w.renormalise ? kept : p, kept};
 }
+// Stick breaking, in log space: w_s = sigmoid(x_s) prod_{r > s} (1 - sigmoid(x_r)). A key that is
+// hidden, with a score of -inf, leaves the stick as it is.
+inline Vec moved_down(Vec x, int by) {  // lane l has that of l + by, or 0
+  return __builtin_shuffle(x, Vec{}, lanes(by));
+}
+inline Vec moved_up(Vec x, int by) {
+  return __builtin_shuffle(Vec{}, x, lanes(kWidth - by));
+}
+
+inline void break_sticks(const float* x, int64_t n, float* w) {
+  constexpr double kGone = -200;  // e^-200 is 0
+  double left = 0;                // log of the stick that later keys leave
+  for (int64_t j = n - kWidth; j >= 0; j -= kWidth) {
+    if (left < kGone) {
+      store(w + j, Vec{});
+      continue;
+    }
+    const Vec y = load(x + j), l = log1p(exp(-abs(y)));
+    const Vec kept = -l - max(y, Vec{}), own = min(y, Vec{}) - l;  // logs of 1 - sigmoid, sigmoid
+    Vec all = kept;
+    for (int d = 1; d < kWidth; d *= 2) all += moved_down(all, d);
+    store(w + j, exp(own + (moved_down(all, 1) + float(left))));
+    left += all[0];
+  }
+}
+// The score gradients of kWidth scores x, from dl = w dw; `before` is the sum of dl of earlier
+// keys:
+//   dx_s = dl_s (1 - sigmoid(x_s)) - sigmoid(x_s) sum_{r < s} dl_r
+inline Vec d_stick(Vec x, Vec dl, double& before) {
+  const Vec e = exp(-abs(x)), more = 1 / (1 + e), less = e * more;
+  Vec all = dl;
+  for (int d = 1; d < kWidth; d *= 2) all += moved_up(all, d);
+  const Vec earlier = moved_up(all, 1) + float(before);
+  before += all[kWidth - 1];
+  return dl * choose(x > 0, less, more) - choose(x > 0, more, less) * earlier;
+}
+
 inline float range(const RowThreshold& r) {
   return greater(r.top, 0) - r.cut + 1e-10f;
 }

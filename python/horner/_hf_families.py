@@ -1,0 +1,85 @@
+"""Which models of transformers take their attention from its interface, for horner.hf. The others would ignore
+attn_implementation="horner", with a line in a log at most: here they get an error."""
+
+import functools
+import inspect
+import re
+import sys
+import warnings
+
+from transformers import PreTrainedModel
+
+
+def _source(thing):
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return None  # a notebook, or code that was made on the spot
+
+
+@functools.cache
+def _own_attention(family):
+    """Whether the file of a class of models computes attention without the interface."""
+    code = _source(sys.modules.get(family.__module__))
+    if code is None or "ALL_ATTENTION_FUNCTIONS" in code:
+        return False
+    return re.search(r"^class \w*Attention\w*\(nn\.Module\b", code, re.M) is not None
+
+
+@functools.cache
+def _takes_attention(kind):
+    """Whether a class of attention modules calls the function that the interface names."""
+    sources = [_source(part) for part in kind.__mro__ if issubclass(part, PreTrainedModel.__mro__[1])]
+    return any(code is None or "ALL_ATTENTION_FUNCTIONS" in code for code in sources)
+
+
+def _is_attention(module):
+    return re.search("Attention|MLA$", type(module).__name__)
+
+
+def attentions(model):
+    """The attention modules of a model that hold no other."""
+    found = [module for module in model.modules() if _is_attention(module)]
+    return [module for module in found if not any(_is_attention(part) for part in module.modules() if part is not module)]
+
+
+def _asked(model, part, implementation):
+    """What an attn_implementation asks of a part of a model."""
+    if not isinstance(implementation, dict):
+        return implementation or ""
+    name = next((key for key in implementation if key and getattr(model.config, key, None) is part.config), "")
+    asked = implementation.get(name, "")
+    return asked if isinstance(asked, str) else ""
+
+
+def check_class(model, implementation):
+    """Raises if a part of the model, or the model before it has parts, has its own attention and is asked for horner."""
+    parts = {id(part): part for part in [model, *model.modules()] if isinstance(part, PreTrainedModel)}
+    for part in parts.values():
+        asked = _asked(model, part, implementation)
+        if asked.partition(":")[0] == "horner" and _own_attention(type(part)):
+            raise NotImplementedError(
+                f"attn_implementation={asked!r} does not support {type(part).__name__}: it computes attention in code of its "
+                "own, without transformers' AttentionInterface. Load it without attn_implementation, or choose a family "
+                "of the table in horner's docs/huggingface.md"
+            )
+
+
+def check_modules(model):
+    """Raises if a model that is asked for horner has no attention, and warns of attention modules that stay as they are."""
+    asked = model.config._attn_implementation or ""
+    if asked.partition(":")[0] != "horner":
+        return
+    kinds = {type(module) for module in attentions(model)}
+    if not kinds:
+        raise NotImplementedError(
+            f"attn_implementation={asked!r} does not support {type(model).__name__}: it has no attention. If it is a part of "
+            "a larger model, name the other parts: attn_implementation={'text_config': 'horner'}"
+        )
+    without = sorted(kind.__name__ for kind in kinds if not _takes_attention(kind))
+    if without:
+        warnings.warn(
+            f"attn_implementation={asked!r} does not reach {', '.join(without)} of {type(model).__name__}, which computes in "
+            "code of its own",
+            stacklevel=5,
+        )

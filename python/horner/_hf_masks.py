@@ -1,0 +1,125 @@
+"""What a query sees, for horner.hf: transformers asks for a mask [B, 1, T, S] and gets these few facts instead."""
+
+import inspect
+from typing import NamedTuple, Optional
+
+import torch
+from transformers import __version__ as _version
+from transformers.masking_utils import sdpa_mask
+
+if "q_offset" not in inspect.signature(sdpa_mask).parameters:
+    raise ImportError(f"horner.hf requires transformers 5, got {_version}: its masks lack the positions of the queries")
+
+
+class Seen(NamedTuple):
+    """Replaces a mask [B, 1, T, S]: the keys that a query sees are always an interval."""
+
+    causal: bool
+    window: Optional[int] = None  # the last keys, its own among them; on either side of it if not causal
+    keep: Optional[torch.Tensor] = None  # [B, S] bool: False hides a key
+    cu_seqlens: Optional[torch.Tensor] = None  # where packed sequences begin in the B*T tokens, and their end
+    length: Optional[int] = None  # how many keys hold tokens (static caches)
+
+    # transformers treats masks as tensors and reads these
+
+    @property
+    def ndim(self):
+        return 4
+
+    def contiguous(self):
+        return self
+
+
+def _may_look():
+    """Whether the values of a tensor can be read: not while a graph is being captured."""
+    return not (torch.compiler.is_compiling() or torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+_KNOWN_MASKS = {
+    "causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay.<locals>.inner_mask",
+    "packed_sequence_mask_function.<locals>.inner_mask", "chunked_overlay.<locals>.inner_mask",
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask",
+}  # fmt: skip
+
+
+def _check_mask(function):
+    """Raises unless every part of the mask is known here. Closures cannot be read under torch.compile."""
+    if function.__qualname__ == "and_masks.<locals>.and_mask":
+        for part in inspect.getclosurevars(function).nonlocals["mask_functions"]:
+            _check_mask(part)
+    elif function.__qualname__ not in _KNOWN_MASKS:
+        raise NotImplementedError(
+            f"attn_implementation='horner' does not support the mask {function.__qualname__.partition('.')[0]}; "
+            "it supports causal and full masks, sliding windows, chunks, padding and packed sequences"
+        )
+
+
+def _refuse_custom_mask(mask_function, use_vmap):
+    if torch.compiler.is_compiling():
+        if use_vmap or mask_function.__name__ == "or_mask":
+            raise NotImplementedError("attn_implementation='horner' does not support a custom mask function")
+    else:
+        _check_mask(mask_function)
+
+
+def _cu_seqlens(mask_function, batch, length, device):
+    """Where packed sequences, or chunks, begin among the B*T tokens: at those that do not see the previous token. Empty
+    sequences fill the rest, so that the number of sequences is known without reading the tensor."""
+    b = torch.arange(batch, device=device)[:, None]
+    t = torch.arange(length, device=device)[None, :]
+    sees = mask_function(b, torch.zeros_like(b), t, (t - 1).clamp(min=0)).expand(batch, length) & (t > 0)
+    if _may_look() and sees[:, 1:].all():
+        return None
+    place = torch.arange(batch * length, device=device)
+    starts = torch.where(sees.reshape(-1), 0, place).cummax(0).values
+    return torch.cat([starts, starts.new_full((1,), batch * length)])
+
+
+def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
+         local_size=None, use_vmap=False, config=None, device="cpu", **kwargs):  # fmt: skip
+    """transformers calls this once for each kind of layer, instead of building a mask [B, 1, T, S]."""
+    if isinstance(attention_mask, Seen):
+        return attention_mask
+    chunk = getattr(config, "attention_chunk_size", None)
+    chunked = chunk is not None and local_size == chunk
+    causal = "allow_is_bidirectional_skip" not in kwargs  # only the bidirectional callers pass it
+    _refuse_custom_mask(mask_function, use_vmap)
+    keep = None
+    if attention_mask is not None:
+        keep = attention_mask[:, kv_offset : kv_offset + kv_length]
+        if keep.shape[1] == kv_length and _may_look() and keep.all():
+            keep = None
+    if q_length == 1 and (chunked or isinstance(q_offset, torch.Tensor)):
+        return _one_query(batch_size, kv_length, q_offset, kv_offset, mask_function, keep, device)
+    length, keys = None, kv_length
+    if causal and (end := int(q_offset) + q_length - kv_offset) < kv_length:
+        length, keys, keep = end, end, None if keep is None or keep[:, :end].all() else keep[:, :end]
+    elif keep is not None and keep.shape[1] < kv_length:
+        keep = torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
+    whole = q_length == keys and kv_offset == 0
+    if chunked and not whole:
+        raise NotImplementedError("attn_implementation='horner' does not support several tokens after a cache of chunks")
+    cu_seqlens = None
+    if chunked or causal and attention_mask is None and whole and mask_function.__name__ == "and_mask":
+        cu_seqlens = _cu_seqlens(mask_function, batch_size, q_length, device)
+    return Seen(causal, None if chunked else local_size, keep, cu_seqlens, length)
+
+
+def _one_query(batch, kv_length, q_offset, kv_offset, mask_function, keep, device):
+    """The slots of a cache that one token sees. Its position may be a tensor that cannot be read (static caches)."""
+    b = torch.arange(batch, device=device)[:, None]
+    s = torch.arange(kv_length, device=device)[None, :] + kv_offset
+    sees = mask_function(b, torch.zeros_like(b), torch.as_tensor(q_offset, device=device), s).expand(batch, kv_length)
+    if keep is not None:
+        sees = sees & torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
+    return Seen(False, None, sees)
+
+
+def mask_text(variant, seen, keys):
+    """The mask of `horner.attend` for a variant in a layer that sees this; keys: how many there are, if that is known."""
+    if not seen.causal:
+        if variant.window is not None:
+            raise NotImplementedError(f"variant {variant.text!r} has a window, but this attention is bidirectional")
+        return "full" if seen.window is None else f"window({seen.window + 1},ahead={seen.window})"  # either side of its own
+    windows = [w for w in (seen.window, variant.window) if w is not None]
+    return f"window({min(windows)})" if windows and (keys is None or min(windows) < keys) else "causal"

@@ -1,0 +1,19 @@
+// The delta rule for any weight of one score, in quadratic time.
+#pragma once
+
+#include <utility>
+
+#include "attn/attend.h"
+
+namespace horner::attn::exec {
+
+// The weights, times the decay, of keys from <= t < to, as queries of the keys before `to`: [B, G,
+// to - from, to], times e^-shift. `in` has mapped keys. Defined in reference.cpp.
+at::Tensor key_rows(const Spec&, const Inputs& in, double scale, int64_t from, int64_t to,
+                    at::Tensor& shift);
+
+// The same operator with the corrected values of Delta as its values. Keeps blocks of rows, not
+// the S x S matrix.
+std::pair<Spec, Inputs> with_corrected_values(const Spec&, const Inputs&);
+
+}  // namespace horner::attn::exec

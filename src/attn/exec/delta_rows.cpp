@@ -1,0 +1,141 @@
+// The delta rule by forward substitution over blocks of keys: matrix products with the blocks
+// before, a triangular system inside a block. Its gradients are the same in reverse (delta.cpp);
+// those of the weights come from torch's operators, one block of rows at a time.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "attn/exec/autograd.h"
+#include "attn/exec/delta.h"
+#include "attn/inputs.h"
+#include "attn/stages.h"
+
+namespace horner::attn::exec {
+
+namespace {
+
+constexpr int64_t kRows = 128;
+
+struct RowsJob {
+  Spec spec;
+  double scale;
+  at::Tensor keep, slope;
+};
+struct RowsTensors {  // of one sequence
+  at::Tensor k, v, beta, decay;
+
+  static auto fields(auto& x) { return std::array{&x.k, &x.v, &x.beta, &x.decay}; }
+};
+struct RowsResult {
+  at::Tensor u, rest;  // u_t = share_t rest_t
+
+  static auto outputs(auto& r) { return std::array{&r.u}; }
+  static auto saved(auto& r) { return std::array{&r.u, &r.rest}; }
+};
+
+// Rows from <= t < to. u_t = share_t (e^-shift_t v_t - sum_{s < t} w_ts u_s)
+struct Block {
+  int64_t from, n;
+  at::Tensor w, shift, nothing, share;  // [B, G, n, to], [.., n or 1, 1], [B, G, n, 1]
+
+  Block(const RowsJob& job, const RowsTensors& x, int64_t from)
+      : from(from), n(std::min(kRows, x.k.size(2) - from)) {
+    constexpr double kTiny = 1e-6;
+    Inputs in;
+    in.k = in.v = in.q = x.k, in.decay = x.decay, in.slope = job.slope, in.keep = job.keep;
+    w = key_rows(job.spec, in, job.scale, from, from + n, shift);
+    const at::Tensor own = inside().diagonal(0, -2, -1).unsqueeze(-1);
+    nothing = own.detach().abs() < kTiny;
+    const at::Tensor b =
+        std::get<Delta>(job.spec.values).most * x.beta.narrow(2, from, n).unsqueeze(-1);
+    share = (b / own.masked_fill(nothing, 1)).masked_fill(nothing, 0);
+  }
+  at::Tensor before() const { return w.narrow(3, 0, from); }
+  at::Tensor inside() const { return w.narrow(3, from, n); }
+  at::Tensor rows(const at::Tensor& x) const { return x.narrow(2, from, n); }
+  at::Tensor system() const { return (share * inside()).tril(-1); }
+};
+
+RowsResult forward(const RowsJob& job, const RowsTensors& x, bool) {
+  const RowsResult r{at::empty_like(x.v), at::empty_like(x.v)};
+  for (int64_t from = 0; from < x.k.size(2); from += kRows) {
+    const Block b(job, x, from);
+    const at::Tensor given = (-b.shift).exp() * b.rows(x.v);
+    const at::Tensor left = (given - at::matmul(b.before(), r.u.narrow(2, 0, from)))
+                                .masked_fill(b.nothing, 0);  // of a hidden key: not NaN
+    const at::Tensor u = at::linalg_solve_triangular(b.system(), b.share * left, /*upper=*/false,
+                                                     /*left=*/true, /*unitriangular=*/true);
+    b.rows(r.u).copy_(u);
+    b.rows(r.rest).copy_(left - at::matmul(b.inside().tril(-1), u));
+  }
+  return r;
+}
+
+// Adds the gradients of the inputs through the weights and shares of one block of rows.
+void add_gradients(const RowsJob& job, const RowsTensors& x, int64_t from, const at::Tensor& d_w,
+                   const at::Tensor& d_share, const RowsTensors& d) {
+  const at::AutoGradMode enabled(true);
+  RowsTensors leaf = x;
+  leaf.v = at::Tensor();
+  for (at::Tensor* y : RowsTensors::fields(leaf))
+    if (y->defined()) *y = y->detach().requires_grad_(true);
+  const Block b(job, leaf, from);
+  const at::Tensor sum = (b.w.tril(from - 1) * d_w).sum() + (b.share * d_share).sum();
+  sum.backward();
+  const auto leaves = RowsTensors::fields(leaf);
+  for (size_t i = 0; i < leaves.size(); ++i)
+    if (leaves[i]->defined() && leaves[i]->grad().defined())
+      RowsTensors::fields(d)[i]->add_(leaves[i]->grad());
+}
+
+RowsTensors backward(const RowsJob& job, const RowsTensors& x, const RowsResult& r,
+                     const RowsResult& grads) {
+  RowsTensors d{at::zeros_like(x.k), at::zeros_like(x.v), at::zeros_like(x.beta)};
+  if (x.decay.defined()) d.decay = at::zeros_like(x.decay);
+  const at::Tensor du = grads.u.clone();  // less what later blocks take
+  for (int64_t from = (x.k.size(2) - 1) / kRows * kRows; from >= 0; from -= kRows) {
+    const Block b(job, x, from);
+    const at::Tensor back = at::linalg_solve_triangular(b.system().transpose(-1, -2), b.rows(du),
+                                                        /*upper=*/true, /*left=*/true,
+                                                        /*unitriangular=*/true);
+    const at::Tensor p = b.share * back;
+    du.narrow(2, 0, from).sub_(at::matmul(b.before().transpose(-1, -2), p));
+    b.rows(d.v).copy_((-b.shift).exp() * p);
+    const at::Tensor d_w = -at::matmul(p, r.u.narrow(2, 0, from + b.n).transpose(-1, -2));
+    add_gradients(job, x, from, d_w, (back * b.rows(r.rest)).sum(-1, true), d);
+  }
+  return d;
+}
+
+}  // namespace
+
+std::pair<Spec, Inputs> with_corrected_values(const Spec& spec, const Inputs& in) {
+  const auto dtype = wide(in.q.scalar_type());
+  const at::Tensor gates = value_gates(spec, in);
+  const auto to = [&](const at::Tensor& x) { return x.defined() ? x.to(dtype).contiguous() : x; };
+  const RowsTensors x{
+      to(mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1))),
+      to(gates.defined() ? in.v * gates.unsqueeze(-1) : in.v), to(in.beta), to(in.decay)};
+  RowsJob job{spec, scale_factor(spec, in), {}, in.slope};
+  std::vector<int64_t> cuts{0, in.k.size(2)};
+  if (in.cu_seqlens.defined()) {
+    const at::Tensor c = in.cu_seqlens.to(at::kLong).contiguous();
+    cuts.assign(c.data_ptr<int64_t>(), c.data_ptr<int64_t>() + c.numel());
+  }
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t from = cuts[i], n = cuts[i + 1] - from;
+    if (n == 0) continue;
+    RowsTensors one = x;
+    for (at::Tensor* y : RowsTensors::fields(one))
+      if (y->defined()) *y = y->narrow(2, from, n);
+    if (in.keep.defined()) job.keep = in.keep.narrow(1, from, n);
+    parts.push_back(differentiable("fused_cpu", job, one, forward, backward).u);
+  }
+  std::pair<Spec, Inputs> changed{spec, in};
+  changed.first.values = AsGiven{}, changed.first.input_gate = false;
+  changed.second.v = parts.size() == 1 ? parts[0] : at::cat(parts, 2);
+  changed.second.beta = changed.second.input_gate = at::Tensor();
+  return changed;
+}
+
+}  // namespace horner::attn::exec

@@ -1,0 +1,135 @@
+#include "nn/pattern.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "attn/catalog.h"
+#include "core/check.h"
+
+namespace horner::nn {
+
+static constexpr int64_t kMostLayers = 10000;
+
+// "a,b(c,d),e" at the commas outside parentheses.
+static std::vector<std::string> pieces(const std::string& text) {
+  std::vector<std::string> out(1);
+  int depth = 0;
+  for (const char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (c == ',' && depth == 0)
+      out.emplace_back();
+    else
+      out.back() += c;
+  }
+  return out;
+}
+
+static bool is_variant(const std::string& name) {
+  try {
+    attn::find(name);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Whether a piece after a variant with changes is one more of them: "norm=l2", or a word such as
+// "post_gate", which no variant is called.
+static bool is_change(const std::string& piece) {
+  if (piece.find(':') != piece.npos) return false;
+  return piece.find('=') != piece.npos || !is_variant(piece.substr(0, piece.find('*')));
+}
+
+// "linear_decay*3" three times into `out`.
+static void repeat(const std::string& item, const std::string& text,
+                   std::vector<std::string>& out) {
+  const size_t star = item.rfind('*');
+  const std::string variant = item.substr(0, star);
+  int64_t n = 1;
+  if (star != item.npos) {
+    const char *from = item.data() + star + 1, *to = item.data() + item.size();
+    const auto [end, error] = std::from_chars(from, to, n);
+    check(error == std::errc() && end == to && n >= 1 && n <= kMostLayers, "pattern '", text,
+          "': the number of layers in '", item, "' must be 1 to ", kMostLayers,
+          ", as in 'linear_decay*3,softmax'");
+  }
+  check(!variant.empty(), "pattern '", text,
+        "': a variant is missing; a pattern looks like 'linear_decay*3,softmax'");
+  out.insert(out.end(), size_t(n), variant);
+}
+
+std::vector<std::string> pattern(const files::Json& given) {
+  check(given.is_string() || (given.is_array() && !given.empty()),
+        "the attention must be a variant, a pattern such as 'linear_decay*3,softmax', or a list of "
+        "variants, got ",
+        given.dump());
+  std::vector<std::string> out;
+  if (given.is_array()) {
+    for (const files::Json& each : given) {
+      check(each.is_string(), "a list of variants must have texts, got ", each.dump());
+      for (const std::string& variant : pattern(each)) out.push_back(variant);
+    }
+    return out;
+  }
+  const auto text = given.get<std::string>();
+  std::vector<std::string> items;
+  for (const std::string& piece : pieces(text))
+    if (!items.empty() && items.back().find(':') != std::string::npos && is_change(piece))
+      items.back() += "," + piece;
+    else
+      items.push_back(piece);
+  for (const std::string& item : items) repeat(item, text, out);
+  return out;
+}
+
+std::vector<std::string> variants_of_layers(const files::Json& given, int64_t layers) {
+  const std::vector<std::string> turn = pattern(given);
+  check(int64_t(turn.size()) <= layers, "the pattern of variants ", given.dump(), " has ",
+        turn.size(), " layers, but the model has ", layers,
+        "; a pattern may be shorter than the model, which repeats it, but not longer");
+  std::vector<std::string> out;
+  for (int64_t i = 0; i < layers; ++i) out.push_back(turn[size_t(i) % turn.size()]);
+  return out;
+}
+
+std::string pattern_text(const std::vector<std::string>& all) {
+  size_t turn = 1;
+  const auto repeats = [&] {
+    for (size_t i = turn; i < all.size(); ++i)
+      if (all[i] != all[i - turn]) return false;
+    return true;
+  };
+  while (turn < all.size() && !repeats()) ++turn;
+  std::string out;
+  for (size_t i = 0; i < std::min(turn, all.size());) {
+    size_t n = 1;
+    while (i + n < turn && all[i + n] == all[i]) ++n;
+    out += (out.empty() ? "" : ",") + all[i] + (n > 1 ? "*" + std::to_string(n) : "");
+    i += n;
+  }
+  return out;
+}
+
+std::string LayersOf::text() const {
+  std::string out;
+  for (size_t i = 0; i < layers.size();) {
+    size_t n = 1;
+    while (i + n < layers.size() && layers[i + n] == layers[i] + int64_t(n)) ++n;
+    out += (out.empty() ? "" : ", ") + std::to_string(layers[i]) +
+           (n > 1 ? "-" + std::to_string(layers[i + n - 1]) : "");
+    i += n;
+  }
+  return out;
+}
+
+std::vector<LayersOf> by_variant(const std::vector<std::string>& variants) {
+  std::vector<LayersOf> out;
+  for (size_t i = 0; i < variants.size(); ++i) {
+    auto found = std::ranges::find(out, variants[i], &LayersOf::variant);
+    if (found == out.end()) found = out.insert(out.end(), {variants[i], {}});
+    found->layers.push_back(int64_t(i));
+  }
+  return out;
+}
+
+}  // namespace horner::nn

@@ -1,0 +1,126 @@
+// attn::State as torch.classes.horner.State.
+#include "attn/state.h"
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include "attn/inputs.h"
+#include "attn/spec_text.h"
+#include "core/check.h"
+#include "python/spec.h"
+
+namespace horner::python {
+
+using attn::kInputCount;
+using Tensors = std::vector<at::Tensor>;
+
+struct Stream : torch::CustomClassHolder {
+  attn::State state;
+  explicit Stream(attn::State s) : state(std::move(s)) {}
+};
+using StreamPtr = c10::intrusive_ptr<Stream>;
+
+// `shape`: B, G, D, E.
+static StreamPtr make_stream(const std::string& variant, const Text& mask, Number scale,
+                             Number temperature, Number clamp, const std::vector<int64_t>& shape,
+                             at::ScalarType dtype, at::Device device) {
+  const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
+  const attn::Spec spec = make_spec(variant, mask, scale, temperature, clamp);
+  attn::check_spec(spec);
+  check(dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
+        "a state has dtype float64, float32, bfloat16 or float16, got ", attn::dtype_name(dtype));
+  check(device.is_cpu() || device.is_cuda(), "a state is on the CPU or on a CUDA device, got ",
+        device);
+  check(double(s.B) * double(s.G) * sizeof(double) <= attn::kMostStateBytes, "a state of batch ",
+        s.B, " with ", s.G, " heads is too large");
+  return c10::make_intrusive<Stream>(attn::make_state(spec, s, dtype, attn::kWaiting, device));
+}
+
+// `tensors`: in the order of the table.
+static at::Tensor step(const StreamPtr& self,
+                       const std::vector<std::optional<at::Tensor>>& tensors) {
+  check(tensors.size() == kInputCount, "step expects ", kInputCount, " inputs, got ",
+        tensors.size());
+  attn::Inputs in;
+  for (size_t i = 0; i < kInputCount; ++i)
+    in.*attn::input_table()[i].at = tensors[i].value_or(at::Tensor());
+  return attn::step(self->state, in);
+}
+
+// Every tensor that a state may hold; the batch is the first dimension of those that it does.
+static std::vector<at::Tensor*> tensors(attn::State& s) {
+  attn::Carry& c = s.carry;
+  std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.decay_sums};
+  for (const attn::Input& i : attn::input_table()) all.push_back(&(s.recent.*i.at));
+  return all;
+}
+
+static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
+  Tensors held;
+  for (at::Tensor* x : tensors(s))
+    if (x->defined()) held.push_back(*x = change(*x));
+  return held;
+}
+
+// A copy with these rows of the batch.
+static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
+  attn::State s = self->state;
+  check(rows.dim() == 1 && at::isIntegralType(rows.scalar_type(), false) && !rows.is_meta(),
+        "rows must have shape [n] and dtype int32 or int64, got ", rows.sizes(), " ",
+        attn::dtype_name(rows.scalar_type()));
+  const at::Tensor index = rows.to(s.carry.count.device()).to(at::kLong);
+  check(index.numel() == 0 ||
+            (index.min().item<int64_t>() >= 0 && index.max().item<int64_t>() < s.shape.B),
+        "rows must be 0 to ", s.shape.B - 1, ", the batch of this state");
+  parts(s, [&](const at::Tensor& x) { return x.index_select(0, index); });
+  s.shape.B = rows.numel();
+  return c10::make_intrusive<Stream>(std::move(s));
+}
+
+// A state as it is pickled: its spec, its numbers, and its tensors, of which some may be undefined.
+using Pickled =
+    std::tuple<std::string, std::vector<int64_t>, std::vector<std::optional<at::Tensor>>>;
+
+static Pickled pickled(const StreamPtr& self) {
+  attn::State s = self->state;
+  std::vector<std::optional<at::Tensor>> held;
+  for (const at::Tensor* x : tensors(s))
+    held.push_back(x->defined() ? std::optional(x->clone()) : std::nullopt);
+  return {attn::text(s.spec),
+          {s.shape.B, s.shape.G, s.shape.D, s.shape.E, int64_t(s.dtype), s.finite, s.tokens, s.room,
+           s.held},
+          held};
+}
+
+static StreamPtr unpickled(const Pickled& from) {
+  const auto& [spec, n, held] = from;
+  attn::State s{attn::with(attn::Spec{}, spec), {}, at::kFloat, false};
+  const std::vector<at::Tensor*> all = tensors(s);
+  check(n.size() == 9 && held.size() == all.size(),
+        "this state was pickled by another version of horner");
+  s.shape = {n[0], n[1], n[2], n[3]};
+  s.dtype = at::ScalarType(n[4]), s.finite = n[5], s.tokens = n[6], s.room = n[7], s.held = n[8];
+  for (size_t i = 0; i < all.size(); ++i) *all[i] = held[i].value_or(at::Tensor());
+  return c10::make_intrusive<Stream>(std::move(s));
+}
+
+static int64_t bytes(const StreamPtr& self) {
+  int64_t n = 0;
+  for (const at::Tensor& x : parts(self->state, [](const at::Tensor& x) { return x; }))
+    n += int64_t(x.nbytes());
+  return n;
+}
+
+TORCH_LIBRARY_FRAGMENT(horner, m) {
+  m.class_<Stream>("State")
+      .def(torch::init(&make_stream))
+      .def("step", &step)
+      .def("select", &select)
+      .def("tokens", [](const StreamPtr& self) { return self->state.tokens; })
+      .def("bytes", &bytes)
+      .def_pickle([](const StreamPtr& self) { return pickled(self); },
+                  [](const Pickled& from) { return unpickled(from); });
+}
+
+}  // namespace horner::python

@@ -1,0 +1,117 @@
+// The library's tables in Python: variants, executions, inputs; and settings as a Spec.
+#include <torch/library.h>
+
+#include <map>
+#include <mutex>
+
+#include "attn/catalog.h"
+#include "attn/inputs.h"
+#include "attn/plan.h"
+#include "attn/spec_text.h"
+#include "python/spec.h"
+
+namespace horner::python {
+
+static attn::Spec parsed(const std::string& variant, const Text& mask) {
+  constexpr size_t kMost = 1000;
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, Text>, attn::Spec> known;
+  const std::lock_guard lock(mutex);
+  std::pair key(variant, mask);
+  if (const auto at = known.find(key); at != known.end()) return at->second;
+  attn::Spec spec = attn::find(variant).spec;
+  if (mask) spec = attn::with(spec, "mask=" + *mask);
+  if (known.size() == kMost) known.clear();
+  return known[std::move(key)] = spec;
+}
+
+attn::Spec make_spec(const std::string& variant, const Text& mask, Number scale, Number temperature,
+                     Number clamp) {
+  attn::Spec spec = parsed(variant, mask);
+  if (scale) spec.scale = attn::Fixed{*scale};
+  if (temperature) spec.temperature = *temperature;
+  if (clamp) spec.clamp = *clamp;
+  return spec;
+}
+
+static std::vector<std::string> variants() {
+  std::vector<std::string> names;
+  for (const attn::Variant& v : attn::variants()) names.push_back(v.name);
+  return names;
+}
+
+static std::vector<std::string> executions() {
+  std::vector<std::string> names;
+  for (const attn::Execution* e : attn::executions()) names.emplace_back(e->name);
+  return names;
+}
+
+static c10::Dict<std::string, std::string> describe(const std::string& name) {
+  const attn::Variant v = attn::find(name);
+  std::string notes, inputs;
+  for (const std::string& note : attn::notes(v.spec)) notes += (notes.empty() ? "" : "; ") + note;
+  for (const attn::Input& i : attn::input_table())
+    if (i.wanted && i.role != attn::Role::tensor && i.wanted(v.spec))
+      inputs += (inputs.empty() ? "" : " ") + std::string(i.name);
+  c10::Dict<std::string, std::string> out;
+  out.insert("name", v.name);
+  out.insert("about", v.about);
+  out.insert("source", v.source);
+  out.insert("spec", attn::text(v.spec));
+  out.insert("notes", notes);
+  out.insert("inputs", inputs);
+  out.insert("no_state", attn::why_no_state(v.spec));
+  return out;
+}
+
+// What a model puts around the operator (catalog.h), and the features that a projection has.
+static c10::Dict<std::string, int64_t> around(const std::string& name) {
+  const attn::Variant v = attn::find(name);
+  const auto* projected = std::get_if<attn::Project>(&v.spec.features);
+  const auto* hedgehog = std::get_if<attn::Hedgehog>(&v.spec.features);
+  c10::Dict<std::string, int64_t> out;
+  out.insert("short_conv", v.around.short_conv);
+  out.insert("rope", v.around.rope);
+  out.insert("mamba", v.around.mamba);
+  out.insert("raw_decay", v.around.raw_decay);
+  out.insert("exp_gate", v.around.exp_gate);
+  out.insert("silu_gate", v.around.silu_gate);
+  out.insert("tied_keys", v.around.tied_keys);
+  out.insert("gate_root", v.around.gate_root);
+  out.insert("alibi", attn::is<attn::Exp>(v.spec.weight));  // which slopes a decay of heads has
+  out.insert("channel_gates", v.spec.channel_gates);
+  out.insert("features", projected ? projected->dim : hedgehog ? hedgehog->dim : 0);
+  return out;
+}
+
+// The table of inputs: name, shape, role and meaning.
+static std::vector<std::tuple<std::string, std::string, std::string, std::string>> inputs() {
+  static constexpr const char* kRoles[] = {"tensor",    "gate",     "log_gate", "logit",
+                                           "parameter", "constant", "score",    "mask"};
+  std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
+  for (const attn::Input& i : attn::input_table())
+    rows.emplace_back(i.name, i.shape, kRoles[size_t(i.role)], i.about);
+  return rows;
+}
+
+// The variant's mask ("full", "causal" or "window"), the size of its window, and whether its scale
+// is a fixed number.
+static std::tuple<std::string, std::optional<int64_t>, bool> mask_and_scale(const std::string& of) {
+  const attn::Spec spec = make_spec(of, std::nullopt);
+  const bool fixed = attn::is<attn::Fixed>(spec.scale);
+  if (const auto* window = std::get_if<attn::Window>(&spec.mask))
+    return {"window", window->size, fixed};
+  return {attn::is<attn::Full>(spec.mask) ? "full" : "causal", std::nullopt, fixed};
+}
+
+TORCH_LIBRARY_FRAGMENT(horner, m) {
+  m.def("inputs", &inputs);
+  m.def("mask_and_scale(str variant) -> (str, int?, bool)", &mask_and_scale);
+  m.def("version() -> str", [] { return std::string(HORNER_VERSION); });
+  m.def("variants() -> str[]", &variants);
+  m.def("executions() -> str[]", &executions);
+  m.def("describe(str variant) -> Dict(str, str)", &describe);
+  m.def("around(str variant) -> Dict(str, int)", &around);
+}
+
+}  // namespace horner::python

@@ -1,0 +1,213 @@
+"""torch.compile, fake and meta tensors: forward runs once in a step, and what cannot run is refused before it runs."""
+
+import pytest
+import torch
+from python_test import CONSTANTS, SHAPES, call, inputs
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import horner
+
+# One for each kind of execution on the CPU that keeps something: tiles, whole rows, chunks with and without a state.
+KEPT = ["l2", "gated_decay", "centred_taylor2", "entmax15", "topk32", "adaptive_temperature", "taylor1", "linear_cosine", "asentmax"]
+
+
+def step(function, tensors, weights):
+    out = function(*tensors)
+    return [out, *torch.autograd.grad(out, tensors, weights, allow_unused=True)]
+
+
+def random_inputs(variant, dtype, **sizes):
+    torch.manual_seed(1)
+    q, k, v, more = inputs(variant, dtype, **sizes)
+    fixed = {name: x for name, x in more.items() if name in CONSTANTS}
+    free = {name: x for name, x in more.items() if name not in CONSTANTS}
+    return (q, k, v, *free.values()), list(free), fixed
+
+
+def forwards(function):
+    """How often the executions ran forward, by the profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        result = function()
+    return result, sum(e.count for e in profile.key_averages() if e.key.endswith(" forward"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+@pytest.mark.parametrize("variant", KEPT)
+@pytest.mark.parametrize("dynamic", [False, None])
+def test_forward_runs_once(variant, dtype, dynamic):
+    execution = "chunked" if "taylor" in variant or "linear" in variant else "auto"
+    for T in (70, 150):
+        tensors, names, fixed = random_inputs(variant, dtype, T=T, S=T, D=24, E=20)
+        if T == 70 or dynamic is False:
+
+            def run(q, k, v, *more):
+                return horner.attend(q * 1, k, v, variant=variant, execution=execution, **dict(zip(names, more)), **fixed)
+
+            torch.compiler.reset()
+            compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        weights = torch.randn(2, 4, T, 20, dtype=dtype)
+        wanted = step(run, tensors, weights)
+        got, count = forwards(lambda: step(compiled, tensors, weights))
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted))  # to the bit
+        # for another length the graph has a symbolic size, and then the states no size that could be kept
+        assert count == (2 if T == 150 and dynamic is None and execution == "chunked" else 1)
+
+
+def test_two_backward_passes_of_one_graph():
+    """What is kept serves any number of them, with other gradients in each."""
+    torch.compiler.reset()
+    tensors, _, _ = random_inputs("l2", torch.float, T=70, S=70)
+    run = torch.compile(lambda q, k, v: horner.attend(q, k, v, variant="l2"), fullgraph=True, backend="aot_eager")
+    out, eager = run(*tensors), horner.attend(*tensors, variant="l2")
+    for seed in (0, 1):
+        g = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
+        first, other = (torch.autograd.grad(o, tensors, g, retain_graph=True) for o in (out, eager))
+        assert all(torch.equal(a, b) for a, b in zip(first, other))
+
+
+def test_a_graph_of_symbolic_sizes_meets_other_executions():
+    """The room was for tiles; a longer sequence runs in chunks, whose states do not fit: forward runs again."""
+    torch.compiler.reset()
+    run = torch.compile(lambda q, k, v: horner.attend(q, k, v, variant="taylor1"), fullgraph=True, backend="aot_eager", dynamic=True)
+    for T in (20, 900, 30):
+        tensors, _, _ = random_inputs("taylor1", torch.float, B=1, T=T, S=T, D=8, E=4)
+        g = torch.randn(1, 4, T, 4)
+        wanted = step(lambda q, k, v: horner.attend(q, k, v, variant="taylor1"), tensors, g)
+        assert all(torch.equal(a, b) for a, b in zip(step(run, tensors, g), wanted))
+
+
+def test_statistics_and_lse_compile():
+    torch.compiler.reset()
+    tensors, _, _ = random_inputs("l2", torch.float, T=9, S=9)
+
+    def run(q, k, v):
+        out, rows = horner.statistics(q * 2, k, v, variant="l2")
+        o, lse = horner.attend(q * 2, k, v, variant="l2", return_lse=True)
+        return out + o, rows["entropy"], rows["negative"], lse
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for got, wanted in zip(compiled(*tensors), run(*tensors)):
+        torch.testing.assert_close(got, wanted)
+    got, wanted = (torch.autograd.grad(f(*tensors)[0].sin().sum(), tensors) for f in (compiled, run))
+    torch.testing.assert_close(got, wanted)
+    assert not compiled(*tensors)[3].requires_grad
+
+
+WRONG = {
+    "a missing input": lambda a, m: (a, {}),
+    "an input too many": lambda a, m: (a, {**m, "slope": a[0].new_ones(2)}),
+    "a shape": lambda a, m: ((a[0], a[1][..., :2], a[2]), m),
+    "a rank": lambda a, m: ((a[0], a[1][0], a[2]), m),
+    "the length of v": lambda a, m: ((a[0], a[1], a[2][:, :, :4]), m),
+    "a parameter's shape": lambda a, m: (a, {**m, "norm_weight": m["norm_weight"][:1]}),
+    "a dtype": lambda a, m: ((a[0], a[1].double(), a[2]), m),
+    "a whole number": lambda a, m: (tuple(x.long() for x in a), m),
+    "heads": lambda a, m: ((a[0][:, :3], a[1], a[2]), {**m, "output_gate": m["output_gate"][:, :3]}),
+    "a mask's dtype": lambda a, m: (a, {**m, "keep": torch.ones(2, 5, device=a[0].device)}),
+    "packing": lambda a, m: ((a[0][:, :, :4], a[1], a[2]),
+                             {**m, "output_gate": m["output_gate"][..., :4], "cu_seqlens": torch.zeros(2, dtype=torch.int, device=a[0].device)}),
+    "no key": lambda a, m: ((a[0], a[1][:, :, :0], a[2][:, :, :0]), {**m, "input_gate": m["input_gate"][..., :0]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_errors_are_those_of_real_tensors(what):
+    q, k, v, more = inputs("gated", torch.float)
+    more = {name: x.detach() for name, x in more.items()}
+
+    def message(a, m):
+        a, m = WRONG[what](a, m)
+        with pytest.raises(RuntimeError) as error:
+            horner.attend(*a, variant="gated", **m)
+        return str(error.value).split("\n")[0]
+
+    real = message((q, k, v), more)
+    meta = message([x.to("meta") for x in (q, k, v)], {name: x.to("meta") for name, x in more.items()})
+    assert meta == real
+    mode = FakeTensorMode()
+    fake = [mode.from_tensor(x.detach()) for x in (q, k, v, *more.values())]
+    with mode:
+        assert message(fake[:3], dict(zip(more, fake[3:]))) == real
+
+
+def test_meta_gradients_and_devices():
+    q, k, v = (torch.empty(2, h, 7, 8, device="meta", requires_grad=True) for h in (4, 2, 2))
+    o, lse = horner.attend(q, k, v, variant="l2", return_lse=True)
+    o.sum().backward()
+    assert o.shape == (2, 4, 7, 8) and lse.shape == (2, 4, 7) and k.grad.shape == k.shape
+    with pytest.raises(RuntimeError, match=r"k must be on the same device as q \(meta\), got cpu"):
+        horner.attend(q, torch.rand(2, 2, 7, 8), v)
+
+
+def test_opcheck_of_both_halves():
+    q, k, v, more = inputs("gated", torch.float)
+    _, arguments, more = call("gated", q.detach(), k.detach(), v.detach(), {name: x.detach() for name, x in more.items()})
+    for rows in (0, 4):
+        torch.library.opcheck(torch.ops.horner.attend_forward.default, (rows, 4096, *arguments), more)
+        torch.library.opcheck(torch.ops.horner.attend_forward.default, (rows, 0, *arguments), more)
+    kept = torch.ops.horner.attend_forward.default(0, 4096, *arguments, **more)[2]
+    g = torch.rand(2, 4, 5, 2)
+    torch.library.opcheck(torch.ops.horner.attend_backward.default, (g, [0, 2], kept, *arguments), more)
+    torch.library.opcheck(torch.ops.horner.attend_rows.default, (4, q, k, v, *arguments[3:]), more)
+
+
+def lse(q, k, mask):
+    x = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT / q.shape[-1] ** 0.5
+    return x.masked_fill(~mask, -torch.inf).logsumexp(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16, torch.double])
+@pytest.mark.parametrize("variant", ["softmax", "l2"])
+def test_lse(variant, dtype):
+    torch.manual_seed(0)
+    q, k, v = (20 * torch.randn(2, h, 9, 8).to(dtype) for h in (4, 2, 2))  # exp of these would overflow
+    keep = torch.tensor([[False] * 3 + [True] * 6, [True] * 9])
+    q.requires_grad_()
+    o, found = horner.attend(q, k, v, variant=variant, keep=keep, return_lse=True)
+    assert torch.equal(o, horner.attend(q, k, v, variant=variant, keep=keep))
+    assert o.requires_grad and not found.requires_grad and found.shape == (2, 4, 9)
+    assert found.dtype == (torch.double if dtype == torch.double else torch.float)
+    mask = torch.ones(9, 9).tril().bool() & keep[:, None, None]
+    torch.testing.assert_close(found.double(), lse(q.detach(), k, mask), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
+    assert (found[0, :, :3] == -torch.inf).all()
+    with torch.no_grad():
+        assert torch.equal(horner.attend(q, k, v, variant=variant, keep=keep, return_lse=True)[1], found)
+
+
+def test_lse_of_other_weights():
+    q, k, v, _ = inputs("taylor2")
+    with pytest.raises(RuntimeError, match="variant 'taylor2' has no log of a sum of exponentials: return_lse requires weight=exp"):
+        horner.attend(q, k, v, variant="taylor2", return_lse=True)
+    with pytest.raises(RuntimeError, match="return_lse is not supported under torch.func"):
+        torch.func.vmap(lambda q: horner.attend(q, k, v, return_lse=True)[1])(q[None])
+    q, k, v, more = inputs("adaptive_temperature", torch.float)
+    found = [horner.attend(q, k, v, variant="adaptive_temperature", execution=e, return_lse=True, **more)[1] for e in ("auto", "reference")]
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("variant", ["softmax", "entmax15", "taylor3", "gated_decay", "linear_cosine", "rms", "softmax_window", "cumulative_gate"])
+def test_weights(variant):
+    """They multiply the values, before output gates and norms."""
+    q, k, v, more = inputs(variant)
+    found = horner.weights(q, k, variant=variant, **more)
+    assert found.shape == (2, 4, 5, 5)
+    plain = {name: x for name, x in more.items() if name not in ("output_gate", "post_gate", "norm_weight", "norm_bias")}
+    assert torch.equal(found, horner.weights(q, k, variant=variant, **plain))
+    stages = horner.describe(variant)["spec"]
+    o = horner.attend(q, k, v, variant=variant, **more)
+    if "norm" not in stages and "gate" not in stages:
+        torch.testing.assert_close(found @ v.repeat_interleave(2, 1), o)
+    gradients = torch.autograd.grad(found.sin().sum(), (q, k))
+    assert all(g.abs().max() > 0 for g in gradients)
+    if variant == "softmax":
+        torch.testing.assert_close(found.sum(-1), torch.ones(2, 4, 5).double())
+        assert not found.triu(1).any()
+
+
+def test_weights_have_errors():
+    q, k, _, _ = inputs("softmax")
+    with pytest.raises(RuntimeError, match="missing input 'decay'"):
+        horner.weights(q, k, variant="linear_decay")
+    with pytest.raises(RuntimeError, match=r"k must have shape \[B, G, S, D\]"):
+        horner.weights(q, k[..., :2])
+    assert set(SHAPES) - {"v"} <= set(horner.weights.__signature__.parameters)
