@@ -127,11 +127,13 @@ TEST(Start, VariantsOfASeedShareTheirWeights) {
     std::map<std::string, std::pair<std::string, at::Tensor>> first;  // who had it first, and it
     int shared = 0;
     for (const attn::Variant& v : attn::variants()) {
+      if (v.spec.bias || attn::is<attn::Prefix>(v.spec.mask)) continue;  // no model makes these
       config["horner_variant"] = v.name;
       for (const auto& [name, x] : by_name(random_model(model_config(config), 5))) {
         const auto [at, fresh] = first.try_emplace(name, v.name, x);
         const auto& [other, same] = at->second;
         if (fresh || same.sizes() != x.sizes()) continue;
+        if (name.ends_with(".slope")) continue;  // those of ALiBi and RetNet differ: not drawn
         EXPECT_TRUE(at::equal(x, same)) << name << " of " << v.name << " and " << other;
         ++shared;
       }

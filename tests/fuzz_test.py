@@ -127,6 +127,7 @@ def valid(rng, variant, device):
     """q, k, v and what the variant requires."""
     sizes = {"B": rng.choice([1, 2, 2, 0]), "G": rng.choice([1, 2]), "S": rng.choice([1, 5, 17, 70]), "D": rng.choice([1, 3, 16]), "E": rng.choice([1, 5, 16]), "F": 16, "3": 3}
     sizes["H"], sizes["T"] = sizes["G"] * rng.choice([1, 2, 3]), rng.choice([sizes["S"]] * 4 + [0, 1, 9])
+    sizes["b"], sizes["h"] = rng.choice([1, sizes["B"]]), rng.choice([1, sizes["H"]])
     kind = rng.choice([torch.float32] * 4 + [torch.bfloat16, torch.float16, torch.float64])
     inputs = {}
     for name, (shape, role) in ROWS.items():
