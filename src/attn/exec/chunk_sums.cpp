@@ -46,7 +46,7 @@ ChunkResult chunk_sums(const ChunkJob& job, const ChunkTensors& x, bool for_back
   const bool stateless = c.T <= c.C && !c.filled && !c.wanted && !job.begins.defined();
   if (stateless) c.F = 0;  // one chunk, and no state to keep
   ChunkResult r;
-  r.N = at::empty({c.B, c.H, c.T, c.E}, options), r.W = at::empty({c.B, c.H, c.T}, options);
+  r.N = large_empty({c.B, c.H, c.T, c.E}, options), r.W = at::empty({c.B, c.H, c.T}, options);
   c.slots = c.segments + 1;
   if (job.in_place && !for_backward && c.filled && c.segments == 1) {
     c.slots = 1;
@@ -79,7 +79,9 @@ ChunkTensors chunk_sums_backward(const ChunkJob& job, const ChunkTensors& x, con
   const at::Tensor dN = grads.N.contiguous(), dW = grads.W.contiguous();
   const at::Tensor dS = at::empty_like(S), dz = at::empty_like(z);
   dS.select(2, c.segments).copy_(grads.S), dz.select(2, c.segments).copy_(grads.z);
-  ChunkTensors d{at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v)};
+  ChunkTensors d;
+  for (auto [to, from] : {std::pair{&d.q, &x.q}, {&d.k, &x.k}, {&d.v, &x.v}})
+    *to = large_empty(from->sizes(), from->options());
   if (x.decay.defined()) d.decay = at::zeros_like(x.decay);
   if (x.centre.defined()) d.centre = at::empty_like(x.centre);
   c.S = pointer<R>(S), c.z = pointer<R>(z), c.dS = pointer<R>(dS), c.dz = pointer<R>(dz);

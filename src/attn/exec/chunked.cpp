@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "attn/exec/autograd.h"
+#include "attn/exec/chunk_rows.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
 #include "attn/plan.h"
@@ -38,19 +39,20 @@ Cut cut(const Spec& spec, const Inputs& in) {
 }
 
 // In double where the tensors are; the backward pass also where a gradient would drift otherwise.
-static ChunkResult sums(const ChunkJob& job, const ChunkTensors& x, bool drifts) {
+static ChunkResult sums(const RowsJob& job, const ChunkTensors& x, bool drifts) {
   const bool exact = x.q.scalar_type() == at::kDouble;
-  if (!x.channels.defined())
-    return differentiable("chunked", job, x, exact ? chunk_sums<double> : chunk_sums<float>,
-                          exact ? chunk_sums_backward<double>
-                          : drifts
-                              ? in_double<ChunkTensors, ChunkResult, chunk_sums_backward<double>>
-                              : chunk_sums_backward<float>);
-  return differentiable("chunked", job, x, exact ? channel_sums<double> : channel_sums<float>,
-                        exact ? channel_sums_backward<double>
-                        : drifts
-                            ? in_double<ChunkTensors, ChunkResult, channel_sums_backward<double>>
-                            : channel_sums_backward<float>);
+  return differentiable(
+             "chunked", job, x, exact ? chunk_rows<double> : chunk_rows<float>,
+             exact    ? chunk_rows_backward<double>
+             : drifts ? in_double<RowsJob, ChunkTensors, RowsResult, chunk_rows_backward<double>>
+                      : chunk_rows_backward<float>)
+      .sums;
+}
+
+// W as given, and nothing else.
+static bool is_plain_sum(const Denominator& z) {
+  const Sum* s = std::get_if<Sum>(&z);
+  return s && s->plus == 0 && s->least == 0 && s->floor == 0 && !s->detach && !s->sink;
 }
 
 // The values of the delta rule.
@@ -59,20 +61,27 @@ static at::Tensor corrected(const Spec& spec, const Inputs& in, const ChunkJob& 
   const at::Tensor share = key_shares(spec, in, x.k).contiguous();
   const DeltaTensors keys{x.k, x.v, share, x.decay, x.channels, x.S};
   const bool exact = x.k.scalar_type() == at::kDouble;
-  return differentiable("chunked", job, keys, exact ? delta_values<double> : delta_values<float>,
-                        exact ? delta_values_backward<double>
-                        : drifts
-                            ? in_double<DeltaTensors, DeltaResult, delta_values_backward<double>>
-                            : delta_values_backward<float>)
+  return differentiable(
+             "chunked", job, keys, exact ? delta_values<double> : delta_values<float>,
+             exact ? delta_values_backward<double>
+             : drifts
+                 ? in_double<ChunkJob, DeltaTensors, DeltaResult, delta_values_backward<double>>
+                 : delta_values_backward<float>)
       .u;
 }
 
-at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, const Carry* before,
-                            Carry* after, bool in_place) {
+at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
+                            const Carry* before, Carry* after, bool in_place) {
+  Spec spec = given;  // without what the sums do
+  RowsJob rows{.features = Identity{}, .divided = is_plain_sum(spec.denominator)};
+  const bool as_given = !spec.centred && is<Flat>(spec.sharpness) && !is<Delta>(spec.values);
+  if (as_given && is_elementwise(spec.features))
+    rows.features = std::exchange(spec.features, Identity{});
+  if (rows.divided) spec.denominator = Nothing{};
   const Prepared p(spec, in, before ? before->count : at::Tensor());
   const int64_t T = in.q.size(2), S = in.k.size(2), E = in.v.size(-1);
   const auto dtype = sums_dtype(spec, in.q.scalar_type());
-  ChunkJob job;
+  ChunkJob& job = rows.chunks;
   job.orders = facts(spec.weight).orders.value();
   job.D = p.q.size(-1);
   job.cut = cut;
@@ -106,7 +115,7 @@ at::Tensor attend_in_chunks(const Spec& spec, const Inputs& in, const Cut& cut, 
   if (is<ChannelGate>(spec.decay)) x.channels = padded(channel_logs(in), at::kDouble);
   const bool drifts = in.q.scalar_type() == at::kFloat && !is<NoDecay>(spec.decay);
   if (is<Delta>(spec.values)) x.v = corrected(spec, in, job, x, drifts);
-  const ChunkResult r = sums(job, x, drifts);
+  const ChunkResult r = sums(rows, x, drifts);
 
   const auto part = [](const at::Tensor& x, int64_t axis, int64_t n) {  // the last n
     return n == x.size(axis) ? x : x.narrow(axis, x.size(axis) - n, n);
@@ -161,7 +170,7 @@ static double work(const Spec& spec, const Inputs& in) {
          work_in_chunks(spec, in.k.size(2), in.q.size(-1), in.v.size(-1));
 }
 
-// N, W, the last state and all states; where a size is symbolic, nothing.
+// N, W, the last state and all states, mapped queries and keys; where a size is symbolic, nothing.
 static c10::SymInt kept(const Spec& spec, const Inputs& in) {
   for (const at::Tensor* x : {&in.q, &in.k, &in.v})
     for (const c10::SymInt& n : x->sym_sizes())
@@ -173,7 +182,9 @@ static c10::SymInt kept(const Spec& spec, const Inputs& in) {
   const int64_t rows = in.q.size(0) * in.q.size(1) * S, states = heads * (c.segments + 1) * F;
   const c10::SymInt E = padded(in.v.sym_size(3));
   const int64_t size = sums_dtype(spec, in.q.scalar_type()) == at::kDouble ? 8 : 4;
-  return kept_bytes(rows * E, size) + kept_bytes(rows, size) + kept_bytes(heads * F * E, size) +
+  const c10::SymInt D = padded(in.k.sym_size(3));
+  return 2 * kept_bytes(rows * E, size) + 2 * kept_bytes(rows, size) + kept_bytes(rows * D, size) +
+         kept_bytes(heads * S * D, size) + kept_bytes(heads * F * E, size) +
          kept_bytes(heads * F, size) + kept_bytes(states * E, size) + kept_bytes(states, size);
 }
 

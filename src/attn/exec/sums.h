@@ -87,9 +87,9 @@ DeltaTensors delta_values_backward(const ChunkJob&, const DeltaTensors&, const D
 // A backward pass in double, from tensors in float32. The gradient of a decay is a running sum of
 // differences between what queries and keys take from the state. In float32 the two would be
 // rounded apart, and the running sum would drift.
-template <class Tensors, class Result,
-          Tensors (*backward)(const ChunkJob&, const Tensors&, const Result&, const Result&)>
-Tensors in_double(const ChunkJob& job, const Tensors& x, const Result& r, const Result& grads) {
+template <class Job, class Tensors, class Result,
+          Tensors (*backward)(const Job&, const Tensors&, const Result&, const Result&)>
+Tensors in_double(const Job& job, const Tensors& x, const Result& r, const Result& grads) {
   const auto convert = [](const auto& fields) {
     for (at::Tensor* y : fields)
       if (y->defined()) *y = y->to(at::kDouble);
