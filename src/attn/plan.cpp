@@ -73,7 +73,7 @@ double feature_count(const Spec& spec, int64_t D) {
 bool sums_in_double(const Spec& spec) {
   constexpr int kHighestInFloat = 3;
   const auto orders = facts(spec.weight).orders;
-  const bool cancels = spec.centred || is<Delta>(spec.values) || is<ChannelGate>(spec.decay);
+  const bool cancels = spec.centred || is<ChannelGate>(spec.decay);
   return orders && (cancels || orders->last > kHighestInFloat);
 }
 

@@ -10,6 +10,7 @@
 #include "attn/exec/chunk_rows.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
+#include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
 
@@ -148,6 +149,18 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   return finish(spec, in, sums);
 }
 
+// The delta rule and the gates of channels take dozens of tensors of the size of the inputs. In
+// pieces of the tokens these stay below the 32 MB up to which malloc keeps freed memory.
+static bool in_pieces(const Spec& spec) {
+  return is<Delta>(spec.values) || is<ChannelGate>(spec.decay);
+}
+static int64_t piece_tokens(const Inputs& in) {
+  constexpr int64_t kMostBytes = 16 << 20, kLeast = 2048, kUnit = 1024;
+  const int64_t channels = std::max(in.q.size(3), in.v.size(3));
+  const int64_t token = in.q.size(0) * in.q.size(1) * channels * int64_t(sizeof(double));
+  return std::max(kLeast, kMostBytes / std::max<int64_t>(1, token) / kUnit * kUnit);
+}
+
 std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
@@ -171,7 +184,9 @@ static double work(const Spec& spec, const Inputs& in) {
 }
 
 // N, W, the last state and all states, mapped queries and keys; where a size is symbolic, nothing.
+// Nor for the rows that run in pieces, of several nodes.
 static c10::SymInt kept(const Spec& spec, const Inputs& in) {
+  if (in_pieces(spec)) return 0;
   for (const at::Tensor* x : {&in.q, &in.k, &in.v})
     for (const c10::SymInt& n : x->sym_sizes())
       if (!n.maybe_as_int()) return 0;
@@ -188,8 +203,27 @@ static c10::SymInt kept(const Spec& spec, const Inputs& in) {
          kept_bytes(heads * F, size) + kept_bytes(states * E, size) + kept_bytes(states, size);
 }
 
+// One piece of the tokens after another, through the state.
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
-  return attend_in_chunks(spec, in, cut(spec, in));
+  const int64_t S = in.k.size(2), n = piece_tokens(in);
+  if (!in_pieces(spec) || S <= n || in.q.size(2) != S || in.cu_seqlens.defined())
+    return attend_in_chunks(spec, in, cut(spec, in));
+  std::vector<Inputs> pieces(size_t((S + n - 1) / n), in);
+  for (const Input& i : input_table()) {
+    const int64_t axis = axis_of(i, "TS");
+    if (!(in.*i.at).defined() || axis < 0) continue;
+    const std::vector<at::Tensor> parts = (in.*i.at).split(n, axis);  // its backward is one pass
+    for (size_t p = 0; p < parts.size(); ++p) pieces[p].*i.at = parts[p];
+  }
+  Carry state;
+  std::vector<at::Tensor> results;
+  for (const Inputs& piece : pieces) {
+    const Carry before = state;
+    const bool first = results.empty(), last = results.size() + 1 == pieces.size();
+    results.push_back(attend_in_chunks(spec, piece, cut(spec, piece), first ? nullptr : &before,
+                                       last ? nullptr : &state));
+  }
+  return at::cat(results, 2);
 }
 
 const Execution chunked{
