@@ -29,8 +29,8 @@ std::string why_no_state(const Spec&);
 // is no finite state.
 double feature_count(const Spec&, int64_t D);
 
-// Whether the sums of the state are kept in double: above order 3, of centred scores, of the delta
-// rule and of channels with gates, they cancel more than the weights do, and float32 sums would be
+// Whether the sums of the state are kept in double: above order 3, of centred scores and of
+// channels with gates, they cancel more than the weights do, and float32 sums would be
 // further from the truth than `reference` is.
 bool sums_in_double(const Spec&);
 
