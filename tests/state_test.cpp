@@ -21,10 +21,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<Variant> with_state() {  // in chunks: not those with near keys
+std::vector<Variant> with_state() {
   std::vector<Variant> out;
   for (const Variant& v : variants())
-    if (feature_count(v.spec, 5) < 5000 && is<NoKeys>(v.spec.near)) out.push_back(v);
+    if (feature_count(v.spec, 5) < 5000) out.push_back(v);
   return out;
 }
 
@@ -188,7 +188,7 @@ TEST(States, APromptThenDecodingIsTheWholeSequence) {
   uint64_t seed = 700;
   for (const Variant& v : variants()) {
     if (!is_stream(v.spec)) continue;
-    const bool finite = why_no_state(v.spec).empty() && is<NoKeys>(v.spec.near);
+    const bool finite = why_no_state(v.spec).empty();
     if (finite && feature_count(v.spec, 5) > 5000) continue;
     for (int64_t buffer : {1, 3, 64}) {
       const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};

@@ -15,6 +15,9 @@ struct Carry {
   at::Tensor keys;   // [B, G, D], double: sum of the keys, for centred rows
   at::Tensor gates;  // [B, G], double: sum of e^denominator_gate, for CumulativeGate
   at::Tensor decay;  // [B, G], double: sum of the log gates
+  // For near=window(n), the last n keys and values, which S and z do not have yet, and whether they
+  // are seen: [B, G, n, ..], [B, n].
+  at::Tensor near_k, near_v, near_keep;
 };
 
 }  // namespace horner::attn

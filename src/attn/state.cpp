@@ -53,9 +53,11 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there =
       device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat && !is<Delta>(spec.values) &&
-                          !is<ChannelGate>(spec.decay) && exec::why_not_on_gpu(shape).empty());
-  const bool folds =
-      why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
+                          !is<ChannelGate>(spec.decay) && is<NoKeys>(spec.near) &&
+                          exec::why_not_on_gpu(shape).empty());
+  const bool folds = why_no_state(spec).empty() &&
+                     exec::why_lacking(spec, exec::kChunkedHas).empty() &&
+                     (is<NoKeys>(spec.near) || is<NoDecay>(spec.decay));
   State s{spec, shape, dtype, buffer > 0 && folds && held_there};
   s.room = s.finite ? buffer : 0;
   const auto exact = at::TensorOptions(at::kDouble).device(device);
@@ -69,6 +71,12 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
   s.carry.z = at::zeros({shape.B, shape.G, F}, options);
   if (spec.centred) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
+  if (const auto* near = std::get_if<Window>(&spec.near)) {
+    const auto as_given = exact.dtype(dtype);
+    s.carry.near_k = at::zeros({shape.B, shape.G, near->size, shape.D}, as_given);
+    s.carry.near_v = at::zeros({shape.B, shape.G, near->size, shape.E}, as_given);
+    s.carry.near_keep = at::zeros({shape.B, near->size}, exact.dtype(at::kBool));
+  }
   if (is<ChannelGate>(spec.decay)) {
     s.carry.decay = at::zeros({shape.B, shape.G, D}, exact);
   } else if (!is<NoDecay>(spec.decay)) {
@@ -384,7 +392,7 @@ at::Tensor step(State& s, const Inputs& in) {
   check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
   if (!s.finite) return step_keys(s, in);
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
-  const bool many = in.q.size(2) >= kPrefill;
+  const bool many = in.q.size(2) >= kPrefill || !is<NoKeys>(s.spec.near);
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
   if (many && in.q.is_cpu()) {
     flush(s);
@@ -412,6 +420,8 @@ void merge(State& state, const State& later) {
         "'");
   check(!is<Delta>(state.spec.values),
         "cannot merge states of the delta rule: later values depend on the sums before them");
+  check(is<NoKeys>(state.spec.near) || !state.finite,
+        "cannot merge states with near keys: those of the first are not in its sums yet");
   check(is<AsGiven>(state.spec.values),
         "cannot merge states of a variant that divides values by their place in the stream");
   const StateShape &a = state.shape, &b = later.shape;
@@ -437,6 +447,22 @@ void merge(State& state, const State& later) {
   state.carry.count.add_(later.carry.count);
   if (state.carry.gates.defined()) state.carry.gates.add_(later.carry.gates);
   state.tokens += later.tokens;
+}
+
+std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State& s) {
+  std::vector<std::pair<std::string, at::Tensor*>> all = {{"S", &s.carry.S},
+                                                          {"z", &s.carry.z},
+                                                          {"count", &s.carry.count},
+                                                          {"keys", &s.carry.keys},
+                                                          {"gates", &s.carry.gates},
+                                                          {"decay", &s.carry.decay},
+                                                          {"near.k", &s.carry.near_k},
+                                                          {"near.v", &s.carry.near_v},
+                                                          {"near.keep", &s.carry.near_keep},
+                                                          {"recent.fades", &s.decay_sums}};
+  for (const Input& i : input_table())
+    all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));
+  return all;
 }
 
 }  // namespace horner::attn

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "attn/attend.h"
 #include "attn/carry.h"
@@ -45,6 +48,9 @@ void flush(State&);
 
 // Appends the tokens of `later` to those of `state`: the sums add.
 void merge(State& state, const State& later);
+
+// Every tensor that a state may hold, by name; the batch is the first dimension of each.
+std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State&);
 
 int64_t bytes(const State&);  // in use now
 

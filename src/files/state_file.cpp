@@ -11,24 +11,10 @@
 
 namespace horner::attn {
 
-// The tensors of a state by name.
-static std::vector<std::pair<std::string, at::Tensor*>> parts(State& s) {
-  std::vector<std::pair<std::string, at::Tensor*>> all = {{"S", &s.carry.S},
-                                                          {"z", &s.carry.z},
-                                                          {"count", &s.carry.count},
-                                                          {"keys", &s.carry.keys},
-                                                          {"gates", &s.carry.gates},
-                                                          {"decay", &s.carry.decay},
-                                                          {"recent.fades", &s.decay_sums}};
-  for (const Input& i : input_table())
-    all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));
-  return all;
-}
-
 int64_t bytes(const State& state) {
   State s = state;
   int64_t n = 0;
-  for (const auto& [name, x] : parts(s))
+  for (const auto& [name, x] : tensors_of(s))
     if (x->defined()) n += int64_t(x->nbytes());
   return n;
 }
@@ -39,7 +25,7 @@ static const std::pair<const char*, int64_t StateShape::*> kSizes[] = {
 void save(const State& state, const std::filesystem::path& path) {
   State s = state;
   files::TensorsFile file;
-  for (const auto& [name, x] : parts(s))
+  for (const auto& [name, x] : tensors_of(s))
     if (x->defined()) file.tensors[name] = *x;
   file.metadata = {{"format", "horner state 1"},     {"spec", text(s.spec)},
                    {"dtype", dtype_name(s.dtype)},   {"tokens", std::to_string(s.tokens)},
@@ -83,7 +69,7 @@ State load_state(const std::filesystem::path& path) {
   check(s.held <= room && s.held <= s.tokens, path.string(), ": holds ", s.held, " of ", s.tokens,
         " tokens with room for ", room);
   s.room = room;
-  for (const auto& [name, x] : parts(s)) {
+  for (const auto& [name, x] : tensors_of(s)) {
     const auto found = file.tensors.find(name);
     const bool optional = name.starts_with("recent.");
     check(found != file.tensors.end() || !x->defined() || optional, path.string(),

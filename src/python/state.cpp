@@ -48,17 +48,9 @@ static at::Tensor step(const StreamPtr& self,
   return attn::step(self->state, in);
 }
 
-// Every tensor that a state may hold; the batch is the first dimension of those that it does.
-static std::vector<at::Tensor*> tensors(attn::State& s) {
-  attn::Carry& c = s.carry;
-  std::vector<at::Tensor*> all{&c.S, &c.z, &c.count, &c.keys, &c.gates, &c.decay, &s.decay_sums};
-  for (const attn::Input& i : attn::input_table()) all.push_back(&(s.recent.*i.at));
-  return all;
-}
-
 static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
   Tensors held;
-  for (at::Tensor* x : tensors(s))
+  for (const auto& [name, x] : attn::tensors_of(s))
     if (x->defined()) held.push_back(*x = change(*x));
   return held;
 }
@@ -85,7 +77,7 @@ using Pickled =
 static Pickled pickled(const StreamPtr& self) {
   attn::State s = self->state;
   std::vector<std::optional<at::Tensor>> held;
-  for (const at::Tensor* x : tensors(s))
+  for (const auto& [name, x] : attn::tensors_of(s))
     held.push_back(x->defined() ? std::optional(x->clone()) : std::nullopt);
   return {attn::text(s.spec),
           {s.shape.B, s.shape.G, s.shape.D, s.shape.E, int64_t(s.dtype), s.finite, s.tokens, s.room,
@@ -96,12 +88,12 @@ static Pickled pickled(const StreamPtr& self) {
 static StreamPtr unpickled(const Pickled& from) {
   const auto& [spec, n, held] = from;
   attn::State s{attn::with(attn::Spec{}, spec), {}, at::kFloat, false};
-  const std::vector<at::Tensor*> all = tensors(s);
+  const auto all = attn::tensors_of(s);
   check(n.size() == 9 && held.size() == all.size(),
         "this state was pickled by another version of horner");
   s.shape = {n[0], n[1], n[2], n[3]};
   s.dtype = at::ScalarType(n[4]), s.finite = n[5], s.tokens = n[6], s.room = n[7], s.held = n[8];
-  for (size_t i = 0; i < all.size(); ++i) *all[i] = held[i].value_or(at::Tensor());
+  for (size_t i = 0; i < all.size(); ++i) *all[i].second = held[i].value_or(at::Tensor());
   return c10::make_intrusive<Stream>(std::move(s));
 }
 

@@ -10,6 +10,7 @@
 #include "attn/exec/chunk_rows.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/near.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
@@ -74,8 +75,10 @@ static at::Tensor corrected(const Spec& spec, const Inputs& in, const ChunkJob& 
 at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
                             const Carry* before, Carry* after, bool in_place) {
   Spec spec = given;  // without what the sums do
-  RowsJob rows{.features = Identity{}, .divided = is_plain_sum(spec.denominator)};
-  const bool as_given = !spec.centred && is<Flat>(spec.sharpness) && !is<Delta>(spec.values);
+  const bool all_far = is<NoKeys>(spec.near);
+  RowsJob rows{.features = Identity{}, .divided = all_far && is_plain_sum(spec.denominator)};
+  const bool as_given =
+      all_far && !spec.centred && is<Flat>(spec.sharpness) && !is<Delta>(spec.values);
   if (as_given && is_elementwise(spec.features))
     rows.features = std::exchange(spec.features, Identity{});
   if (rows.divided) spec.denominator = Nothing{};
@@ -99,6 +102,12 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   const at::Tensor gates = value_gates(spec, in, before ? before->count : at::Tensor());
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
+  std::optional<Near> near;
+  if (!all_far) {
+    near.emplace(spec, in, v, before);
+    x.k = padded(mapped(spec.features, near->k, in.key_projection, p.repeats), dtype);
+    x.v = padded(near->v, dtype), job.keep = near->keep;
+  }
   x.decay = p.decay;
   at::Tensor keys;
   if (spec.centred) {
@@ -124,6 +133,7 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   at::Tensor N = part(r.N, 2, T), W = part(r.W, 2, T).unsqueeze(-1);
   if (E < N.size(-1)) N = N.narrow(-1, 0, E);
   Sums sums{N, W, at::zeros({1}, N.options()), p.count, {}};
+  if (near) sums = near->with(sums, in.q, p.count);
   if (in.denominator_gate.defined()) {
     sums.gates = p.gates(in);
     if (before && before->gates.defined())
@@ -132,9 +142,10 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   }
   if (after) {
     const int64_t B = in.q.size(0);
-    Carry next{r.S.contiguous(), r.z.contiguous(), {}, {}, {}, {}};
+    Carry next{r.S.contiguous(), r.z.contiguous()};
     next.count = p.count.select(2, T - 1).reshape({-1}).to(at::kDouble).expand({B}).contiguous();
     if (spec.centred) next.keys = keys.select(2, T - 1);
+    if (near) near->leave(next);
     if (sums.gates.defined())
       next.gates = sums.gates.to(at::kDouble)
                        .view({B, in.k.size(1), p.repeats, T})
@@ -149,14 +160,16 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   return finish(spec, in, sums);
 }
 
-// The delta rule and the gates of channels take dozens of tensors of the size of the inputs. In
-// pieces of the tokens these stay below the 32 MB up to which malloc keeps freed memory.
+// The delta rule and the gates of channels take dozens of tensors of the size of the inputs, near
+// keys some of all their scores. In pieces of the tokens these stay below the 32 MB up to which
+// malloc keeps freed memory.
 static bool in_pieces(const Spec& spec) {
-  return is<Delta>(spec.values) || is<ChannelGate>(spec.decay);
+  return is<Delta>(spec.values) || is<ChannelGate>(spec.decay) || !is<NoKeys>(spec.near);
 }
-static int64_t piece_tokens(const Inputs& in) {
+static int64_t piece_tokens(const Spec& spec, const Inputs& in) {
   constexpr int64_t kMostBytes = 16 << 20, kLeast = 2048, kUnit = 1024;
-  const int64_t channels = std::max(in.q.size(3), in.v.size(3));
+  const auto* near = std::get_if<Window>(&spec.near);
+  const int64_t channels = std::max({in.q.size(3), in.v.size(3), near ? 2L * near->size : 0});
   const int64_t token = in.q.size(0) * in.q.size(1) * channels * int64_t(sizeof(double));
   return std::max(kLeast, kMostBytes / std::max<int64_t>(1, token) / kUnit * kUnit);
 }
@@ -166,6 +179,8 @@ std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
   const std::string reason = why_no_state(spec);
   if (!reason.empty()) return reason;
+  if (!is<NoKeys>(spec.near) && !is<NoDecay>(spec.decay))
+    return "does not support near keys with a decay: they become far ones some tokens late";
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
   if (in.k.size(2) <= cut(spec, in).C && !in.cu_seqlens.defined())
     return "";  // one chunk: no state
@@ -205,7 +220,7 @@ static c10::SymInt kept(const Spec& spec, const Inputs& in) {
 
 // One piece of the tokens after another, through the state.
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
-  const int64_t S = in.k.size(2), n = piece_tokens(in);
+  const int64_t S = in.k.size(2), n = piece_tokens(spec, in);
   if (!in_pieces(spec) || S <= n || in.q.size(2) != S || in.cu_seqlens.defined())
     return attend_in_chunks(spec, in, cut(spec, in));
   std::vector<Inputs> pieces(size_t((S + n - 1) / n), in);

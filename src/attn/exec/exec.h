@@ -35,7 +35,7 @@ struct Has {
 // "" if a spec needs no stage that is not there, else which.
 std::string why_lacking(const Spec&, const Has&);
 // `chunked`, `recurrent` and finite states.
-inline constexpr Has kChunkedHas{.sink = true, .delta = true, .channel_decay = true};
+inline constexpr Has kChunkedHas{.sink = true, .near = true, .delta = true, .channel_decay = true};
 
 // A spec and inputs without the gates of channels that the result `o` of the rest can be multiplied
 // by afterwards. For executions that have gates of heads only.

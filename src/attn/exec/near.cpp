@@ -1,0 +1,97 @@
+#include "attn/exec/near.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+namespace horner::attn::exec {
+
+// With the tokens before them, of which there are n: at the beginning of a stream hidden ones.
+static at::Tensor after(const at::Tensor& before, const at::Tensor& x, int64_t n, int64_t axis) {
+  if (before.defined()) return at::cat({before.to(x.scalar_type()), x}, axis);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[size_t(axis)] = n;
+  return at::cat({at::zeros(shape, x.options()), x}, axis);
+}
+
+// Which of the packed sequences each token belongs to: [S], from 1 on.
+static at::Tensor sequence_numbers(const Inputs& in) {
+  const at::Tensor t = at::arange(in.k.size(2), at::kLong);
+  if (!in.cu_seqlens.defined()) return at::ones_like(t);
+  return at::searchsorted(in.cu_seqlens.to(at::kLong).contiguous(), t, /*out_int32=*/false,
+                          /*right=*/true);
+}
+
+Near::Near(const Spec& spec, const Inputs& in, const at::Tensor& values, const Carry* before)
+    : n_(std::get<Window>(spec.near).size) {
+  const int64_t B = in.k.size(0), S = in.k.size(2);
+  const Carry none;
+  const Carry& last = before ? *before : none;
+  Spec plain{.temperature = spec.temperature};
+  if (is<Identity>(spec.features)) plain.scale = spec.scale;
+  scale_ = scale_factor(plain, in);
+  const at::Tensor seen = in.keep.defined() ? in.keep : at::ones({B, S}, at::kBool);
+  all_k_ = after(last.near_k, in.k, n_, 2), all_v_ = after(last.near_v, values, n_, 2);
+  all_keep_ = after(last.near_keep, seen, n_, 1);
+  const at::Tensor own = sequence_numbers(in);
+  sequence_ = at::cat({at::ones({n_}, at::kLong), own});
+  k = all_k_.narrow(2, 0, S), v = all_v_.narrow(2, 0, S);
+  keep = all_keep_.narrow(1, 0, S).logical_and(sequence_.narrow(0, 0, S) == own).contiguous();
+}
+
+void Near::leave(Carry& after) const {
+  const int64_t from = all_k_.size(2) - n_;
+  after.near_k = all_k_.narrow(2, from, n_).contiguous();
+  after.near_v = all_v_.narrow(2, from, n_).contiguous();
+  after.near_keep = all_keep_.narrow(1, from, n_).contiguous();
+}
+
+// Blocks of L queries and the n + L keys up to the last of them, those of query a being a < j <=
+// a + n.
+Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count) const {
+  constexpr int64_t kLeast = 16;
+  const int64_t B = q.size(0), H = q.size(1), G = all_k_.size(1), R = H / G, T = q.size(2);
+  const int64_t L = std::min(std::max(n_, kLeast), std::max(T, kLeast)), m = (T + L - 1) / L;
+  const auto dtype = far.N.scalar_type();
+  const auto keys = [&](const at::Tensor& x,
+                        int64_t axis) {  // [.., m, .., n + L] of the last n + T
+    const int64_t late = x.size(axis) - n_ - T;
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape[size_t(axis)] = m * L - T;
+    const at::Tensor padded =
+        at::cat({x.narrow(axis, late, n_ + T), at::zeros(shape, x.options())}, axis);
+    return padded.unfold(axis, n_ + L, L);
+  };
+  const auto blocks = [&](const at::Tensor& x) {  // [B, H, T, C] -> [B, G, m, R * L, C]
+    return at::constant_pad_nd(x.to(dtype), {0, 0, 0, m * L - T})
+        .view({B, G, R, m, L, -1})
+        .transpose(2, 3)
+        .reshape({B, G, m, R * L, -1});
+  };
+  const auto rows = [&](const at::Tensor& x) {  // back
+    return x.view({B, G, m, R, L, -1}).transpose(2, 3).reshape({B, H, m * L, -1}).narrow(2, 0, T);
+  };
+  const at::Tensor x = at::matmul(blocks(q), keys(all_k_.to(dtype), 2)) * scale_;
+
+  const at::Tensor a = at::arange(L, at::kLong).unsqueeze(-1), j = at::arange(n_ + L, at::kLong);
+  const at::Tensor last = at::constant_pad_nd(sequence_.narrow(0, sequence_.size(0) - T, T),
+                                              {0, m * L - T});  // of the queries
+  at::Tensor seen = keys(sequence_, 0).unsqueeze(1) == last.view({m, L, 1});
+  seen = seen.logical_and(j > a).logical_and(j <= a + n_);                // [m, L, n + L]
+  seen = seen.logical_and(keys(all_keep_, 1).unsqueeze(2)).unsqueeze(1);  // [B, 1, m, L, n + L]
+  const at::Tensor hidden = seen.logical_not().repeat({1, 1, 1, R, 1});   // [B, 1, m, R * L, n + L]
+
+  const at::Tensor near = seen.sum(-1).view({B, 1, m * L, 1}).narrow(2, 0, T);
+  at::Tensor shift = rows(x.detach().masked_fill(hidden, -INFINITY).amax(-1, true));
+  shift = at::where(near < count, shift.clamp_min(0), shift);
+  shift = shift.masked_fill(shift == -INFINITY, 0);
+  const at::Tensor P = (x - blocks(shift)).masked_fill(hidden, -INFINITY).exp();
+  const at::Tensor rest = (-shift).exp();
+  Sums all = far;
+  all.N = rows(at::matmul(P, keys(all_v_.to(dtype), 2).transpose(-1, -2))) + far.N * rest;
+  all.W = rows(P.sum(-1, true)) + far.W * rest;
+  all.shift = shift;
+  return all;
+}
+
+}  // namespace horner::attn::exec
