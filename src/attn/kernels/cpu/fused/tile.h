@@ -9,6 +9,9 @@ namespace horner::attn::kernels::HORNER_ISA {
 
 static constexpr int kVecs = kTile / kWidth;
 
+typedef double VecSums __attribute__((vector_size(kWidth * 8)));  // kWidth sums in double
+typedef VecSums VecSumsLoose __attribute__((aligned(8), may_alias));
+
 static int least(int64_t a, int64_t b) {
   return int(a < b ? a : b);
 }
@@ -86,9 +89,13 @@ struct Tile {
   Vec log_decay(int i, int j) const {
     const double* gate = f.decay + (b * f.G + g) * f.S;
     const double query = gate[query_position(i)];
-    float x[kWidth];
-    for (int l = 0; l < kWidth; ++l) x[l] = j + l < columns ? float(query - gate[s0 + j + l]) : 0;
-    const Vec y = choose(load(x) < float(kNoDecayLeft), splat(-INFINITY), load(x));
+    Vec x{};
+    if (j + kWidth <= columns)
+      x = __builtin_convertvector(query - *reinterpret_cast<const VecSumsLoose*>(gate + s0 + j),
+                                  Vec);
+    else
+      for (int l = 0; l < columns - j; ++l) x[l] = float(query - gate[s0 + j + l]);
+    const Vec y = choose(x < float(kNoDecayLeft), splat(-INFINITY), x);
     return Partial ? choose(seen(i, j), y, Vec{}) : y;
   }
   int64_t query_position(int i) const {
@@ -324,8 +331,6 @@ static void gate_values(const Tile& tile, float* x) {
 
 // The gradient of a decay is a running sum of differences between rows and columns, in which most
 // terms cancel: both are summed in double, from the same products.
-typedef double VecSums __attribute__((vector_size(kWidth * 8)));
-
 static double total(VecSums x) {
   double all = 0;
   for (int i = 0; i < kWidth; ++i) all += x[i];
