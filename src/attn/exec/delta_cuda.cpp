@@ -6,6 +6,7 @@
 #include "attn/exec/autograd.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
+#include "attn/exec/delta_chunks_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
 #include "attn/kernels/cuda/delta/tokens.h"
@@ -108,6 +109,40 @@ struct Prepared {
   }
 };
 
+// 64 or 128, where the kernels in chunks run these inputs; else 0.
+int64_t chunk_channels(const Spec& spec, const Inputs& in) {
+  if (in.q.scalar_type() != at::kBFloat16 || is<ChannelGate>(spec.decay)) return 0;
+  const int64_t most = std::max(mapped_channels(spec, in.q.size(3)), in.v.size(3));
+  const int64_t C = most <= 64 ? 64 : 128;
+  return has_room_for_chunks(C, in.q.device().index()) ? C : 0;
+}
+
+// N [B, H, S, C] in chunks, with queries for all keys.
+at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
+  const int64_t repeats = in.q.size(1) / in.k.size(1), late = in.k.size(2) - in.q.size(2);
+  const auto rows = [&](const at::Tensor& x, int64_t channels, int64_t before = 0) {
+    const at::Tensor y = x.size(3) > channels ? x.narrow(3, 0, channels) : x;
+    return channels == C && before == 0 ? y : at::constant_pad_nd(y, {0, C - channels, before, 0});
+  };
+  const auto each_head = [&](const at::Tensor& x) {
+    return repeats == 1 ? x : x.repeat_interleave(repeats, 1);
+  };
+  const int64_t D = mapped_channels(spec, in.q.size(3));
+  at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats), v = in.v;
+  if (const at::Tensor gates = value_gates(spec, in); gates.defined())
+    v = (v * gates.unsqueeze(-1)).to(at::kBFloat16);
+  if (in.keep.defined()) {
+    const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
+    k = k.masked_fill(hidden, 0), v = v.masked_fill(hidden, 0);
+  }
+  const at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection);
+  DeltaInputs x{laid_out(rows(q, D, late)), laid_out(each_head(rows(k, D))),
+                laid_out(each_head(rows(v, in.v.size(3)))), plain(each_head(in.beta))};
+  if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined())
+    x.logs = plain(each_head(logs.expand_as(in.beta)));
+  return delta_in_chunks(x, scale_factor(spec, in), std::get<Delta>(spec.values).most);
+}
+
 // Whether the result depends on W. A norm's bias is not added where a row sees nothing.
 bool needs_sum(const Spec& spec) {
   return is<Sum>(spec.denominator) || is<Layer>(spec.norm);
@@ -132,15 +167,27 @@ std::string why_no_linear(const Spec& spec, const StateShape& s) {
 
 at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
   const c10::cuda::CUDAGuard guard(in.q.device());
-  const Prepared p(spec, in);
-  const int64_t T = in.q.size(2), late = in.k.size(2) - T;
-  const auto sums_of = [&](const TokensInputs& x) {
-    return differentiable("chunked_cuda", p.job, x, forward, backward).N.narrow(2, late, T);
+  const int64_t T = in.q.size(2), late = in.k.size(2) - T, E = in.v.size(3);
+  const int64_t C = chunk_channels(spec, in);
+  const auto newest = [&](const at::Tensor& x) { return late == 0 ? x : x.narrow(2, late, T); };
+  const auto* rms = std::get_if<Rms>(&spec.norm);
+  if (C > 0 && rms && is<Nothing>(spec.denominator) && WithoutChannelGates::why_not(spec).empty()) {
+    const WithoutChannelGates rest(spec, in);
+    if (!rest.spec.output_gate && !rest.spec.post_gate)
+      return rest.finish(
+          rms_of_rows(newest(in_chunks(rest.spec, rest.in, C)), plain(in.norm_weight), rms->eps));
+  }
+  const auto token_by_token = [&](const TokensJob& job, const TokensInputs& x) {
+    return newest(differentiable("chunked_cuda", job, x, forward, backward).N);
   };
   Sums sums;
-  sums.N = sums_of(p.x);
-  sums.W = needs_sum(spec) ? sums_of(p.of_ones())
-                           : at::zeros({in.q.size(0), in.q.size(1), T, 1}, sums.N.options());
+  sums.W = at::zeros({in.q.size(0), in.q.size(1), T, 1}, in.q.options().dtype(at::kFloat));
+  if (C > 0) sums.N = newest(in_chunks(spec, in, C)).narrow(3, 0, E).to(at::kFloat);
+  if (C == 0 || needs_sum(spec)) {
+    const Prepared p(spec, in);
+    if (C == 0) sums.N = token_by_token(p.job, p.x);
+    if (needs_sum(spec)) sums.W = token_by_token(p.job, p.of_ones());
+  }
   sums.shift = at::zeros({1}, sums.N.options());
   if (!is<Nothing>(spec.denominator)) sums.count = CountedKeys(spec.mask, in).count();
   return finish(spec, in, sums);
