@@ -32,6 +32,28 @@ struct Slice {
   }
 };
 
+// Brings a row into the cache that a later iteration of this warp reads.
+__device__ void bring(const float* rows, int64_t row, int size) {
+  constexpr int kLine = 32;  // floats
+  if (lane() * kLine < size)
+    asm volatile("prefetch.global.L1 [%0];\n" ::"l"(rows + row * size + lane() * kLine));
+}
+// What token t of a head reads: the queries, keys and values of all kernels, and the gradients of
+// backward.
+__device__ void bring(const Tokens& p, int64_t head, int t, bool backward) {
+  if (t < 0 || t >= p.T) return;
+  const int R = p.H / p.G;
+  const int64_t token = head * p.T + t;
+  bring(p.k, token, p.D);
+  bring(backward && p.share ? p.rest : p.v, token, p.E);
+  if (backward && p.share) bring(p.du, token, p.E);
+  for (int r = 0; r < R; ++r) {
+    bring(p.q, (head * R + r) * p.T + t, p.D);
+    if (backward) bring(p.dN, (head * R + r) * p.T + t, p.E);
+  }
+}
+constexpr int kAhead = 8;  // tokens
+
 // N channels of a row, every kLanes-th from `first` on, 0 beyond `size`.
 template <int N>
 struct Row {
@@ -83,8 +105,9 @@ __global__ void forward_kernel(Tokens p) {
   k.load(p.k + s.head * p.T * p.D, s.first, p.D), g.load(p, s.head * p.T, s.first);
   for (int t = 0; t < p.T; ++t) {
     const int64_t token = s.head * p.T + t;
+    bring(p, s.head, t + kAhead, false);
     const Row<N> key = k;
-    const double v = p.v[token * p.E + s.at];
+    const double v = p.v[token * p.E + s.at], share = p.share ? p.share[token] : 1;
     double given = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) S[i] *= g.x[i], given += S[i] * key.x[i];
@@ -93,7 +116,7 @@ __global__ void forward_kernel(Tokens p) {
     if (p.share) {
       const double rest = v - p.scale * sum_of_lanes(given);
       const float rounded = float(rest);
-      u = double(p.share[token]) * rounded;
+      u = share * rounded;
       if (p.rest && s.there && s.first == 0) p.rest[token * p.E + s.at] = rounded;
     }
 #pragma unroll
@@ -132,7 +155,9 @@ __global__ void backward_values_kernel(Tokens p) {
   Gates<N> g;
   for (int t = p.T - 1; t >= 0; --t) {
     const int64_t token = s.head * p.T + t;
+    bring(p, s.head, t - kAhead, true);
     k.load(p.k + token * p.D, s.first, p.D), g.load(p, token, s.first);
+    const double share = p.share ? p.share[token] : 0;
     for (int r = 0; r < R; ++r) {
       const int64_t row = (s.head * R + r) * p.T + t;
       q.load(p.q + row * p.D, s.first, p.D);
@@ -145,7 +170,7 @@ __global__ void backward_values_kernel(Tokens p) {
     for (int i = 0; i < N; ++i) du += dS[i] * k.x[i];
     const float rounded = float(sum_of_lanes(du));
     if (s.there && s.first == 0) p.du[token * p.E + s.at] = rounded;
-    const double taken = p.share ? double(p.scale) * double(p.share[token]) * rounded : 0;
+    const double taken = double(p.scale) * share * rounded;
 #pragma unroll
     for (int i = 0; i < N; ++i) dS[i] = g.x[i] * (dS[i] - k.x[i] * taken);
   }
@@ -160,8 +185,11 @@ __global__ void backward_keys_kernel(Tokens p) {
   Row<N> u, du, dN;
   for (int t = p.T - 1; t >= 0; --t) {
     const int64_t token = s.head * p.T + t;
+    bring(p, s.head, t - kAhead, true);
     u.load((p.share ? p.rest : p.v) + token * p.E, s.first, p.E);
     const double k = p.k[token * p.D + s.at], share = p.share ? p.share[token] : 1;
+    const double g = gate_of(p, token, s.at);
+    if (p.share) du.load(p.du + token * p.E, s.first, p.E);
     for (int r = 0; r < R; ++r) {
       const int64_t row = (s.head * R + r) * p.T + t;
       dN.load(p.dN + row * p.E, s.first, p.E);
@@ -177,8 +205,6 @@ __global__ void backward_keys_kernel(Tokens p) {
       p.dk[token * p.D + s.at] = float(dk);
       if (p.d_sums) p.d_sums[token * p.D + s.at] = -k * dk;
     }
-    const double g = gate_of(p, token, s.at);
-    if (p.share) du.load(p.du + token * p.E, s.first, p.E);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const double taken = p.share ? double(p.scale) * share * du.x[i] : 0;
@@ -198,6 +224,7 @@ __global__ void backward_queries_kernel(Tokens p) {
   for (int i = 0; i < N; ++i) S[i] = state_at(p, s.head, s.at, s.first + i * kLanes);
   for (int t = 0; t < p.T; ++t) {
     const int64_t token = s.head * p.T + t;
+    bring(p, s.head, t + kAhead, true);
     u.load((p.share ? p.rest : p.v) + token * p.E, s.first, p.E);
     const double k = p.k[token * p.D + s.at], share = p.share ? p.share[token] : 1;
     const double g = gate_of(p, token, s.at);
