@@ -38,6 +38,8 @@ const char* const kVariants[] = {"softmax",
                                  "softpick",
                                  "stick_breaking",
                                  "near_taylor2",
+                                 "softmax:dropout=0.2",
+                                 "entmax15:dropout=0.2",
                                  "softmax:mask=streaming(first=3,size=70)",
                                  "softmax:softcap=3,bias=yes,centred=yes",
                                  "entmax15:softcap=3,bias=yes,mask=prefix"};

@@ -197,8 +197,6 @@ def test_gradient_checkpointing_and_bfloat16():
 
 
 REFUSED = {
-    "with 0.1: set attention_dropout of its config to 0": lambda ids: model("llama", attention_dropout=0.1).train()(ids),
-    "with 0.2: set attn_pdrop of its config to 0": lambda ids: model("gpt2", attn_pdrop=0.2).train()(ids),
     "returning weights (output_attentions): load the model with attn_implementation='eager'": lambda ids: model("llama")(ids, output_attentions=True),
     "head masks (head_mask)": lambda ids: model("llama")(ids, head_mask=torch.ones(4)),
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),

@@ -76,8 +76,9 @@ def _one_by_one(n, in_dims, tensors, function):
 
 
 def _can_fold(in_dims, tensors):
-    """Not where something with a batch of 1 or more, which is for all, would have to grow with the others."""
-    shared = any(isinstance(x, torch.Tensor) and row[1].startswith("b") for x, row in zip(tensors, _ROWS))
+    """Not where something with a batch of 1 or more, which is for all, would have to grow with the others, nor with
+    dropout, which knows a sequence by its place in the batch."""
+    shared = any(isinstance(x, torch.Tensor) and (row[1].startswith("b") or row[0] == "seed") for x, row in zip(tensors, _ROWS))
     return not shared and all(dim is None or batched for dim, batched in zip(in_dims, _BATCHED))
 
 

@@ -44,6 +44,7 @@ std::string exec::why_lacking(const Spec& s, const Has& has) {
       {sum && sum->sink, has.sink, "a sink"},
       {!is<NoKeys>(s.near), has.near, "near keys"},
       {is<Delta>(s.values), has.delta, "values=delta"},
+      {s.dropout != 0, has.dropout, "dropout"},
       {is<ChannelGate>(s.decay), has.channel_decay, "decay=channel_gate"},
       {!is_interval(s.mask), has.first_keys, "a mask of more than one interval"},
       {is<Softpick>(s.weight) || is<StickBreaking>(s.weight), has.stick, "its weight"},

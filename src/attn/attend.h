@@ -37,6 +37,7 @@ struct Inputs {
   at::Tensor prefix;            // [B], int: how many keys all queries see
   at::Tensor keep;              // [B, S], bool: false hides a key (padding)
   at::Tensor cu_seqlens;        // [n + 1], int: the first token of each packed sequence, then T
+  at::Tensor seed;              // [1], int64: of dropout
 };
 
 // Statistics of the weights of each row, from a = |w decay| over the keys that it sees, A = sum a.

@@ -47,6 +47,7 @@ static const Input kInputs[] = {
     {"prefix",           &Inputs::prefix,           "B",    Role::mask,      [](const Spec& s) { return is<Prefix>(s.mask); },                 "int, how many keys all queries see"},
     {"keep",             &Inputs::keep,             "BS",   Role::mask,      nullptr, "bool, false hides a key"},
     {"cu_seqlens",       &Inputs::cu_seqlens,       "n",    Role::mask,      nullptr, "int, where each packed sequence begins, and the end"},
+    {"seed",             &Inputs::seed,             "1",    Role::mask,      [](const Spec& s) { return s.dropout != 0; },                     "int64, from which dropout follows"},
 };
 // clang-format on
 static_assert(std::size(kInputs) == kInputCount, "every member of Inputs has one row");
@@ -148,6 +149,7 @@ static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
   if (i.at == &Inputs::keep) expected = "bool", ok = dtype == at::kBool;
   if (i.at == &Inputs::cu_seqlens || i.at == &Inputs::prefix)
     expected = "int32 or int64", ok = dtype == at::kInt || dtype == at::kLong;
+  if (i.at == &Inputs::seed) expected = "int64", ok = dtype == at::kLong;
   if (!ok) fail(i.name, " must have dtype ", expected, ", got ", dtype_name(dtype));
   if (i.role == Role::tensor && dtype != in.q.scalar_type())
     fail("q, k and v must have the same dtype: q is ", dtype_name(in.q.scalar_type()), ", ", i.name,

@@ -69,6 +69,7 @@ static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator
     return keep;
   }
   if (i.at == &Inputs::prefix) return at::arange(c.B).mul_(c.S).div_(3 * c.B, "floor");
+  if (i.at == &Inputs::seed) return at::full({1}, int64_t(c.seed) - 3, at::kLong);
   const int64_t a = c.T / 3, b = c.T / 2;
   return at::tensor({int64_t(0), a, a, b, c.T}, at::kInt);  // the second sequence is empty
 }

@@ -135,6 +135,9 @@ static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer,
   LayerConfig l{name, variant.spec, layer_rope(j, f, window), variant.around};
   check(!l.attention.bias && !attn::is<attn::Prefix>(l.attention.mask), "attention '", variant.name,
         "' takes an input of each score that a model does not make: call the operator yourself");
+  check(
+      l.attention.dropout == 0, "attention '", variant.name,
+      "' has dropout, which training by the command does not support: use horner.nn or horner.hf");
   const Json own = j.value("horner", Json::object());
   l.around.rope = l.around.rope && has_rope(j, f, layer) && field<bool>(own, "rope", true);
   const auto n = field<int64_t>(own, "short_conv", l.around.short_conv);

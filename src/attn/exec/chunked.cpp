@@ -177,9 +177,8 @@ static int64_t piece_tokens(const Spec& spec, const Inputs& in) {
 
 std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
+  if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
   if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
-  const std::string reason = why_no_state(spec);
-  if (!reason.empty()) return reason;
   if (!is<NoKeys>(spec.near) && !is<NoDecay>(spec.decay))
     return "does not support near keys with a decay: they become far ones some tokens late";
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";

@@ -88,6 +88,12 @@ at::Tensor Prepared::gates(const Inputs& in) const {
   return seen.sums(share).to(wide(in.q.scalar_type())).repeat_interleave(repeats, 1);
 }
 
+Dropout dropout(const Spec& spec, const Inputs& in) {
+  if (spec.dropout == 0) return {};
+  return {uint64_t(in.seed.item<int64_t>()), dropped_below(spec.dropout),
+          float(1 / (1 - spec.dropout))};
+}
+
 at::Tensor bias_gradient(const at::Tensor& bias) {
   return bias.defined() && bias.requires_grad() ? at::zeros_like(bias) : at::Tensor();
 }

@@ -66,6 +66,9 @@ void set_bias(Problem& f, const at::Tensor& bias) {
 }
 at::Tensor bias_gradient(const at::Tensor& bias);
 
+// What a spec drops, by the seed of its inputs.
+Dropout dropout(const Spec&, const Inputs&);
+
 // The B * G key heads of a backward pass, in turns: those that add to the same gradient of a bias
 // run one after another.
 struct KeyHeads {

@@ -28,7 +28,7 @@ constexpr Execution complete(Execution e, decltype(e.why_not) why_not, decltype(
 // The stages that not every execution has.
 struct Has {
   bool softcap = false, bias = false, sink = false, near = false, delta = false;
-  bool channel_decay = false;
+  bool channel_decay = false, dropout = false;
   bool first_keys = false;  // masks that see more than one interval: streaming, prefix
   bool stick = false;       // Softpick and StickBreaking
 };

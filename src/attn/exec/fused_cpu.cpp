@@ -23,6 +23,7 @@ struct Job {
   int64_t near;
   Intervals seen;
   at::Tensor keep;
+  Dropout dropout;
   at::Tensor statistics;         // [4, B, H, T] to write to, or undefined
   at::Tensor log_sum;            // [B, H, T], likewise
   kernels::Epilogue epilogue{};  // without its pointers
@@ -62,6 +63,7 @@ static Fused problem(const Job& job, const FusedTensors& x) {
   f.seen = job.seen.pointers();
   set_bias(f, x.bias);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
+  f.dropout = job.dropout;
   f.epilogue = job.epilogue;
   f.epilogue.divisor = pointer<float>(x.divisor), f.epilogue.sink = pointer<float>(x.sink);
   f.epilogue.out_gate = pointer<float>(x.out_gate),
@@ -212,6 +214,7 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   if (const auto* near = std::get_if<Window>(&spec.near)) job.near = near->size;
   job.scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
   if (in.keep.defined()) job.keep = in.keep.contiguous();
+  job.dropout = dropout(spec, in);
   job.statistics = statistics_memory(in, statistics);
   if (statistics && statistics->only_log_sum)
     job.log_sum = statistics->log_sum = log_sum_memory(in);
@@ -270,6 +273,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
                      .sink = true,
                      .near = true,
                      .delta = true,
+                     .dropout = true,
                      .first_keys = true,
                      .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
