@@ -97,9 +97,8 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   const auto front = [&](const at::Tensor& x) {  // unused queries for the first keys
     return S == T ? x : at::constant_pad_nd(x, {0, 0, S - T, 0});
   };
-  const bool one_scale = p.factor.dim() == 0;  // for all queries: the kernel multiplies
-  job.scale = one_scale ? p.factor.item<double>() : 1;
-  const at::Tensor q = one_scale ? p.q : p.q.to(dtype) * p.factor;
+  job.scale = p.one_factor.value_or(1);  // one for all queries: the kernel multiplies
+  const at::Tensor q = p.one_factor ? p.q : p.q.to(dtype) * p.factor;
   const at::Tensor gates = value_gates(spec, in, before ? before->count : at::Tensor());
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
@@ -181,6 +180,7 @@ std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
   if (!is<NoKeys>(spec.near) && !is<NoDecay>(spec.decay))
     return "does not support near keys with a decay: they become far ones some tokens late";
+  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
   if (in.k.size(2) <= cut(spec, in).C && !in.cu_seqlens.defined())
     return "";  // one chunk: no state

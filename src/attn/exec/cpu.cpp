@@ -63,7 +63,7 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before,
   decay = log_gates(spec.decay, in);
   if (decay.defined()) decay = decay.to(at::kDouble).cumsum(-1);
   if (!counted && is<Flat>(spec.sharpness)) {
-    factor = at::scalar_tensor(scale_factor(spec, in), dtype);
+    one_factor = scale_factor(spec, in);
     return;
   }
   ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
@@ -72,6 +72,7 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before,
   if (before.defined()) count = count + before.view({-1, 1, 1, 1});
   count = count.to(dtype);
   factor = scale(spec, in, count);
+  if (factor.dim() == 0) one_factor = factor.item<double>();
 }
 
 at::Tensor Prepared::log_count() const {
@@ -113,6 +114,7 @@ at::Tensor transposed(const at::Tensor& x) {
 at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {
   if (!x.defined()) return x;
   const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
+  if (rest == 0 && x.scalar_type() == dtype && x.is_contiguous()) return x;
   return (rest ? at::constant_pad_nd(x, {0, rest}) : x).to(dtype).contiguous();
 }
 

@@ -23,15 +23,17 @@ struct Intervals {
 // The inputs as the kernels take them, differentiable.
 struct Prepared {
   Intervals seen;
-  int64_t repeats;    // query heads per key head
-  at::Tensor ones;    // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
-  at::Tensor count;   // [1 or B, 1, T, 1]
-  at::Tensor q, k;    // f(q), f(k)
-  at::Tensor factor;  // of q.k: one number, or [1 or B, H, T, 1]
-  at::Tensor decay;   // [B, G, S], running sums in double, or undefined
+  int64_t repeats;   // query heads per key head
+  at::Tensor ones;   // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
+  at::Tensor count;  // [1 or B, 1, T, 1]
+  at::Tensor q, k;   // f(q), f(k)
+  at::Tensor
+      factor;  // of q.k: one number, or [1 or B, H, T, 1]; undefined where keys are not counted
+  std::optional<double> one_factor;  // the same, of one number
+  at::Tensor decay;                  // [B, G, S], running sums in double, or undefined
 
   // `before` [B]: how many keys precede these; undefined for none. `ones` and `count` are left
-  // undefined where the caller does not count keys and the factor does not need it.
+  // undefined where the caller does not count keys and the factor does not need it; so is `factor`.
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
   at::Tensor log_count() const;  // of each query: [B, H, T]
   at::Tensor kept_keys() const;  // f(k), 0 for a key that `keep` hides

@@ -52,6 +52,9 @@ struct WithoutChannelGates {
   at::Tensor gated(const at::Tensor& o) const;
 };
 
+inline constexpr const char* kNoOtherKeys =
+    "does not support packed sequences with other numbers of keys than of queries (cu_seqlens_k)";
+
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
 at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);
 c10::SymInt kept_by_rows(const Spec&, const Inputs&);

@@ -256,6 +256,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
 std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
   if (const std::string reason = why_not_on_cuda(spec); !reason.empty()) return reason;
+  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
