@@ -6,6 +6,7 @@
 #include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode_cuda.h"
+#include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
 #include "attn/inputs.h"
@@ -53,9 +54,10 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there =
-      device.is_cpu() || (exec::sums_dtype(spec, dtype) == at::kFloat && !is<Delta>(spec.values) &&
-                          !is<ChannelGate>(spec.decay) && is<NoKeys>(spec.near) &&
-                          exec::why_not_on_gpu(shape).empty());
+      device.is_cpu() || (exec::is_corrected_or_gated(spec)
+                              ? dtype != at::kDouble && exec::why_no_linear(spec, shape).empty()
+                              : exec::sums_dtype(spec, dtype) == at::kFloat &&
+                                    is<NoKeys>(spec.near) && exec::why_not_on_gpu(shape).empty());
   const bool folds = why_no_state(spec).empty() &&
                      exec::why_lacking(spec, exec::kChunkedHas).empty() &&
                      (is<NoKeys>(spec.near) || is<NoDecay>(spec.decay));
@@ -285,6 +287,17 @@ static at::Tensor step_sums(State& s, const Inputs& in) {
   return o;
 }
 
+// Many tokens or one, on a GPU, with the delta rule or gates of channels: no token waits.
+static at::Tensor step_linear(State& s, const Inputs& in) {
+  const at::Tensor seen = s.carry.count.clone();  // before these tokens
+  Sums sums = exec::step_linear(s.spec, in, s.carry);
+  add_counts(s, in);
+  const at::Tensor kept = in.keep.defined() ? in.keep.to(at::kDouble).cumsum(1)
+                                            : at::arange(1, in.k.size(2) + 1, seen.options());
+  sums.count = (seen.unsqueeze(1) + kept).view({s.shape.B, 1, -1, 1}).to(wide(s.dtype));
+  return finish(s.spec, in, sums);
+}
+
 // Prefill of an empty state on a GPU: attends to the whole prompt and folds it into the sums.
 static at::Tensor prefill(State& s, const Inputs& in) {
   State all = s;  // shares the sums, with room for the prompt
@@ -392,6 +405,7 @@ at::Tensor step(State& s, const Inputs& in) {
   const at::Device device = s.carry.count.device();
   check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
   if (!s.finite) return step_keys(s, in);
+  if (in.q.is_cuda() && exec::is_corrected_or_gated(s.spec)) return step_linear(s, in);
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
   const bool many = in.q.size(2) >= kPrefill || !is<NoKeys>(s.spec.near);
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);

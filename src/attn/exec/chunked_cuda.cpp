@@ -1,6 +1,7 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
 // kernels include the epilogue. Kernels of their own compute features (except relu of order 1 in
-// bfloat16), the input gate and divisors other than the sum before them.
+// bfloat16), the input gate and divisors other than the sum before them. delta_cuda.cpp has the
+// delta rule and gates of channels.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -8,6 +9,7 @@
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
+#include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
 #include "attn/kernels/cuda/chunked/chunked.h"
@@ -166,6 +168,7 @@ static cuda::Quadratic quadratic(const Weight& w) {
 }
 
 static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics*) {
+  if (is_corrected_or_gated(given)) return attend_linear(given, inputs);
   if (inputs.q.scalar_type() == at::kHalf) {  // sums over tokens exceed the range of float16
     Inputs wide = inputs;
     for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
@@ -209,12 +212,17 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(device) < 80) return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
-  if (const std::string lacks = why_lacking(spec, {}); !lacks.empty()) return lacks;
+  const Has has{.sink = is_corrected_or_gated(spec), .delta = true, .channel_decay = true};
+  if (const std::string lacks = why_lacking(spec, has); !lacks.empty()) return lacks;
+  if (in.cu_seqlens.defined()) return "does not support packed sequences";
+  if (is_corrected_or_gated(spec)) {
+    if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
+    return why_no_linear(spec, {in.q.size(0), in.k.size(1), in.q.size(-1), in.v.size(-1)});
+  }
   if (const std::string lacks = WithoutChannelGates::why_not(spec); !lacks.empty()) return lacks;
   if (facts(spec.weight).orders->last > 2) return "supports only orders 1 and 2";
   if (spec.centred || spec.less_log_count)
     return "does not support centred scores, or scores less log n";
-  if (in.cu_seqlens.defined()) return "does not support packed sequences";
   if (in.q.size(2) != in.k.size(2)) return "requires as many queries as keys";
   if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxChunkedChannels)
     return "supports head dimensions up to 64";

@@ -1,7 +1,6 @@
 #include "attn/exec/cpu.h"
 
 #include <ATen/ATen.h>
-#include <sys/mman.h>
 
 #include <cmath>
 
@@ -98,17 +97,6 @@ Dropout dropout(const Spec& spec, const Inputs& in) {
 
 at::Tensor bias_gradient(const at::Tensor& bias) {
   return bias.defined() && bias.requires_grad() ? at::zeros_like(bias) : at::Tensor();
-}
-
-at::Tensor large_empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  constexpr uintptr_t kPage = 2 << 20, kLarge = 32 << 20;
-  const at::Tensor x = at::empty(sizes, options);
-#ifdef MADV_HUGEPAGE
-  const auto at = reinterpret_cast<uintptr_t>(x.const_data_ptr());
-  const uintptr_t from = (at + kPage - 1) / kPage * kPage, to = (at + x.nbytes()) / kPage * kPage;
-  if (x.nbytes() >= kLarge) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
-#endif
-  return x;
 }
 
 at::Tensor transposed(const at::Tensor& x) {

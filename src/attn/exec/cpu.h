@@ -51,9 +51,6 @@ inline bool is_paired(const at::Tensor& x) {  // bfloat16, for the kernels of pa
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);
 c10::SymInt padded(const c10::SymInt& channels);
 
-// at::empty. A large block is new to the process each time: asks for it in pages of 2 MB.
-at::Tensor large_empty(at::IntArrayRef sizes, const at::TensorOptions&);
-
 // The memory of a tensor; null for none.
 template <class T>
 T* pointer(const at::Tensor& x) {

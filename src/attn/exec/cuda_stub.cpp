@@ -1,5 +1,6 @@
 // In place of the *_cuda.cpp sources where torch is built without CUDA.
 #include "attn/exec/decode_cuda.h"
+#include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "core/check.h"
 
@@ -19,6 +20,12 @@ const Execution chunked_cuda = complete(kChunkedCuda, why_not, run);
 
 std::string why_not_on_gpu(const StateShape&) {
   return kReason;
+}
+std::string why_no_linear(const Spec&, const StateShape&) {
+  return kReason;
+}
+Sums step_linear(const Spec&, const Inputs&, Carry&) {
+  fail(kReason);
 }
 void apply_state_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {
   fail(kReason);

@@ -1,0 +1,132 @@
+#include "attn/exec/delta_chunks_cuda.h"
+
+#include <ATen/ATen.h>
+
+#include "attn/exec/autograd.h"
+#include "attn/exec/cuda.h"
+#include "attn/exec/cuda_stream.h"
+#include "attn/kernels/cuda/delta/chunks.h"
+#include "attn/kernels/cuda/delta/norm.h"
+
+namespace horner::attn::exec {
+
+namespace cuda = kernels::cuda;
+using cuda::DeltaChunks;
+
+namespace {
+
+struct DeltaJob {
+  double scale, most;
+};
+// What backward needs: numbers of tokens, and matrices of chunks (chunks.h).
+struct ChunksResult {
+  at::Tensor N, numbers, left, S, rest;
+
+  static auto outputs(auto& r) { return std::array{&r.N}; }
+  static auto saved(auto& r) { return std::array{&r.numbers, &r.left, &r.S, &r.rest}; }
+};
+
+DeltaChunks problem(const DeltaJob& job, const DeltaInputs& x) {
+  DeltaChunks p{};
+  p.B = int(x.q.size(0)), p.H = int(x.q.size(1)), p.T = int(x.q.size(2)), p.C = int(x.q.size(3));
+  p.scale = float(job.scale), p.most = float(job.most);
+  p.q = view(x.q), p.k = view(x.k), p.v = view(x.v);
+  p.beta = memory<float>(x.beta), p.logs = memory<float>(x.logs);
+  return p;
+}
+void set_saved(DeltaChunks& p, const ChunksResult& r) {
+  const int64_t n = p.records() * cuda::kChunkTokens;
+  float* numbers = memory<float>(r.numbers);
+  p.share = numbers, p.own = numbers + n, p.sums = numbers + 2 * n, p.factor = numbers + 3 * n;
+  p.left = memory<float>(r.left), p.S = r.S.data_ptr(), p.rest = r.rest.data_ptr();
+}
+
+ChunksResult forward(const DeltaJob& job, const DeltaInputs& x, bool) {
+  DeltaChunks p = problem(job, x);
+  const auto narrow = x.q.options(), wide = narrow.dtype(at::kFloat);
+  const int64_t n = p.records(), C = p.C, tokens = cuda::kChunkTokens;
+  ChunksResult r{at::empty({p.B, p.H, p.T, C}, narrow), at::empty({4, n, tokens}, wide),
+                 at::empty({n}, wide), at::empty({n, C, C}, narrow),
+                 at::empty({n, C, tokens}, narrow)};
+  const at::Tensor taken = at::empty({n, C, tokens}, narrow),
+                   given = at::empty({n, C, tokens}, wide);
+  set_saved(p, r);
+  p.N = r.N.data_ptr(), p.taken = taken.data_ptr(), p.given = memory<float>(given);
+  cuda::delta_forward(p, stream());
+  return r;
+}
+
+DeltaInputs backward(const DeltaJob& job, const DeltaInputs& x, const ChunksResult& r,
+                     const ChunksResult& grads) {
+  DeltaChunks p = problem(job, x);
+  set_saved(p, r);
+  const auto narrow = x.q.options(), wide = narrow.dtype(at::kFloat);
+  const int64_t n = p.records(), C = p.C, tokens = cuda::kChunkTokens;
+  const at::Tensor dN = laid_out(grads.N);
+  const at::Tensor taken = at::empty({n, C, tokens}, narrow),
+                   given = at::empty({n, C, tokens}, wide);
+  const at::Tensor factor = at::empty({n, tokens}, wide), state = at::empty({n, C, C}, narrow);
+  const at::Tensor dS = at::empty({n, C, C}, narrow), dv_t = at::empty({n, C, tokens}, narrow);
+  const std::vector<int64_t> rows{p.B, p.H, p.T, C}, each{p.B, p.H, p.T};
+  DeltaInputs d{at::empty(rows, narrow), at::empty(rows, narrow), at::empty(rows, narrow),
+                at::empty(each, wide)};
+  if (x.logs.defined()) d.logs = at::empty(each, wide);
+  p.dN = view(dN), p.d_taken = taken.data_ptr(), p.d_given = memory<float>(given);
+  p.d_factor = memory<float>(factor), p.d_state = state.data_ptr();
+  p.dS = dS.data_ptr(), p.dv_t = dv_t.data_ptr();
+  p.dq = d.q.data_ptr(), p.dk = d.k.data_ptr(), p.dv = d.v.data_ptr();
+  p.d_beta = memory<float>(d.beta), p.d_logs = memory<float>(d.logs);
+  cuda::delta_backward(p, stream());
+  return d;
+}
+
+struct NormJob {
+  double eps;
+};
+struct NormInputs {
+  at::Tensor N, weight;
+
+  static auto fields(auto& x) { return std::array{&x.N, &x.weight}; }
+};
+cuda::NormedRows problem(const NormJob& job, const NormInputs& x) {
+  cuda::NormedRows p{};
+  p.rows = x.N.size(0) * x.N.size(1) * x.N.size(2), p.stride = int(x.N.size(3));
+  p.channels = int(x.weight.size(0)), p.eps = float(job.eps);
+  p.weight = memory<float>(x.weight), p.N = x.N.data_ptr();
+  return p;
+}
+Output norm_forward(const NormJob& job, const NormInputs& x, bool) {
+  cuda::NormedRows p = problem(job, x);
+  const Output r{
+      at::empty({x.N.size(0), x.N.size(1), x.N.size(2), x.weight.size(0)}, x.N.options())};
+  p.o = r.y.data_ptr();
+  cuda::norm_forward(p, stream());
+  return r;
+}
+NormInputs norm_backward(const NormJob& job, const NormInputs& x, const Output&,
+                         const Output& grads) {
+  cuda::NormedRows p = problem(job, x);
+  const at::Tensor d_o = grads.y.contiguous();
+  const at::Tensor parts = at::empty({cuda::norm_blocks(p), p.stride}, x.weight.options());
+  const at::Tensor dN = at::empty_like(x.N);
+  p.d_o = d_o.data_ptr(), p.dN = dN.data_ptr(), p.d_weight = memory<float>(parts);
+  cuda::norm_backward(p, stream());
+  return {dN, parts.sum(0).narrow(0, 0, p.channels)};
+}
+
+}  // namespace
+
+at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most) {
+  return differentiable("chunked_cuda", DeltaJob{scale, most}, x, forward, backward).N;
+}
+
+bool has_room_for_chunks(int64_t channels, int device) {
+  return cuda::delta_shared_memory(int(channels)) <= cuda::shared_memory(device);
+}
+
+at::Tensor rms_of_rows(const at::Tensor& N, const at::Tensor& weight, double eps) {
+  const NormInputs x{N.contiguous(), weight};
+  return differentiable("chunked_cuda", NormJob{eps}, x, norm_forward, norm_backward).y;
+}
+
+}  // namespace horner::attn::exec

@@ -1,0 +1,25 @@
+// The bfloat16 kernels of delta_cuda, in chunks on the tensor cores.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+namespace horner::attn::exec {
+
+// Differentiable but for `scale` and `most`. q, k and v are bfloat16 [B, H, T, 64 or 128], one key
+// head for each query head; beta and logs [B, H, T] are float32, logs may be undefined.
+struct DeltaInputs {
+  at::Tensor q, k, v, beta, logs;
+
+  static auto fields(auto& x) { return std::array{&x.q, &x.k, &x.v, &x.beta, &x.logs}; }
+};
+at::Tensor delta_in_chunks(const DeltaInputs&, double scale, double most);  // N
+
+// Whether the GPU has the shared memory.
+bool has_room_for_chunks(int64_t channels, int device);
+
+// RMSNorm of the first channels of rows [B, H, T, 64 or 128], as many as `weight` has.
+at::Tensor rms_of_rows(const at::Tensor& N, const at::Tensor& weight, double eps);
+
+}  // namespace horner::attn::exec

@@ -1,0 +1,218 @@
+#include "attn/exec/delta_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "attn/exec/autograd.h"
+#include "attn/exec/cuda.h"
+#include "attn/exec/cuda_stream.h"
+#include "attn/exec/delta_chunks_cuda.h"
+#include "attn/exec/exec.h"
+#include "attn/exec/features_cuda.h"
+#include "attn/kernels/cuda/delta/tokens.h"
+
+namespace horner::attn::exec {
+
+namespace cuda = kernels::cuda;
+
+namespace {
+
+struct TokensJob {
+  float scale;
+};
+// share and logs may be undefined. logs: of the gates, [B, G, T] or [B, G, T, D], in double.
+struct TokensInputs {
+  at::Tensor q, k, v, share, logs;
+
+  static auto fields(auto& x) { return std::array{&x.q, &x.k, &x.v, &x.share, &x.logs}; }
+};
+struct TokensResult {
+  at::Tensor N, rest;  // rest: u before it is multiplied by the share
+
+  static auto outputs(auto& r) { return std::array{&r.N}; }
+  static auto saved(auto& r) { return std::array{&r.rest}; }
+};
+
+cuda::Tokens problem(const TokensJob& job, const TokensInputs& x, const at::Tensor& gates) {
+  cuda::Tokens p{};
+  p.B = int(x.q.size(0)), p.H = int(x.q.size(1)), p.G = int(x.k.size(1)), p.T = int(x.q.size(2));
+  p.D = int(x.q.size(3)), p.E = int(x.v.size(3));
+  p.scale = job.scale;
+  p.q = memory<float>(x.q), p.k = memory<float>(x.k), p.v = memory<float>(x.v);
+  p.share = memory<float>(x.share), p.gates = memory<double>(gates);
+  p.channels = gates.defined() && gates.dim() == 4;
+  return p;
+}
+at::Tensor exp_of(const at::Tensor& logs) {
+  return logs.defined() ? logs.exp() : logs;
+}
+
+TokensResult forward(const TokensJob& job, const TokensInputs& x, bool for_backward) {
+  const at::Tensor gates = exp_of(x.logs);
+  cuda::Tokens p = problem(job, x, gates);
+  TokensResult r{at::empty({p.B, p.H, p.T, p.E}, x.q.options())};
+  if (for_backward && p.share) r.rest = at::empty_like(x.v);
+  p.N = memory<float>(r.N), p.rest = memory<float>(r.rest);
+  cuda::tokens_forward(p, stream());
+  return r;
+}
+
+TokensInputs backward(const TokensJob& job, const TokensInputs& x, const TokensResult& r,
+                      const TokensResult& grads) {
+  const at::Tensor gates = exp_of(x.logs), dN = grads.N.contiguous();
+  cuda::Tokens p = problem(job, x, gates);
+  TokensInputs d{at::empty_like(x.q), at::empty_like(x.k)};
+  const at::Tensor du = at::empty_like(x.v);
+  at::Tensor sums;
+  if (p.gates) sums = at::empty(x.k.sizes(), x.logs.options());
+  p.rest = memory<float>(r.rest), p.dN = memory<float>(dN), p.du = memory<float>(du);
+  p.dq = memory<float>(d.q), p.dk = memory<float>(d.k), p.d_sums = memory<double>(sums);
+  cuda::tokens_backward(p, stream());
+  d.v = x.share.defined() ? x.share.unsqueeze(-1) * du : du;
+  if (x.share.defined()) d.share = (du * r.rest).sum(-1);
+  // A gate is part of the running sums of its own token and the later ones.
+  if (p.gates) d.logs = (p.channels ? sums : sums.sum(-1)).flip(2).cumsum(2).flip(2);
+  return d;
+}
+
+// What the kernels take: differentiable, and without the values of hidden keys.
+struct Prepared {
+  TokensJob job;
+  TokensInputs x;
+
+  Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before = {}) {
+    const int64_t repeats = in.q.size(1) / in.k.size(1), D = mapped_channels(spec, in.q.size(3));
+    const auto rows = [&](const at::Tensor& y) {
+      return y.narrow(-1, 0, D).to(at::kFloat).contiguous();
+    };
+    job.scale = float(scale_factor(spec, in));
+    x.q = rows(mapped_on_gpu(spec.features, in.q, in.query_projection));
+    x.k = rows(mapped_on_gpu(spec.features, in.k, in.key_projection, repeats));
+    const at::Tensor gates = value_gates(spec, in, before);
+    x.v = (gates.defined() ? in.v * gates.unsqueeze(-1) : in.v).to(at::kFloat).contiguous();
+    if (in.keep.defined()) {
+      const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
+      x.k = x.k.masked_fill(hidden, 0), x.v = x.v.masked_fill(hidden, 0);
+    }
+    if (is<Delta>(spec.values)) x.share = key_shares(spec, in, x.k).contiguous();
+    x.logs = is<ChannelGate>(spec.decay) ? channel_logs(in) : log_gates(spec.decay, in);
+    if (x.logs.defined()) x.logs = x.logs.to(at::kDouble).contiguous();
+    const int64_t late = in.k.size(2) - in.q.size(2);  // keys before the first query
+    if (late > 0) x.q = at::constant_pad_nd(x.q, {0, 0, late, 0});
+  }
+  // The sum of the weights is that of values 1.
+  TokensInputs of_ones() const {
+    TokensInputs ones = x;
+    ones.v = at::ones({x.v.size(0), x.v.size(1), x.v.size(2), 1}, x.v.options());
+    ones.share = at::Tensor();
+    return ones;
+  }
+};
+
+// 64 or 128, where the kernels in chunks run these inputs; else 0.
+int64_t chunk_channels(const Spec& spec, const Inputs& in) {
+  if (in.q.scalar_type() != at::kBFloat16 || is<ChannelGate>(spec.decay)) return 0;
+  const int64_t most = std::max(mapped_channels(spec, in.q.size(3)), in.v.size(3));
+  const int64_t C = most <= 64 ? 64 : 128;
+  return has_room_for_chunks(C, in.q.device().index()) ? C : 0;
+}
+
+// N [B, H, S, C] in chunks, with queries for all keys.
+at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
+  const int64_t repeats = in.q.size(1) / in.k.size(1), late = in.k.size(2) - in.q.size(2);
+  const auto rows = [&](const at::Tensor& x, int64_t channels, int64_t before = 0) {
+    const at::Tensor y = x.size(3) > channels ? x.narrow(3, 0, channels) : x;
+    return channels == C && before == 0 ? y : at::constant_pad_nd(y, {0, C - channels, before, 0});
+  };
+  const auto each_head = [&](const at::Tensor& x) {
+    return repeats == 1 ? x : x.repeat_interleave(repeats, 1);
+  };
+  const int64_t D = mapped_channels(spec, in.q.size(3));
+  at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats), v = in.v;
+  if (const at::Tensor gates = value_gates(spec, in); gates.defined())
+    v = (v * gates.unsqueeze(-1)).to(at::kBFloat16);
+  if (in.keep.defined()) {
+    const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
+    k = k.masked_fill(hidden, 0), v = v.masked_fill(hidden, 0);
+  }
+  const at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection);
+  DeltaInputs x{laid_out(rows(q, D, late)), laid_out(each_head(rows(k, D))),
+                laid_out(each_head(rows(v, in.v.size(3)))), plain(each_head(in.beta))};
+  if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined())
+    x.logs = plain(each_head(logs.expand_as(in.beta)));
+  return delta_in_chunks(x, scale_factor(spec, in), std::get<Delta>(spec.values).most);
+}
+
+// Whether the result depends on W. A norm's bias is not added where a row sees nothing.
+bool needs_sum(const Spec& spec) {
+  return is<Sum>(spec.denominator) || is<Layer>(spec.norm);
+}
+
+}  // namespace
+
+std::string why_no_linear(const Spec& spec, const StateShape& s) {
+  const auto* power = std::get_if<Power>(&spec.weight);
+  if (!power || power->degree != 1)
+    return "supports values=delta and decay=channel_gate only with the weight power(1)";
+  if (spec.centred || spec.less_log_count)
+    return "does not support centred scores, or scores less log n";
+  if (!is<Flat>(spec.sharpness)) return "does not support sharpness with these stages";
+  if (is<CumulativeGate>(spec.denominator))
+    return "does not support denominator=cumulative_gate with these stages";
+  if (!is<NoKeys>(spec.near)) return "does not support near keys";
+  if (std::max(mapped_channels(spec, s.D), s.E) > cuda::kMaxTokenChannels)
+    return "supports head dimensions up to " + std::to_string(cuda::kMaxTokenChannels);
+  return "";
+}
+
+at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
+  const c10::cuda::CUDAGuard guard(in.q.device());
+  const int64_t T = in.q.size(2), late = in.k.size(2) - T, E = in.v.size(3);
+  const int64_t C = chunk_channels(spec, in);
+  const auto newest = [&](const at::Tensor& x) { return late == 0 ? x : x.narrow(2, late, T); };
+  const auto* rms = std::get_if<Rms>(&spec.norm);
+  if (C > 0 && rms && is<Nothing>(spec.denominator) && WithoutChannelGates::why_not(spec).empty()) {
+    const WithoutChannelGates rest(spec, in);
+    if (!rest.spec.output_gate && !rest.spec.post_gate)
+      return rest.finish(
+          rms_of_rows(newest(in_chunks(rest.spec, rest.in, C)), plain(in.norm_weight), rms->eps));
+  }
+  const auto token_by_token = [&](const TokensJob& job, const TokensInputs& x) {
+    return newest(differentiable("chunked_cuda", job, x, forward, backward).N);
+  };
+  Sums sums;
+  sums.W = at::zeros({in.q.size(0), in.q.size(1), T, 1}, in.q.options().dtype(at::kFloat));
+  if (C > 0) sums.N = newest(in_chunks(spec, in, C)).narrow(3, 0, E).to(at::kFloat);
+  if (C == 0 || needs_sum(spec)) {
+    const Prepared p(spec, in);
+    if (C == 0) sums.N = token_by_token(p.job, p.x);
+    if (needs_sum(spec)) sums.W = token_by_token(p.job, p.of_ones());
+  }
+  sums.shift = at::zeros({1}, sums.N.options());
+  if (!is<Nothing>(spec.denominator)) sums.count = CountedKeys(spec.mask, in).count();
+  return finish(spec, in, sums);
+}
+
+Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
+  const c10::cuda::CUDAGuard guard(in.q.device());
+  const Prepared p(spec, in, carry.count);
+  const at::Tensor gates = exp_of(p.x.logs);
+  const auto step = [&](const TokensInputs& x, const at::Tensor& state, int64_t row) {
+    const at::Tensor N =
+        at::empty({x.q.size(0), x.q.size(1), x.q.size(2), x.v.size(3)}, x.q.options());
+    cuda::Tokens c = problem(p.job, x, gates);
+    c.before = c.after = state.data_ptr(), c.state_row = int(row);
+    c.state_in_double = state.scalar_type() == at::kDouble;
+    c.N = memory<float>(N);
+    cuda::tokens_forward(c, stream());
+    return N;
+  };
+  Sums sums;
+  sums.N = step(p.x, carry.S, carry.S.size(3));
+  sums.W = step(p.of_ones(), carry.z, 1);
+  sums.shift = at::zeros({1}, sums.N.options());
+  if (p.x.logs.defined()) carry.decay.add_(p.x.logs.sum(2));
+  return sums;
+}
+
+}  // namespace horner::attn::exec

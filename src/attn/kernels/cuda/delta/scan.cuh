@@ -1,0 +1,142 @@
+// From chunk to chunk: the state, or in reverse its gradient. A warp holds 16 columns of the state
+// of a head, transposed, in registers, where they are operands of its products as they are; tiles
+// of the next chunks arrive meanwhile.
+#pragma once
+
+#include "attn/kernels/cuda/delta/solve.cuh"
+
+namespace horner::attn::kernels::cuda::delta {
+
+template <int C>
+struct ScanShape {
+  static constexpr int kTaken = C * kTokens * 2, kKeys = kTokens * C * 2;
+  static constexpr int kGiven = kWarps * (kTokens / 8) * 32 * 16,
+                       kAdded = kWarps * (C / 16) * 32 * 16;
+  static constexpr int kKeysAt = kTaken, kGivenAt = kKeysAt + kKeys, kAddedAt = kGivenAt + kGiven;
+  static constexpr int kFactorAt = kAddedAt + kAdded, kStage = kFactorAt + 512;
+  static constexpr int kStages = C == 64 ? 3 : 2;
+  static constexpr int kThroughAt = kStages * kStage;  // of each warp: [16, C]
+  static constexpr int kBytes = kThroughAt + kWarps * 16 * C * 2;
+};
+
+template <int n>
+__device__ inline void cp_async_wait_but() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(n) : "memory");
+}
+__device__ inline void cp_async_commit() {
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+__device__ inline float4 load_floats(uint32_t at) {
+  float4 y;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(y.x), "=f"(y.y), "=f"(y.z), "=f"(y.w)
+               : "r"(at)
+               : "memory");
+  return y;
+}
+
+//   x = given + S taken,   S := left S + (factor x) k,   in reverse with d_state added
+// blockIdx: the head, and the block of 64 columns.
+template <int C, bool reverse>
+__global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
+  using Shape = ScanShape<C>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const int chunks = p.chunks(), own = int(blockIdx.y) * kWarps + warp();  // of 16 columns
+  const int64_t first = int64_t(blockIdx.x) * chunks;
+  const void* taken = reverse ? p.d_taken : p.taken;
+  const float* given = reverse ? p.d_given : p.given;
+  const float* factor = reverse ? p.d_factor : p.factor;
+  const uint32_t base = shared_address(memory);
+  const auto record_of = [&](int step) { return first + (reverse ? chunks - 1 - step : step); };
+  const auto load = [&](int step) {
+    if (step < chunks) {
+      const int64_t record = record_of(step);
+      const Chunk c(p, record);
+      const uint32_t stage = base + uint32_t(step % Shape::kStages * Shape::kStage);
+      copy_matrix<C>(Pairs{stage}, at(taken, record, C * kTokens));
+      c.copy(Rows<C>{stage + Shape::kKeysAt}, p.k);
+      const float4* from = fragments_of<C>(const_cast<float*>(given), record, own);
+      const uint32_t to =
+          stage + Shape::kGivenAt + uint32_t((warp() * (kTokens / 8) * 32 + lane()) * 16);
+#pragma unroll
+      for (int j = 0; j < kTokens / 8; ++j)
+        cp_async_16(to + uint32_t(512 * j), from + 32 * j, true);
+      if constexpr (reverse) {
+        const uint4* add = static_cast<const uint4*>(p.d_state) +
+                           (record * (C / 16) + own) * (C / 16) * 32 + lane();
+        const uint32_t added =
+            stage + Shape::kAddedAt + uint32_t((warp() * (C / 16) * 32 + lane()) * 16);
+#pragma unroll
+        for (int j = 0; j < C / 16; ++j) cp_async_16(added + uint32_t(512 * j), add + 32 * j, true);
+      }
+      if (const int i = int(threadIdx.x); i < kTokens / 4)
+        cp_async_16(stage + Shape::kFactorAt + uint32_t(16 * i), factor + record * kTokens + 4 * i,
+                    true);
+      if (threadIdx.x == 32) cp_async_4(stage + Shape::kFactorAt + 256, p.left + record);
+    }
+    cp_async_commit();
+  };
+
+  float S[C / 8][4] = {};
+  const Rows<C> through{base + uint32_t(Shape::kThroughAt + warp() * 16 * C * 2)};
+#pragma unroll 1
+  for (int i = 0; i + 1 < Shape::kStages; ++i) load(i);
+#pragma unroll 1
+  for (int step = 0; step < chunks; ++step) {
+    cp_async_wait_but<Shape::kStages - 2>();
+    __syncthreads();
+    load(step + Shape::kStages - 1);
+    const int64_t record = record_of(step);
+    const uint32_t stage = base + uint32_t(step % Shape::kStages * Shape::kStage);
+    const float* numbers = reinterpret_cast<const float*>(
+        memory + step % Shape::kStages * Shape::kStage + Shape::kFactorAt);
+    write_rows(S, through, 0, at(reverse ? p.dS : p.S, record, C * C) + own * 16 * C, C, 16);
+    Fragments x;
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j) {
+      const float4 y = load_floats(stage + Shape::kGivenAt +
+                                   uint32_t(((warp() * (kTokens / 8) + j) * 32 + lane()) * 16));
+      x[j][0] = y.x, x[j][1] = y.y, x[j][2] = y.z, x[j][3] = y.w;
+    }
+    const M::BColumns<kTokens> of_taken(Pairs{stage}, 0, 0);
+#pragma unroll
+    for (int d = 0; d < C / 16; ++d) {
+      const M::A a = M::to_a_operand(S, d);
+#pragma unroll
+      for (int j = 0; j < kTokens / 8; j += 2)
+        M::multiply<true>(x[j], x[j + 1], a, of_taken.at(16 * d, 8 * j));
+    }
+    const float left = numbers[kTokens];
+#pragma unroll
+    for (int d = 0; d < C / 8; ++d)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) S[d][i] *= left;
+    if constexpr (reverse) {
+#pragma unroll
+      for (int d = 0; d < C / 16; ++d) {
+        const float4 y = load_floats(stage + Shape::kAddedAt +
+                                     uint32_t(((warp() * (C / 16) + d) * 32 + lane()) * 16));
+        const float words[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 two = unpack2(bf16(), __float_as_uint(words[i]));
+          S[2 * d + i / 2][i % 2 * 2] += two.x, S[2 * d + i / 2][i % 2 * 2 + 1] += two.y;
+        }
+      }
+    }
+    write_rows(x, Pairs{through.at}, 0,
+               at(reverse ? p.dv_t : p.rest, record, C * kTokens) + own * 16 * kTokens, kTokens,
+               16);
+    scale_columns(x, numbers);
+    const M::BColumns<C> of_keys(Rows<C>{stage + Shape::kKeysAt}, 0, 0);
+#pragma unroll
+    for (int k = 0; k < kTokens / 16; ++k) {
+      const M::A a = M::to_a_operand(x, k);
+#pragma unroll
+      for (int d = 0; d < C / 8; d += 2)
+        M::multiply<true>(S[d], S[d + 1], a, of_keys.at(16 * k, 8 * d));
+    }
+  }
+}
+
+}  // namespace horner::attn::kernels::cuda::delta
