@@ -25,7 +25,8 @@ torch.ops.load_library(_library)
 from . import _transforms  # noqa: E402  (needs the operators)
 
 _ops = torch.ops.horner
-_attend_quick = _ops.attend_quick.default
+_attend_quick = _ops.attend_quick.default._op  # without a frame of its own
+_Tensor, _strided, _is_compiling = torch.Tensor, torch.strided, torch.compiler.is_compiling
 _attend, _attend_rows, _why_not = _ops.attend.default, _ops.attend_rows.default, _ops.why_not.default
 
 __version__: str = _ops.version()
@@ -125,17 +126,6 @@ def _settings(variant, execution, mask, scale, temperature, clamp):
     )
 
 
-def _is_simple(q, k, v):
-    """Whether a call has nothing to say of q, k and v: dense tensors, and no compiler or transform of torch at work."""
-    return (
-        type(q) is type(k) is type(v) is torch.Tensor
-        and not (q.is_nested or k.is_nested or v.is_nested)
-        and q.layout is k.layout is v.layout is torch.strided
-        and not torch.compiler.is_compiling()
-        and not _transforms.active()
-    )
-
-
 def _with_dropout(variant, p, q, inputs):
     """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
     p, seed = _number("dropout_p", p), inputs.get("seed")
@@ -196,7 +186,16 @@ def attend(
     {inputs}
     """
     if not inputs and mask is scale is temperature is clamp is None and not (dropout_p or return_lse or return_weights):
-        if _is_simple(q, k, v) and type(variant) is type(execution) is str and variant.isprintable() and execution.isprintable():
+        if (
+            type(q) is type(k) is type(v) is _Tensor
+            and type(variant) is type(execution) is str
+            and q.layout is k.layout is v.layout is _strided
+            and not (q.is_nested or k.is_nested or v.is_nested)
+            and variant.isprintable()
+            and execution.isprintable()
+            and not _is_compiling()
+            and not _transforms.active()
+        ):
             return _attend_quick(q, k, v, variant, execution)
     if dropout_p != 0 or "seed" in inputs:
         variant, inputs = _with_dropout(_text("variant", variant), dropout_p, q, inputs)

@@ -1,6 +1,5 @@
 """The variant of a layer, for horner.hf: from the name of the implementation or from the config."""
 
-import functools
 import re
 from typing import NamedTuple, Optional
 
@@ -37,11 +36,15 @@ def find(text):
     return _variants.setdefault(text, Variant(text, own_scale, window, about["no_state"], tuple(about["inputs"].split())))
 
 
+_turns: dict[str, tuple[str, ...]] = {}
+
+
 @torch.compiler.assume_constant_result
-@functools.cache
 def turn(text):
     """The variants of a pattern such as "linear_decay*3,softmax", which repeats; of the text of one variant, that one."""
-    return tuple(horner.nn.turn(text))
+    if text not in _turns:
+        _turns[text] = tuple(horner.nn.turn(text))
+    return _turns[text]
 
 
 def of_layer(config, name, layer):

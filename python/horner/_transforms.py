@@ -14,9 +14,12 @@ _BATCHED = [row[1].startswith("B") for row in _ROWS]
 _DIFFERENTIABLE = [row[2] not in ("constant", "mask") for row in _ROWS]
 
 
+_are_active = torch._C._are_functorch_transforms_active
+
+
 def active() -> bool:
     """Whether a transform may be at work on the tensors of a call."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return _are_active() or forward_ad._current_level >= 0
 
 
 def attend(settings, q, k, v, inputs) -> torch.Tensor:

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "attn/exec/autograd.h"
@@ -107,10 +108,12 @@ at::Tensor attend_again(const Spec& spec, const Inputs& in, std::string_view wan
   check_inputs(spec, in, variant);
   const Execution& e = choose(spec, in, wanted, statistics != nullptr);
   if (&e == &exec::reference || !c10::GradMode::is_enabled()) return e.run(spec, in, statistics);
+  const auto needs = [&](const Input& i) {
+    return (in.*i.at).defined() && (in.*i.at).requires_grad();
+  };
+  if (!std::ranges::any_of(input_table(), needs)) return e.run(spec, in, statistics);
   exec::TensorVector inputs;
-  inputs.reserve(kInputCount);
   for (const Input& i : input_table()) inputs.push_back(in.*i.at);
-  if (!exec::needs_gradients(inputs)) return e.run(spec, in, statistics);
   return exec::recorded_again(
       e.name, inputs, [&] { return e.run(spec, in, statistics); },
       [spec](const exec::TensorVector& inputs) {

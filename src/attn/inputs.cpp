@@ -174,12 +174,10 @@ static void check_cuts(const char* name, const at::Tensor& c, int64_t last) {
 static void check_packing(const Spec& spec, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   check(in.cu_seqlens.defined(), "cu_seqlens_k requires cu_seqlens, which has the queries' cuts");
+  check(T == S || in.cu_seqlens_k.defined(), "cu_seqlens requires as many keys as queries, got ", T,
+        " queries and ", S, " keys; cu_seqlens_k gives the keys cuts of their own");
   check_cuts("cu_seqlens", in.cu_seqlens, T);
-  if (!in.cu_seqlens_k.defined()) {
-    check(T == S, "cu_seqlens requires as many keys as queries, got ", T, " queries and ", S,
-          " keys; cu_seqlens_k gives the keys cuts of their own");
-    return;
-  }
+  if (!in.cu_seqlens_k.defined()) return;
   check_cuts("cu_seqlens_k", in.cu_seqlens_k, S);
   check(in.cu_seqlens.numel() == in.cu_seqlens_k.numel(),
         "cu_seqlens and cu_seqlens_k must cut the same number of sequences, got ",
