@@ -20,10 +20,13 @@ struct DeltaJob {
 };
 // What backward needs: numbers of tokens, and matrices of chunks (chunks.h).
 struct ChunksResult {
-  at::Tensor N, numbers, left, S, rest;
+  at::Tensor N, numbers, left, S, rest, sums, q_from_start, k_to_end, k_from_start;
 
   static auto outputs(auto& r) { return std::array{&r.N}; }
-  static auto saved(auto& r) { return std::array{&r.numbers, &r.left, &r.S, &r.rest}; }
+  static auto saved(auto& r) {
+    return std::array{&r.numbers, &r.left,         &r.S,        &r.rest,
+                      &r.sums,    &r.q_from_start, &r.k_to_end, &r.k_from_start};
+  }
 };
 
 DeltaChunks problem(const DeltaJob& job, const DeltaInputs& x) {
@@ -32,26 +35,40 @@ DeltaChunks problem(const DeltaJob& job, const DeltaInputs& x) {
   p.scale = float(job.scale), p.most = float(job.most);
   p.q = view(x.q), p.k = view(x.k), p.v = view(x.v);
   p.beta = memory<float>(x.beta), p.logs = memory<float>(x.logs);
+  p.channel_logs = typed(x.channel_logs);
   return p;
 }
 void set_saved(DeltaChunks& p, const ChunksResult& r) {
   const int64_t n = p.records() * cuda::kChunkTokens;
-  float* numbers = memory<float>(r.numbers);
-  p.share = numbers, p.own = numbers + n, p.sums = numbers + 2 * n, p.factor = numbers + 3 * n;
-  p.left = memory<float>(r.left), p.S = r.S.data_ptr(), p.rest = r.rest.data_ptr();
+  if (p.beta) {
+    float* numbers = memory<float>(r.numbers);
+    p.share = numbers, p.own = numbers + n, p.sums = numbers + 2 * n, p.factor = numbers + 3 * n;
+  }
+  p.left = memory<float>(r.left), p.S = memory<void>(r.S), p.rest = memory<void>(r.rest);
+  p.channel_sums = memory<float>(r.sums), p.q_from_start = memory<void>(r.q_from_start);
+  p.k_to_end = memory<void>(r.k_to_end), p.k_from_start = memory<void>(r.k_from_start);
 }
 
 ChunksResult forward(const DeltaJob& job, const DeltaInputs& x, bool) {
   DeltaChunks p = problem(job, x);
   const auto narrow = x.q.options(), wide = narrow.dtype(at::kFloat);
   const int64_t n = p.records(), C = p.C, tokens = cuda::kChunkTokens;
-  ChunksResult r{at::empty({p.B, p.H, p.T, C}, narrow), at::empty({4, n, tokens}, wide),
-                 at::empty({n}, wide), at::empty({n, C, C}, narrow),
-                 at::empty({n, C, tokens}, narrow)};
-  const at::Tensor taken = at::empty({n, C, tokens}, narrow),
-                   given = at::empty({n, C, tokens}, wide);
+  const bool channels = bool(p.channel_logs);
+  ChunksResult r;
+  r.N = at::empty({p.B, p.H, p.T, C}, narrow), r.S = at::empty({n, C, C}, narrow);
+  r.left = at::empty({n, channels ? C : 1}, wide);
+  at::Tensor taken, given;
+  if (p.beta) {
+    r.numbers = at::empty({4, n, tokens}, wide), r.rest = at::empty({n, C, tokens}, narrow);
+    taken = at::empty({n, C, tokens}, narrow), given = at::empty({n, C, tokens}, wide);
+  }
+  if (channels) {
+    r.sums = at::empty({n, tokens, C}, wide), r.q_from_start = at::empty({n, tokens, C}, narrow);
+    r.k_to_end = at::empty_like(r.q_from_start);
+    if (p.beta) r.k_from_start = at::empty_like(r.q_from_start);
+  }
   set_saved(p, r);
-  p.N = r.N.data_ptr(), p.taken = taken.data_ptr(), p.given = memory<float>(given);
+  p.N = r.N.data_ptr(), p.taken = memory<void>(taken), p.given = memory<float>(given);
   cuda::delta_forward(p, stream());
   return r;
 }
@@ -62,20 +79,24 @@ DeltaInputs backward(const DeltaJob& job, const DeltaInputs& x, const ChunksResu
   set_saved(p, r);
   const auto narrow = x.q.options(), wide = narrow.dtype(at::kFloat);
   const int64_t n = p.records(), C = p.C, tokens = cuda::kChunkTokens;
-  const at::Tensor dN = laid_out(grads.N);
-  const at::Tensor taken = at::empty({n, C, tokens}, narrow),
-                   given = at::empty({n, C, tokens}, wide);
-  const at::Tensor factor = at::empty({n, tokens}, wide), state = at::empty({n, C, C}, narrow);
-  const at::Tensor dS = at::empty({n, C, C}, narrow), dv_t = at::empty({n, C, tokens}, narrow);
+  const at::Tensor dN = laid_out(grads.N), dS = at::empty({n, C, C}, narrow);
+  at::Tensor taken, given, factor, state, dv_t;
+  if (p.beta) {
+    taken = at::empty({n, C, tokens}, narrow), given = at::empty({n, C, tokens}, wide);
+    factor = at::empty({n, tokens}, wide), state = at::empty({n, C, C}, narrow);
+    dv_t = at::empty({n, C, tokens}, narrow);
+  }
   const std::vector<int64_t> rows{p.B, p.H, p.T, C}, each{p.B, p.H, p.T};
-  DeltaInputs d{at::empty(rows, narrow), at::empty(rows, narrow), at::empty(rows, narrow),
-                at::empty(each, wide)};
+  DeltaInputs d{at::empty(rows, narrow), at::empty(rows, narrow), at::empty(rows, narrow)};
+  if (x.beta.defined()) d.beta = at::empty(each, wide);
   if (x.logs.defined()) d.logs = at::empty(each, wide);
-  p.dN = view(dN), p.d_taken = taken.data_ptr(), p.d_given = memory<float>(given);
-  p.d_factor = memory<float>(factor), p.d_state = state.data_ptr();
-  p.dS = dS.data_ptr(), p.dv_t = dv_t.data_ptr();
+  if (x.channel_logs.defined()) d.channel_logs = at::empty(rows, x.channel_logs.options());
+  p.dN = view(dN), p.d_taken = memory<void>(taken), p.d_given = memory<float>(given);
+  p.d_factor = memory<float>(factor), p.d_state = memory<void>(state);
+  p.dS = dS.data_ptr(), p.dv_t = memory<void>(dv_t);
   p.dq = d.q.data_ptr(), p.dk = d.k.data_ptr(), p.dv = d.v.data_ptr();
   p.d_beta = memory<float>(d.beta), p.d_logs = memory<float>(d.logs);
+  p.d_channel_logs = typed(d.channel_logs);
   cuda::delta_backward(p, stream());
   return d;
 }
@@ -120,8 +141,9 @@ at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most) {
   return differentiable("chunked_cuda", DeltaJob{scale, most}, x, forward, backward).N;
 }
 
-bool has_room_for_chunks(int64_t channels, int device) {
-  return cuda::delta_shared_memory(int(channels)) <= cuda::shared_memory(device);
+bool has_room_for_chunks(int64_t channels, bool channel_gates, bool corrected, int device) {
+  return cuda::delta_shared_memory(int(channels), channel_gates, corrected) <=
+         cuda::shared_memory(device);
 }
 
 at::Tensor rms_of_rows(const at::Tensor& N, const at::Tensor& weight, double eps) {

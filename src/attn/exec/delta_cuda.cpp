@@ -111,10 +111,12 @@ struct Prepared {
 
 // 64 or 128, where the kernels in chunks run these inputs; else 0.
 int64_t chunk_channels(const Spec& spec, const Inputs& in) {
-  if (in.q.scalar_type() != at::kBFloat16 || is<ChannelGate>(spec.decay)) return 0;
+  if (in.q.scalar_type() != at::kBFloat16) return 0;
   const int64_t most = std::max(mapped_channels(spec, in.q.size(3)), in.v.size(3));
   const int64_t C = most <= 64 ? 64 : 128;
-  return has_room_for_chunks(C, in.q.device().index()) ? C : 0;
+  const bool fits = has_room_for_chunks(C, is<ChannelGate>(spec.decay), is<Delta>(spec.values),
+                                        in.q.device().index());
+  return fits ? C : 0;
 }
 
 // N [B, H, S, C] in chunks, with queries for all keys.
@@ -137,10 +139,17 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
   }
   const at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection);
   DeltaInputs x{laid_out(rows(q, D, late)), laid_out(each_head(rows(k, D))),
-                laid_out(each_head(rows(v, in.v.size(3)))), plain(each_head(in.beta))};
-  if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined())
+                laid_out(each_head(rows(v, in.v.size(3))))};
+  const auto* delta = std::get_if<Delta>(&spec.values);
+  if (delta) x.beta = plain(each_head(in.beta));
+  if (is<ChannelGate>(spec.decay)) {
+    const bool as_given = in.channel_decay.scalar_type() == at::kBFloat16;
+    const at::Tensor logs = as_given ? in.channel_decay : in.channel_decay.to(at::kFloat);
+    x.channel_logs = each_head(rows(logs, D)).contiguous();
+  } else if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined()) {
     x.logs = plain(each_head(logs.expand_as(in.beta)));
-  return delta_in_chunks(x, scale_factor(spec, in), std::get<Delta>(spec.values).most);
+  }
+  return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1);
 }
 
 // Whether the result depends on W. A norm's bias is not added where a row sees nothing.

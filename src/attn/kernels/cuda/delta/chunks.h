@@ -1,6 +1,7 @@
 // The delta rule in chunks of 64 tokens on the tensor cores of an NVIDIA GPU, in bfloat16, with
-// gates of tokens or without. With b the running sums of the log gates in a chunk, L_ij = scale
-// k_i.k_j e^(b_i - b_j) for j < i, and S the state before the chunk:
+// gates of tokens, of channels or without; gates of channels also without it. With b the running
+// sums of the log gates in a chunk, L_ij = scale k_i.k_j e^(b_i - b_j) for j < i, and S the state
+// before the chunk:
 //   rest = (1 + L share)^-1 (v - scale e^b k S),   u = share rest
 //   S'   = e^(b_C) S + (e^(b_C - b) k)^T u
 //   N_i  = scale e^(b_i) q_i S + scale sum_{j <= i} q_i.k_j e^(b_i - b_j) u_j
@@ -18,34 +19,39 @@ inline constexpr int kChunkTokens = 64;
 // pointer says otherwise; `fragments` are in the order in which threads hold them.
 struct DeltaChunks {
   int B, H, T;
-  int C;              // channels of queries, keys and values: 64 or 128
-  float scale, most;  // share_t = most beta_t / (scale k_t.k_t), 0 for a key of 0
-  View q, k, v;       // [B, H, T, C]
-  const float* beta;  // [B, H, T]
-  const float* logs;  // [B, H, T] of the gates, or null
-  void* N;            // [B, H, T, C]
+  int C;                      // channels of queries, keys and values: 64 or 128
+  float scale, most;          // share_t = most beta_t / (scale k_t.k_t), 0 for a key of 0
+  View q, k, v;               // [B, H, T, C]
+  const float* beta;          // [B, H, T], or null: u = v
+  const float* logs;          // [B, H, T] of the gates, or null
+  TypedPointer channel_logs;  // [B, H, T, C] instead, or null
+  void* N;                    // [B, H, T, C]
 
   // Of each record.
   float *share, *own, *sums;  // [64]: u / rest, scale k.k, the running sums b
   void* taken;                // [C, 64]: -(1 + L share)^-1 scale e^b k, transposed
   float* given;               // fragments: (1 + L share)^-1 v, transposed
-  float *factor, *left;       // [64], [1]: of the values that enter the state; e^(b_C)
+  float *factor, *left;       // [64], [1] or [C]: of the values that enter the state; e^(b_C)
   void *S, *rest;             // [C, C], [C, 64]: the state before the chunk and rest, transposed
+  // With gates of channels: b [64, C], scale e^b q, e^(b_C - b) k, scale e^b k, all [64, C].
+  float* channel_sums;
+  void *q_from_start, *k_to_end, *k_from_start;
 
   // Backward.
   View dN;
-  void* d_taken;              // [C, 64]
-  float *d_given, *d_factor;  // fragments, [64]
-  void* d_state;              // fragments: what the chunk's queries add to the state's gradient
-  void *dS, *dv_t;            // [C, C], [C, 64]: the gradients of the state after it and of v
-  void *dq, *dk, *dv;         // [B, H, T, C]
-  float *d_beta, *d_logs;     // [B, H, T]
+  void* d_taken;                // [C, 64]
+  float *d_given, *d_factor;    // fragments, [64]
+  void* d_state;                // fragments: what the chunk's queries add to the state's gradient
+  void *dS, *dv_t;              // [C, C], [C, 64]: the gradients of the state after it and of v
+  void *dq, *dk, *dv;           // [B, H, T, C]
+  float *d_beta, *d_logs;       // [B, H, T]
+  TypedPointer d_channel_logs;  // [B, H, T, C]
 
   HORNER_HD int chunks() const { return (T + kChunkTokens - 1) / kChunkTokens; }
   HORNER_HD int64_t records() const { return int64_t(B) * H * chunks(); }
 };
 
-int delta_shared_memory(int C);  // bytes, the most of any kernel
+int delta_shared_memory(int C, bool channels, bool corrected);  // bytes, the most of any kernel
 
 // Each throws core/check.h's Error on failure.
 void delta_forward(const DeltaChunks&, Stream);

@@ -7,14 +7,17 @@
 
 namespace horner::attn::kernels::cuda::delta {
 
-template <int C>
+// What there is: `corrected`, the delta rule; `channels`, gates of channels.
+template <int C, bool reverse, bool channels, bool corrected>
 struct ScanShape {
-  static constexpr int kTaken = C * kTokens * 2, kKeys = kTokens * C * 2;
-  static constexpr int kGiven = kWarps * (kTokens / 8) * 32 * 16,
-                       kAdded = kWarps * (C / 16) * 32 * 16;
+  static constexpr int kTaken = corrected ? C * kTokens * 2 : 0, kKeys = kTokens * C * 2;
+  // fragments of what the values are without the state, or the values themselves
+  static constexpr int kGiven = corrected ? kWarps * (kTokens / 8) * 32 * 16 : kTokens * 64 * 2;
+  static constexpr int kAdded = corrected && reverse ? kWarps * (C / 16) * 32 * 16 : 0;
   static constexpr int kKeysAt = kTaken, kGivenAt = kKeysAt + kKeys, kAddedAt = kGivenAt + kGiven;
-  static constexpr int kFactorAt = kAddedAt + kAdded, kStage = kFactorAt + 512;
-  static constexpr int kStages = C == 64 ? 3 : 2;
+  static constexpr int kFactorAt = kAddedAt + kAdded, kLeftAt = kFactorAt + kTokens * 4;
+  static constexpr int kStage = (kLeftAt + (channels ? C * 4 : 4) + 1023) / 1024 * 1024;
+  static constexpr int kStages = C == 64 ? 3 : corrected ? 2 : 3;
   static constexpr int kThroughAt = kStages * kStage;  // of each warp: [16, C]
   static constexpr int kBytes = kThroughAt + kWarps * 16 * C * 2;
 };
@@ -36,16 +39,18 @@ __device__ inline float4 load_floats(uint32_t at) {
 }
 
 //   x = given + S taken,   S := left S + (factor x) k,   in reverse with d_state added
+// Without the delta rule x is the values, or in reverse dN, with the queries as k.
 // blockIdx: the head, and the block of 64 columns.
-template <int C, bool reverse>
+template <int C, bool reverse, bool channels, bool corrected>
 __global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
-  using Shape = ScanShape<C>;
+  using Shape = ScanShape<C, reverse, channels, corrected>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const int chunks = p.chunks(), own = int(blockIdx.y) * kWarps + warp();  // of 16 columns
   const int64_t first = int64_t(blockIdx.x) * chunks;
   const void* taken = reverse ? p.d_taken : p.taken;
   const float* given = reverse ? p.d_given : p.given;
   const float* factor = reverse ? p.d_factor : p.factor;
+  const void* keys = !reverse ? p.k_to_end : corrected ? p.k_from_start : p.q_from_start;
   const uint32_t base = shared_address(memory);
   const auto record_of = [&](int step) { return first + (reverse ? chunks - 1 - step : step); };
   const auto load = [&](int step) {
@@ -53,15 +58,33 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
       const int64_t record = record_of(step);
       const Chunk c(p, record);
       const uint32_t stage = base + uint32_t(step % Shape::kStages * Shape::kStage);
-      copy_matrix<C>(Pairs{stage}, at(taken, record, C * kTokens));
-      c.copy(Rows<C>{stage + Shape::kKeysAt}, p.k);
-      const float4* from = fragments_of<C>(const_cast<float*>(given), record, own);
-      const uint32_t to =
-          stage + Shape::kGivenAt + uint32_t((warp() * (kTokens / 8) * 32 + lane()) * 16);
+      const Rows<C> k{stage + Shape::kKeysAt};
+      const int i = int(threadIdx.x);
+      if constexpr (channels) {
+        copy_matrix<kTokens>(k, at(keys, record, kTokens * C));
+        if (i < C / 4)
+          cp_async_16(stage + Shape::kLeftAt + uint32_t(16 * i), p.left + record * C + 4 * i, true);
+      } else {
+        c.copy(k, p.k);
+        if (i == 32) cp_async_4(stage + Shape::kLeftAt, p.left + record);
+      }
+      if constexpr (corrected) {
+        copy_matrix<C>(Pairs{stage}, at(taken, record, C * kTokens));
+        const float4* from = fragments_of<C>(const_cast<float*>(given), record, own);
+        const uint32_t to =
+            stage + Shape::kGivenAt + uint32_t((warp() * (kTokens / 8) * 32 + lane()) * 16);
 #pragma unroll
-      for (int j = 0; j < kTokens / 8; ++j)
-        cp_async_16(to + uint32_t(512 * j), from + 32 * j, true);
-      if constexpr (reverse) {
+        for (int j = 0; j < kTokens / 8; ++j)
+          cp_async_16(to + uint32_t(512 * j), from + 32 * j, true);
+        if (i < kTokens / 4)
+          cp_async_16(stage + Shape::kFactorAt + uint32_t(16 * i),
+                      factor + record * kTokens + 4 * i, true);
+      } else {
+        const View& x = reverse ? p.dN : p.v;
+        copy_rows<kTokens, kThreads>(Rows<64>{stage + Shape::kGivenAt}, c.rows(x) + 64 * blockIdx.y,
+                                     x.row, c.real, 64);
+      }
+      if constexpr (corrected && reverse) {
         const uint4* add = static_cast<const uint4*>(p.d_state) +
                            (record * (C / 16) + own) * (C / 16) * 32 + lane();
         const uint32_t added =
@@ -69,10 +92,6 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
 #pragma unroll
         for (int j = 0; j < C / 16; ++j) cp_async_16(added + uint32_t(512 * j), add + 32 * j, true);
       }
-      if (const int i = int(threadIdx.x); i < kTokens / 4)
-        cp_async_16(stage + Shape::kFactorAt + uint32_t(16 * i), factor + record * kTokens + 4 * i,
-                    true);
-      if (threadIdx.x == 32) cp_async_4(stage + Shape::kFactorAt + 256, p.left + record);
     }
     cp_async_commit();
   };
@@ -87,31 +106,38 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
     __syncthreads();
     load(step + Shape::kStages - 1);
     const int64_t record = record_of(step);
-    const uint32_t stage = base + uint32_t(step % Shape::kStages * Shape::kStage);
-    const float* numbers = reinterpret_cast<const float*>(
-        memory + step % Shape::kStages * Shape::kStage + Shape::kFactorAt);
+    const int offset = step % Shape::kStages * Shape::kStage;
+    const uint32_t stage = base + uint32_t(offset);
+    const auto* numbers = reinterpret_cast<const float*>(memory + offset + Shape::kFactorAt);
+    const auto* left = reinterpret_cast<const float*>(memory + offset + Shape::kLeftAt);
     write_rows(S, through, 0, at(reverse ? p.dS : p.S, record, C * C) + own * 16 * C, C, 16);
     Fragments x;
+    if constexpr (corrected) {
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-      const float4 y = load_floats(stage + Shape::kGivenAt +
-                                   uint32_t(((warp() * (kTokens / 8) + j) * 32 + lane()) * 16));
-      x[j][0] = y.x, x[j][1] = y.y, x[j][2] = y.z, x[j][3] = y.w;
+      for (int j = 0; j < kTokens / 8; ++j) {
+        const float4 y = load_floats(stage + Shape::kGivenAt +
+                                     uint32_t(((warp() * (kTokens / 8) + j) * 32 + lane()) * 16));
+        x[j][0] = y.x, x[j][1] = y.y, x[j][2] = y.z, x[j][3] = y.w;
+      }
+      const M::BColumns<kTokens> of_taken(Pairs{stage}, 0, 0);
+#pragma unroll
+      for (int d = 0; d < C / 16; ++d) {
+        const M::A a = M::to_a_operand(S, d);
+#pragma unroll
+        for (int j = 0; j < kTokens / 8; j += 2)
+          M::multiply<true>(x[j], x[j + 1], a, of_taken.at(16 * d, 8 * j));
+      }
     }
-    const M::BColumns<kTokens> of_taken(Pairs{stage}, 0, 0);
+    if constexpr (channels) {
+      scale_columns(S, left);
+    } else {
+      const float by = *left;
 #pragma unroll
-    for (int d = 0; d < C / 16; ++d) {
-      const M::A a = M::to_a_operand(S, d);
+      for (int d = 0; d < C / 8; ++d)
 #pragma unroll
-      for (int j = 0; j < kTokens / 8; j += 2)
-        M::multiply<true>(x[j], x[j + 1], a, of_taken.at(16 * d, 8 * j));
+        for (int i = 0; i < 4; ++i) S[d][i] *= by;
     }
-    const float left = numbers[kTokens];
-#pragma unroll
-    for (int d = 0; d < C / 8; ++d)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) S[d][i] *= left;
-    if constexpr (reverse) {
+    if constexpr (corrected && reverse) {
 #pragma unroll
       for (int d = 0; d < C / 16; ++d) {
         const float4 y = load_floats(stage + Shape::kAddedAt +
@@ -124,14 +150,16 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
         }
       }
     }
-    write_rows(x, Pairs{through.at}, 0,
-               at(reverse ? p.dv_t : p.rest, record, C * kTokens) + own * 16 * kTokens, kTokens,
-               16);
-    scale_columns(x, numbers);
+    if constexpr (corrected) {
+      bf16* to = at(reverse ? p.dv_t : p.rest, record, C * kTokens) + own * 16 * kTokens;
+      write_rows(x, Pairs{through.at}, 0, to, kTokens, 16);
+      scale_columns(x, numbers);
+    }
+    const M::AColumns<64> of_values(Rows<64>{stage + Shape::kGivenAt}, 0, 16 * warp());
     const M::BColumns<C> of_keys(Rows<C>{stage + Shape::kKeysAt}, 0, 0);
 #pragma unroll
     for (int k = 0; k < kTokens / 16; ++k) {
-      const M::A a = M::to_a_operand(x, k);
+      const M::A a = corrected ? M::to_a_operand(x, k) : of_values.at(16 * k, 0);
 #pragma unroll
       for (int d = 0; d < C / 8; d += 2)
         M::multiply<true>(S[d], S[d + 1], a, of_keys.at(16 * k, 8 * d));

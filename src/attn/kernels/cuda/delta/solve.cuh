@@ -3,7 +3,7 @@
 // solved block is an operand of the next.
 #pragma once
 
-#include "attn/kernels/cuda/delta/tiles.cuh"
+#include "attn/kernels/cuda/delta/decayed.cuh"
 
 namespace horner::attn::kernels::cuda::delta {
 
@@ -11,10 +11,11 @@ namespace horner::attn::kernels::cuda::delta {
 template <int C, int tiles>
 struct SolveShape {
   static constexpr int kTile = kTokens * C * 2, kPairs = kTokens * kTokens * 2;
-  static constexpr int kPairsAt = tiles * kTile;                  // the system; queries by keys
-  static constexpr int kBlocksAt = kPairsAt + 2 * kPairs;         // [4, 16, 20] floats
-  static constexpr int kNumbersAt = kBlocksAt + 4 * 16 * 20 * 4;  // share, sums, factors
-  static constexpr int kBytes = kNumbersAt + 4 * kTokens * 4;
+  static constexpr int kPairsAt = tiles * kTile;           // the system; queries by keys
+  static constexpr int kBlocksAt = kPairsAt + 2 * kPairs;  // [4, 16, 20] floats
+  static constexpr int kNumbersAt = kBlocksAt + kBlocks * 16 * 20 * 4;  // share, sums, factors
+  static constexpr int kReferencesAt = kNumbersAt + 4 * kTokens * 4;
+  static constexpr int kBytes = kReferencesAt + (kBlocks + 1) * C * 4;
 };
 
 // From the products of the keys, 16 rows of each warp: A = L share below the diagonal blocks,
@@ -113,17 +114,46 @@ __device__ inline void store_fragments(const Fragments& x, float* all, int64_t r
   for (int j = 0; j < kTokens / 8; ++j) to[32 * j] = {x[j][0], x[j][1], x[j][2], x[j][3]};
 }
 
+// scale k.k of the warp's rows, in the order of its lanes.
 template <int C>
+__device__ inline float own_product(const Chunk& c, const View& k, int row) {
+  float sum = 0;
+  if (row < c.real)
+    for (int d = lane() % 2 * 8; d < C; d += 16) {
+      const uint4 x = *reinterpret_cast<const uint4*>(c.rows(k) + row * k.row + d);
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 two = unpack2(bf16(), words[i]);
+        sum += two.x * two.x + two.y * two.y;
+      }
+    }
+  return sum + __shfl_xor_sync(~0u, sum, 1);
+}
+
+template <int C, bool channels>
 __global__ void __launch_bounds__(kThreads) solve_forward(DeltaChunks p) {
-  using Shape = SolveShape<C, 2>;
+  using Shape = SolveShape<C, channels ? 4 : 2>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Chunk c(p, blockIdx.x);
-  const Rows<C> k{shared_address(memory)}, v{shared_address(memory + Shape::kTile)};
+  const auto tile = [&](int i) { return Rows<C>{shared_address(memory + i * Shape::kTile)}; };
+  const Rows<C> k = tile(0), v = tile(1);  // k: with channels, from the start of the chunk
   const Pairs system{shared_address(memory + Shape::kPairsAt)};
   const auto block = reinterpret_cast<float(*)[16][20]>(memory + Shape::kBlocksAt);
   float* share = reinterpret_cast<float*>(memory + Shape::kNumbersAt);
   float *sums = share + kTokens, *key_factor = sums + kTokens;
-  c.copy(k, p.k), c.copy(v, p.v);
+  const References<C> refs{reinterpret_cast<float(*)[C]>(memory + Shape::kReferencesAt)};
+  const float* channel_sums = p.channel_sums + c.record * kTokens * C;
+  c.copy(v, p.v);
+  if constexpr (channels) {
+    copy_matrix<kTokens>(k, at(p.k_from_start, c.record, kTokens * C));
+    refs.load(channel_sums);
+    __syncthreads();
+    put_decayed(tile(2), c, p.k, channel_sums, refs, false);
+    put_decayed(tile(3), c, p.k, channel_sums, refs, true);
+  } else {
+    c.copy(k, p.k);
+  }
   if (warp() == 0) {
     float2 b{0, 0};
     if (p.logs) {
@@ -138,25 +168,27 @@ __global__ void __launch_bounds__(kThreads) solve_forward(DeltaChunks p) {
   cp_async_wait_all();
   __syncthreads();
 
-  float products[1][kTokens / 8][4];
-  mma_abt<bf16>(products, k, 16 * warp(), k, 0);
-#pragma unroll
-  for (int j = 0; j < kTokens / 8; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = 16 * warp() + row_in(i);
-      if (r != 8 * j + column_in(i)) continue;
-      constexpr float kTiny = 1e-6f;
-      const float own = p.scale * products[0][j][i];
-      const bool is_real = r < c.real && fabsf(own) >= kTiny;
-      const float mine = is_real ? p.most * p.beta[c.token(p, r)] / own : 0;
-      const float b = sums[r], last = sums[kTokens - 1];
+  {
+    const int r = 16 * warp() + lane() / 2;
+    constexpr float kTiny = 1e-6f;
+    const float own = p.scale * own_product<C>(c, p.k, r);
+    const bool is_real = r < c.real && fabsf(own) >= kTiny;
+    const float mine = is_real ? p.most * p.beta[c.token(p, r)] / own : 0;
+    const float b = sums[r], last = sums[kTokens - 1];
+    const int64_t to = c.record * kTokens + r;
+    if (lane() % 2 == 0) {
       share[r] = mine, key_factor[r] = p.scale * __expf(b);
-      const int64_t to = c.record * kTokens + r;
       p.share[to] = mine, p.own[to] = is_real ? own : 0, p.sums[to] = b;
       p.factor[to] = mine * __expf(last - b);
-      if (r == 0) p.left[c.record] = __expf(last);
+      if (r == 0 && !channels) p.left[c.record] = __expf(last);
     }
+  }
+  float products[1][kTokens / 8][4];
+  if constexpr (channels)
+    decayed_products(products[0], tile(2), tile(3), refs,
+                     GivenRows<C>(c, p.k, p.k, channel_sums, warp()), refs.is_mild(warp()));
+  else
+    mma_abt<bf16>(products, k, 16 * warp(), k, 0);
   __syncthreads();
   put_system(products[0], system, block, share, sums, p.scale, p.logs != nullptr);
   __syncthreads();
@@ -165,7 +197,7 @@ __global__ void __launch_bounds__(kThreads) solve_forward(DeltaChunks p) {
     const bool of_values = m >= C / 16;
     const int rows = of_values ? m - C / 16 : m;
     Fragments x;
-    load_transposed(x, of_values ? v : k, 16 * rows, of_values ? nullptr : key_factor);
+    load_transposed(x, of_values ? v : k, 16 * rows, of_values || channels ? nullptr : key_factor);
     solve<true>(x, system);
     if (of_values)
       store_fragments<C>(x, p.given, c.record, rows);
@@ -174,25 +206,39 @@ __global__ void __launch_bounds__(kThreads) solve_forward(DeltaChunks p) {
   }
 }
 
-template <int C>
+template <int C, bool channels>
 __global__ void __launch_bounds__(kThreads) solve_backward(DeltaChunks p) {
-  using Shape = SolveShape<C, 3>;
+  using Shape = SolveShape<C, channels ? 6 : 3>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Chunk c(p, blockIdx.x);
-  const Rows<C> q{shared_address(memory)}, k{shared_address(memory + Shape::kTile)},
-      dN{shared_address(memory + 2 * Shape::kTile)};
+  const auto tile = [&](int i) { return Rows<C>{shared_address(memory + i * Shape::kTile)}; };
+  // With channels: q from the start of the chunk, k to its end.
+  const Rows<C> q = tile(0), k = tile(1), dN = tile(2);
   const Pairs system{shared_address(memory + Shape::kPairsAt)};
   const Pairs weights{shared_address(memory + Shape::kPairsAt + Shape::kPairs)};
   const auto block = reinterpret_cast<float(*)[16][20]>(memory + Shape::kBlocksAt);
   float* share = reinterpret_cast<float*>(memory + Shape::kNumbersAt);
   float *sums = share + kTokens, *key_factor = sums + kTokens, *query_factor = key_factor + kTokens;
-  c.copy(q, p.q), c.copy(k, p.k), c.copy(dN, p.dN);
+  const References<C> refs{reinterpret_cast<float(*)[C]>(memory + Shape::kReferencesAt)};
+  const float* channel_sums = p.channel_sums + c.record * kTokens * C;
+  c.copy(dN, p.dN);
+  if constexpr (channels) {
+    copy_matrix<kTokens>(q, at(p.q_from_start, c.record, kTokens * C));
+    copy_matrix<kTokens>(k, at(p.k_to_end, c.record, kTokens * C));
+    refs.load(channel_sums);
+    __syncthreads();
+    put_decayed(tile(3), c, p.q, channel_sums, refs, false);
+    put_decayed(tile(4), c, p.k, channel_sums, refs, false);
+    put_decayed(tile(5), c, p.k, channel_sums, refs, true);
+  } else {
+    c.copy(q, p.q), c.copy(k, p.k);
+  }
   const int64_t tokens = c.record * kTokens;
   if (const int i = int(threadIdx.x); i < kTokens) {
     const float b = p.sums[tokens + i], by = p.scale * __expf(b);
     share[i] = p.share[tokens + i], sums[i] = b;
     key_factor[i] = p.factor[tokens + i], query_factor[i] = by;
-    p.d_factor[tokens + i] = -by;
+    p.d_factor[tokens + i] = channels ? -1 : -by;
   }
   cp_async_wait_all();
   __syncthreads();
@@ -200,7 +246,12 @@ __global__ void __launch_bounds__(kThreads) solve_backward(DeltaChunks p) {
   const int own = 16 * warp();
   const bool gated = p.logs != nullptr;
   float products[1][kTokens / 8][4];
-  mma_abt<bf16>(products, q, own, k, 0);
+  const bool mild = channels && refs.is_mild(warp());
+  if constexpr (channels)
+    decayed_products(products[0], tile(3), tile(5), refs,
+                     GivenRows<C>(c, p.q, p.k, channel_sums, warp()), mild);
+  else
+    mma_abt<bf16>(products, q, own, k, 0);
   const M::Writer<kTokens> writer(weights, own);
 #pragma unroll
   for (int j = 0; j < kTokens / 8; j += 2) {
@@ -214,7 +265,11 @@ __global__ void __launch_bounds__(kThreads) solve_backward(DeltaChunks p) {
     const M::Rounded two[2] = {M::rounded(products[0][j]), M::rounded(products[0][j + 1])};
     writer.put(0, 8 * j, two);
   }
-  mma_abt<bf16>(products, k, own, k, 0);
+  if constexpr (channels)
+    decayed_products(products[0], tile(4), tile(5), refs,
+                     GivenRows<C>(c, p.k, p.k, channel_sums, warp()), mild);
+  else
+    mma_abt<bf16>(products, k, own, k, 0);
   put_system(products[0], system, block, share, sums, p.scale, gated);
   __syncthreads();
 #pragma unroll 1
@@ -253,16 +308,18 @@ __global__ void __launch_bounds__(kThreads) solve_backward(DeltaChunks p) {
     const M::BColumns<C> of_queries(q, 0, 0);
     uint4* to =
         static_cast<uint4*>(p.d_state) + (c.record * (C / 16) + rows) * (C / 16) * 32 + lane();
-    const float by = gated ? 1 : p.scale;
+    const float by = gated || channels ? 1 : p.scale;
 #pragma unroll
     for (int d = 0; d < C / 16; ++d) {
       float y[2][4] = {};
 #pragma unroll
       for (int i = 0; i < kTokens / 16; ++i)
         M::multiply<true>(y[0], y[1], a[i], of_queries.at(16 * i, 16 * d));
-      to[32 * d] = {
-          pack2(bf16(), by * y[0][0], by * y[0][1]), pack2(bf16(), by * y[0][2], by * y[0][3]),
-          pack2(bf16(), by * y[1][0], by * y[1][1]), pack2(bf16(), by * y[1][2], by * y[1][3])};
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        words[i] = pack2(bf16(), by * y[i / 2][i % 2 * 2], by * y[i / 2][i % 2 * 2 + 1]);
+      to[32 * d] = {words[0], words[1], words[2], words[3]};
     }
   }
 }
