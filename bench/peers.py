@@ -94,7 +94,23 @@ def flash_linear_attention(q):
     yield from known
 
 
-KINDS = {"flex": (flex, False), "linear": (flash_linear_attention, True)}  # and whether heads come behind tokens
+def flash_linear_attention_gates(q):
+    """Its delta rule and gated linear attention, with unit keys, as [B, T, H, D]."""
+    try:
+        from fla.ops.delta_rule import chunk_delta_rule
+        from fla.ops.gla import chunk_gla
+    except ImportError:
+        return
+    B, H, T, D = q.shape
+    beta = torch.rand(B, T, H, device=q.device, dtype=q.dtype)
+    gates = torch.nn.functional.logsigmoid(torch.randn(B, T, H, D, device=q.device)).div(16).to(q.dtype)
+    beta.requires_grad_(), gates.requires_grad_()
+    yield "delta", "fla chunk", lambda q, k, v: chunk_delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)
+    yield "gla", "fla chunk", lambda q, k, v: chunk_gla(q, k, v, gates)
+
+
+KINDS = {"flex": (flex, False), "linear": (flash_linear_attention, True),
+         "gates": (flash_linear_attention_gates, True)}  # and whether heads come behind tokens
 
 
 def main():

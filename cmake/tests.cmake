@@ -2,7 +2,7 @@
 find_package(GTest REQUIRED)
 set(tests executions_test mutants_test state_test formulas_test identities_test errors_test adversarial_test fused_cpu_test fused_cuda_test
     gradients_cuda_test safetensors_test svg_test tasks_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
-    diag_claims_test)
+    diag_claims_test dropout_test packing_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels
   list(REMOVE_ITEM tests adversarial_test integrity_test tasks_test diag_test diag_model_test diag_claims_test fused_cuda_test gradients_cuda_test mutants_test)
   set_target_properties(horner_train horner_study horner_diag PROPERTIES EXCLUDE_FROM_ALL ON)
@@ -62,7 +62,7 @@ if(NOT HORNER_SANITIZED)
   target_link_libraries(report_tool PRIVATE horner_report)
   add_executable(safetensors_tool tests/safetensors_tool.cpp)
   target_link_libraries(safetensors_tool PRIVATE horner_files)
-  foreach(name python_test transforms_test compile_test nn_test fuzz_test peers_test hf_test hf_families_test cli_test recurrent_cli_test bench_test layers_test pip_test install_test safetensors_test tokenizer_test data_test model_test pattern_test train_test comm_test events_test report_test study_test folders_test diagnose_test comfort_test)
+  foreach(name python_test dropout_test packing_test transforms_test compile_test nn_test fuzz_test peers_test hf_test hf_families_test cli_test recurrent_cli_test bench_test layers_test pip_test install_test safetensors_test tokenizer_test data_test model_test pattern_test train_test comm_test events_test report_test study_test folders_test diagnose_test comfort_test)
     add_test(NAME ${name} COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
              ${CMAKE_SOURCE_DIR}/tests/${name}.py)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT

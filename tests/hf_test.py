@@ -197,9 +197,8 @@ def test_gradient_checkpointing_and_bfloat16():
 
 
 REFUSED = {
-    "with 0.1: set attention_dropout of its config to 0": lambda ids: model("llama", attention_dropout=0.1).train()(ids),
-    "with 0.2: set attn_pdrop of its config to 0": lambda ids: model("gpt2", attn_pdrop=0.2).train()(ids),
-    "returning weights (output_attentions): load the model with attn_implementation='eager'": lambda ids: model("llama")(ids, output_attentions=True),
+    "output_attentions with this cache": lambda ids: model("llama", "horner:taylor2")(ids, output_attentions=True, past_key_values=horner.hf.RecurrentCache(model("llama", "horner:taylor2").config)),
+    "output_attentions with packed sequences": lambda ids: model("llama")(ids, output_attentions=True, use_cache=False, position_ids=torch.arange(20).remainder(7).expand(3, -1)),
     "head masks (head_mask)": lambda ids: model("llama")(ids, head_mask=torch.ones(4)),
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),
     "ready-made mask, got (3, 1, 20, 20)": lambda ids: model("llama")(ids, attention_mask=torch.ones(3, 1, 20, 20, dtype=torch.bool)),
@@ -214,6 +213,37 @@ REFUSED = {
     "no gradients": lambda ids: model("llama", "horner:taylor2")(ids, past_key_values=horner.hf.RecurrentCache(model("llama", "horner:taylor2").config)),
     "cannot forget": lambda ids: horner.hf.RecurrentCache(model("llama", "horner:taylor2").config).crop(-1),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_the_weights_of_softmax_are_those_of_eager(name, monkeypatch):
+    ids, made = tokens(), model(name)
+    wanted = model(name, "eager")(ids, attention_mask=padding(True), output_attentions=True).attentions
+    got = made(ids, attention_mask=padding(True), output_attentions=True).attentions
+    assert len(got) == len(wanted) > 0
+    seen = padding(True)[:, None, :, None].bool()  # eager gives rows of padding some numbers
+    for a, b in zip(got, wanted):
+        torch.testing.assert_close(torch.where(seen, a, 0), torch.where(seen, b, 0), atol=1e-5, rtol=0)
+    assert made(ids).get("attentions") is None  # only where they are asked for
+    monkeypatch.setattr(horner, "_MOST_WEIGHTS", 1000)
+    with pytest.raises(RuntimeError, match="more than 1000 numbers: take fewer tokens"):
+        made(ids, output_attentions=True)
+    assert made(ids).get("attentions") is None
+
+
+def test_a_pattern_of_layers(tmp_path):
+    made = model("llama", "horner:l2*1,taylor2:centred")
+    layers = made.config.num_hidden_layers
+    assert made.config.horner_variant == ["l2", "taylor2:centred"] * (layers // 2)
+    other = model("llama", horner_variant=made.config.horner_variant)
+    assert torch.equal(made(tokens()).logits, other(tokens()).logits)
+    made.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="horner")
+    assert torch.equal(made(tokens()).logits, again.eval()(tokens()).logits)
+    own = model("llama", "horner:gated,softmax")  # weights of its own in every second layer
+    assert [hasattr(layer, "horner") for layer in own.model.layers] == [True, False] * (layers // 2)
+    with pytest.raises((ValueError, RuntimeError), match="did you mean 'softmax'"):
+        model("llama", "horner:l2,sofmax")
 
 
 @pytest.mark.parametrize("named", REFUSED)

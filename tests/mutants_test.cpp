@@ -31,7 +31,9 @@ std::vector<Row> rows() {
 }
 
 std::string name(const Row& row) {
-  return row.variant + "_" + c10::toString(row.dtype);
+  std::string s = row.variant + "_" + c10::toString(row.dtype);
+  std::ranges::replace_if(s, [](char c) { return !std::isalnum(c); }, '_');
+  return s;
 }
 
 void PrintTo(const Row& row, std::ostream* out) {

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <set>
@@ -40,11 +42,41 @@ int64_t copied(const std::vector<int64_t>& tokens, size_t t) {
   return tokens[t - (tokens.size() - tokens.size() / 2)];
 }
 
+// The bits so far, added up.
+int64_t parity_of(const std::vector<int64_t>& tokens, size_t t) {
+  int64_t sum = 0;
+  for (size_t s = 1; s <= t; ++s) sum += tokens[s];
+  return sum % 2;
+}
+// A product of 3 x 3 permutation matrices, looked up among all six.
+int64_t product_of(const std::vector<int64_t>& tokens, size_t t) {
+  using Matrix = std::array<std::array<int, 3>, 3>;
+  const Matrix exchanges[] = {{{{0, 1, 0}, {1, 0, 0}, {0, 0, 1}}},
+                              {{{1, 0, 0}, {0, 0, 1}, {0, 1, 0}}},
+                              {{{0, 0, 1}, {0, 1, 0}, {1, 0, 0}}}};
+  Matrix all = {{{1, 0, 0}, {0, 1, 0}, {0, 0, 1}}};
+  for (size_t s = 1; s <= t; ++s) {
+    Matrix next = {};
+    for (int i = 0; i < 3; ++i)
+      for (int j = 0; j < 3; ++j)
+        for (int k = 0; k < 3; ++k) next[i][j] += exchanges[tokens[s]][i][k] * all[k][j];
+    all = next;
+  }
+  std::vector<int> order;  // which thing each place has
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j)
+      if (all[i][j] == 1) order.push_back(j);
+  std::vector<int> each = {0, 1, 2};
+  for (int64_t number = 0;; ++number, std::next_permutation(each.begin(), each.end()))
+    if (each == order) return number;
+}
+
 struct Setting {
   const char* task;
   size_t T;
   int64_t (*solve)(const std::vector<int64_t>&, size_t);
-  size_t asked;  // at least, in a sequence
+  size_t asked;      // at least, in a sequence
+  bool told = true;  // the answer is the next token
 };
 const Setting kSettings[] = {
     {"recall", 64, looked_up, 16},
@@ -54,6 +86,13 @@ const Setting kSettings[] = {
     {"copy:vocabulary=8", 33, copied, 16},
     {"induction", 64, looked_up, 1},
     {"induction:pairs=8,vocabulary=128", 256, looked_up, 20},
+    {"mqar", 256, looked_up, 64, false},
+    {"mqar:pairs=5,vocabulary=11", 13, looked_up, 2, false},
+    {"mqar:pairs=5,vocabulary=11", 100, looked_up, 5, false},
+    {"parity", 64, parity_of, 63, false},
+    {"parity", 13, parity_of, 12, false},
+    {"s3", 64, product_of, 63, false},
+    {"s3", 31, product_of, 30, false},
 };
 
 TEST(Tasks, AProgramSolvesThem) {
@@ -70,7 +109,7 @@ TEST(Tasks, AProgramSolvesThem) {
           if (q.targets[t] < 0) continue;
           ++asked;
           ASSERT_EQ(s.solve(q.tokens, t), q.targets[t]) << "at " << t << " of sequence " << i;
-          if (t + 1 < s.T) {
+          if (s.told && t + 1 < s.T) {
             ASSERT_EQ(q.tokens[t + 1], q.targets[t]);
           }
         }
@@ -124,6 +163,38 @@ TEST(Tasks, ANumberGivesOneSequence) {
   }
 }
 
+// Every key of the second part was in the first, is asked once, and most are asked early.
+TEST(Tasks, KeysOfMqarAreAskedAtGrowingGaps) {
+  constexpr size_t T = 320, kPairs = 32;
+  const train::Source source = make_source("mqar:pairs=32,vocabulary=128", "", 1);
+  std::vector<size_t> at;
+  for (uint64_t i = 0; i < 400; ++i) {
+    const Sequence q = sequence(source, Split::train, i, T);
+    std::set<int64_t> asked;
+    for (size_t t = 2 * kPairs; t < T; ++t) {
+      ASSERT_EQ(q.targets[t] >= 0, q.tokens[t] != 127);
+      if (q.targets[t] < 0) continue;
+      ASSERT_TRUE(asked.insert(q.tokens[t]).second);
+      at.push_back(t - 2 * kPairs);
+    }
+    ASSERT_EQ(asked.size(), kPairs);
+  }
+  // The 256 places in quarters: the first has most, and each has some.
+  size_t quarters[4] = {};
+  for (const size_t t : at) ++quarters[t / 64];
+  for (int i = 0; i < 3; ++i) EXPECT_GT(quarters[i], quarters[i + 1]);
+  EXPECT_GT(quarters[0], at.size() / 2);
+  EXPECT_GT(quarters[3], at.size() / 50);
+}
+
+// The rules, by hand: exchanges of the places (0 1), (1 2) and (2 0).
+TEST(Tasks, S3ByHand) {
+  const std::vector<int64_t> tokens = {6, 0, 1, 2, 2, 1, 0};
+  // 012 -> 102 -> 120 -> 021 -> 120 -> 102 -> 012, of 012 021 102 120 201 210.
+  const int64_t wanted[] = {2, 3, 1, 3, 2, 0};
+  for (size_t t = 1; t < tokens.size(); ++t) EXPECT_EQ(product_of(tokens, t), wanted[t - 1]);
+}
+
 void expect_error(const std::string& task, size_t T, const std::string& words) {
   try {
     sequence(make_source(task, "", 0), Split::train, 0, T);
@@ -134,13 +205,18 @@ void expect_error(const std::string& task, size_t T, const std::string& words) {
 }
 
 TEST(Tasks, ErrorsSayWhatIsPossible) {
-  expect_error("recal", 64, "possible: 'text', 'recall', 'copy' or 'induction'");
+  expect_error("recal", 64,
+               "possible: 'text', 'recall', 'copy', 'induction', 'mqar', 'parity' or 's3'");
   expect_error("recall:pairs=40", 100, "requires a vocabulary of at least 80, not 64");
   expect_error("recall", 32, "requires sequences longer than 32 tokens, not 32");
   expect_error("recall:pairs=x", 64, "'x' is not a positive integer");
   expect_error("recall:pair=3", 64, "possible: 'pairs=N', 'vocabulary=N'");
   expect_error("text:pairs=3", 64, "possible: none for 'text'");
   expect_error("induction", 20, "requires sequences of at least 32 tokens");
+  expect_error("mqar", 128, "requires sequences longer than 128 tokens, not 128");
+  expect_error("mqar:pairs=600", 4096, "requires a vocabulary of at least 1200, not 1024");
+  expect_error("parity:vocabulary=4", 64, "possible: none for 'parity'");
+  expect_error("s3", 7, "a sequence must have at least 8 tokens, not 7");
 }
 
 // The mean of |x|^n / n!, term by term.

@@ -25,6 +25,8 @@ torch.ops.load_library(_library)
 from . import _transforms  # noqa: E402  (needs the operators)
 
 _ops = torch.ops.horner
+_attend_quick = _ops.attend_quick.default._op  # without a frame of its own
+_Tensor, _strided, _is_compiling = torch.Tensor, torch.strided, torch.compiler.is_compiling
 _attend, _attend_rows, _why_not = _ops.attend.default, _ops.attend_rows.default, _ops.why_not.default
 
 __version__: str = _ops.version()
@@ -66,6 +68,18 @@ def _check_tensors(q, k, v, inputs):
             raise TypeError(f"{name} must be a torch.Tensor, got {_kind(x)}")
         if x.is_nested or x.layout is not torch.strided:
             raise RuntimeError(f"{name} must be a dense tensor, got {'a nested one' if x.is_nested else x.layout}")
+
+
+_MOST_WEIGHTS = 2**27
+
+
+def _check_matrix(q, k):
+    if q.dim() == 4 and k.dim() == 4 and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _MOST_WEIGHTS:
+        shape = [*q.shape[:3], k.shape[2]]
+        raise RuntimeError(
+            f"the weights {shape} would be more than {_MOST_WEIGHTS} numbers: take fewer tokens, or what `horner.statistics` "
+            "says of each row"
+        )
 
 
 def _kind(x):
@@ -112,6 +126,20 @@ def _settings(variant, execution, mask, scale, temperature, clamp):
     )
 
 
+def _with_dropout(variant, p, q, inputs):
+    """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
+    p, seed = _number("dropout_p", p), inputs.get("seed")
+    if isinstance(seed, int):
+        if not -(2**63) <= seed < 2**63:
+            raise RuntimeError(f"seed must be an integer of 64 bits, got {seed}")
+        seed = torch.tensor([seed], device=q.device)
+    if p == 0:
+        return variant, {**inputs, "seed": seed if "dropout=" in variant else None}
+    if seed is None:
+        seed = torch.randint(2**63 - 1, (1,), device=q.device)
+    return f"{variant}{',' if ':' in variant else ':'}dropout={float(p)!r}", {**inputs, "seed": seed}
+
+
 @_with_inputs
 def attend(
     q: torch.Tensor,
@@ -124,9 +152,11 @@ def attend(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
+    dropout_p: float = 0.0,
     return_lse: bool = False,
+    return_weights: bool = False,
     **inputs: Optional[torch.Tensor],
-) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+) -> Union[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Attention of queries to keys, differentiable.
 
         x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t)
@@ -144,23 +174,47 @@ def attend(
     scale             factor of q.k; None keeps the scale of the variant, in most 1/sqrt(D)
     temperature       divides the scale
     clamp             upper bound of the scores
+    dropout_p         leaves each pair of a query and a key out of N with this probability and multiplies the others by
+                      1/(1-dropout_p); for training. Which pairs, is a function of `seed` (an int, or a tensor) and their
+                      places alone; without a seed, torch's default generator draws one.
     return_lse        returns (o, lse) with lse = log W [B, H, T] in float32 (float64 for float64), of variants whose
                       weight w is exp. It is without a gradient; a row that sees no key has -inf.
+    return_weights    returns (o, weights) or (o, lse, weights): the matrix of `weights`, of small inputs, after dropout
 
     A variant requires the inputs that `describe(variant)["inputs"]` lists; every variant accepts keep and cu_seqlens.
 
     {inputs}
     """
+    if not inputs and mask is scale is temperature is clamp is None and not (dropout_p or return_lse or return_weights):
+        if (
+            type(q) is type(k) is type(v) is _Tensor
+            and type(variant) is type(execution) is str
+            and q.layout is k.layout is v.layout is _strided
+            and not (q.is_nested or k.is_nested or v.is_nested)
+            and variant.isprintable()
+            and execution.isprintable()
+            and not _is_compiling()
+            and not _transforms.active()
+        ):
+            return _attend_quick(q, k, v, variant, execution)
+    if dropout_p != 0 or "seed" in inputs:
+        variant, inputs = _with_dropout(_text("variant", variant), dropout_p, q, inputs)
     _check_tensors(q, k, v, inputs)
     settings = _settings(variant, execution, mask, scale, temperature, clamp)
+    more = ()
+    if return_weights:
+        _check_matrix(q, k)
+        more = (_ops.attend_weights.default(q, k, k, *settings, **inputs),)
     if not torch.compiler.is_compiling() and _transforms.active():
         if return_lse:
             raise RuntimeError("return_lse is not supported under torch.func's transforms and forward-mode differentiation")
-        return _transforms.attend(settings, q, k, v, inputs)
-    if return_lse:
+        out = _transforms.attend(settings, q, k, v, inputs)
+    elif return_lse:
         out, rows = _attend_rows(1, q, k, v, *settings, **inputs)
-        return out, rows[0]
-    return _attend(q, k, v, *settings, **inputs)
+        more = (rows[0], *more)
+    else:
+        out = _attend(q, k, v, *settings, **inputs)
+    return (out, *more) if more else out
 
 
 @_with_inputs
@@ -207,6 +261,7 @@ def weights(
     the output gate, the post gate and the norm may be left out.
     """
     _check_tensors(q, k, k, inputs)
+    _check_matrix(q, k)
     return _ops.attend_weights.default(q, k, k, *_settings(variant, "reference", mask, scale, temperature, clamp), **inputs)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional
 import torch
 
 import horner
-
+import horner.nn
 
 SHAPES = {name: shape for name, shape, _, _ in torch.ops.horner.inputs()}
 
@@ -36,6 +36,17 @@ def find(text):
     return _variants.setdefault(text, Variant(text, own_scale, window, about["no_state"], tuple(about["inputs"].split())))
 
 
+_turns: dict[str, tuple[str, ...]] = {}
+
+
+@torch.compiler.assume_constant_result
+def turn(text):
+    """The variants of a pattern such as "linear_decay*3,softmax", which repeats; of the text of one variant, that one."""
+    if text not in _turns:
+        _turns[text] = tuple(horner.nn.turn(text))
+    return _turns[text]
+
+
 def of_layer(config, name, layer):
     """The variant of a layer: from the name of the implementation, or from the config."""
     field = getattr(config, "horner_variant", None)
@@ -43,9 +54,13 @@ def of_layer(config, name, layer):
         if layer is None or layer >= len(field):
             raise ValueError(f"the config names {len(field)} variants, but none for layer {layer}")
         field = field[layer]
-    if name is not None and field is not None and field != name:
+    pattern = (name,) if name is None else turn(name)
+    if len(pattern) > 1 and layer is None:
+        raise ValueError(f"'horner:{name}' is a pattern of layers, and this attention does not know its own")
+    wanted = pattern[(layer or 0) % len(pattern)]
+    if wanted is not None and field is not None and field not in (wanted, name):
         raise ValueError(f"attn_implementation='horner:{name}', but the config says {field!r}: remove one")
-    return find(name or field or "softmax")
+    return find(wanted or field or "softmax")
 
 
 def with_stages(variant, stages):

@@ -14,9 +14,12 @@ _BATCHED = [row[1].startswith("B") for row in _ROWS]
 _DIFFERENTIABLE = [row[2] not in ("constant", "mask") for row in _ROWS]
 
 
+_are_active = torch._C._are_functorch_transforms_active
+
+
 def active() -> bool:
     """Whether a transform may be at work on the tensors of a call."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return _are_active() or forward_ad._current_level >= 0
 
 
 def attend(settings, q, k, v, inputs) -> torch.Tensor:
@@ -76,8 +79,9 @@ def _one_by_one(n, in_dims, tensors, function):
 
 
 def _can_fold(in_dims, tensors):
-    """Not where something with a batch of 1 or more, which is for all, would have to grow with the others."""
-    shared = any(isinstance(x, torch.Tensor) and row[1].startswith("b") for x, row in zip(tensors, _ROWS))
+    """Not where something with a batch of 1 or more, which is for all, would have to grow with the others, nor with
+    dropout, which knows a sequence by its place in the batch."""
+    shared = any(isinstance(x, torch.Tensor) and (row[1].startswith("b") or row[0] == "seed") for x, row in zip(tensors, _ROWS))
     return not shared and all(dim is None or batched for dim, batched in zip(in_dims, _BATCHED))
 
 

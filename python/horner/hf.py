@@ -3,10 +3,11 @@
 >>> import horner.hf
 >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="horner:l2")
 
-"horner:TEXT" is any variant that `horner.attend` accepts: "horner:topk20", "horner:softmax:temperature=0.5". "horner"
-alone uses `config.horner_variant`, a text or a list with one for each layer, which the command horner reads and writes
-too; the default is softmax. A variant that is set by name is saved in that field. The scale of the model replaces
-1/sqrt(D), and its sliding window narrows the mask of the variant. Anything unsupported raises an error that names it.
+"horner:TEXT" is any variant that `horner.attend` accepts: "horner:topk20", "horner:softmax:temperature=0.5"; or a pattern
+of layers, which repeats: "horner:linear_decay*3,softmax". "horner" alone uses `config.horner_variant`, a text or a list
+with one for each layer, which the command horner reads and writes too; the default is softmax. A variant that is set by
+name is saved in that field. The scale of the model replaces 1/sqrt(D), and its sliding window narrows the mask of the
+variant. Anything unsupported raises an error that names it.
 
 `RecurrentCache` makes `model.generate` decode in constant memory if the variant has a finite state.
 """
@@ -24,7 +25,7 @@ import horner.nn
 from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules
 from ._hf_masks import Seen, mask, mask_text
-from ._hf_variants import SHAPES, find, of_layer, with_sink, with_stages
+from ._hf_variants import SHAPES, find, of_layer, turn, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
 
@@ -38,6 +39,13 @@ def _names(implementation):
             yield from _names(part)
     elif isinstance(implementation, str):
         yield implementation
+
+
+def _saved(config, text):
+    """What `config.horner_variant` says of a text: itself, or of a pattern the variant of each layer."""
+    if len(turn(text)) == 1:
+        return text
+    return horner.nn.variants_of_layers(text, config.get_text_config(decoder=True).num_hidden_layers)
 
 
 def _on_demand(method):
@@ -54,7 +62,7 @@ def _on_demand(method):
         field = getattr(self.config, "horner_variant", None)
         chosen = field is None or method.__name__ == "set_attn_implementation"
         if isinstance(used, str) and used.startswith(_PREFIX) and chosen:
-            self.config.horner_variant = used[len(_PREFIX) :]
+            self.config.horner_variant = _saved(self.config, used[len(_PREFIX) :])
         elif isinstance(out, str) and not used.startswith("horner") and field not in (None, "softmax"):
             warnings.warn(
                 f"the config names the horner variant {field!r}, but attn_implementation={used!r} computes softmax: "
@@ -134,16 +142,26 @@ def _is_horner(config):
     return (config._attn_implementation or "").partition(":")[0] == "horner"
 
 
-def _without_weights(model, args, kwargs):
-    """Models that do not pass output_attentions on would return no weights, without a word."""
+_asking = []  # the models that now run with output_attentions, which not every one of them passes on to its attention
+
+
+def _before(model, args, kwargs):
     asked = kwargs.get("output_attentions")
     if _is_horner(model.config) and (model.config.output_attentions if asked is None else asked):
-        _refuse(model.config, 0, {"output_attentions": True})
+        _asking.append(model)
+
+
+def _after(model, *_):
+    if _asking and _asking[-1] is model:
+        _asking.pop()
 
 
 def _watch(model):
     if _is_horner(model.config) and not hasattr(model, "_horner_watch"):
-        model._horner_watch = model.register_forward_pre_hook(_without_weights, with_kwargs=True)
+        model._horner_watch = [
+            model.register_forward_pre_hook(_before, with_kwargs=True),
+            model.register_forward_hook(_after, always_call=True),
+        ]
 
 
 def _after_setting(method):
@@ -207,28 +225,20 @@ if not hasattr(PreTrainedModel.post_init, "__wrapped__"):
 _WITHOUT_EFFECT = {
     "position_ids", "use_cache", "cache_position", "num_items_in_batch", "output_hidden_states", "output_router_logits",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "position_embeddings", "return_dict",
-    "logits_to_keep", "deterministic",
+    "logits_to_keep", "deterministic", "output_attentions",
 }  # fmt: skip
 
 # What transformers' continuous batching adds for its own caches.
 _OF_PAGES = {"read_index", "write_index", "block_table", "logits_indices", "logits_processor_args"}
 
-_NAMES = {"head_mask": "head masks", "output_attentions": "returning weights"}
-_INSTEAD = {"output_attentions": ": load the model with attn_implementation='eager' for the weights of softmax"}
+_NAMES = {"head_mask": "head masks"}
 
 
-def _refuse(config, dropout, kwargs):
-    if dropout:
-        fields = [name for name, x in vars(config).items() if "drop" in name and x == dropout]
-        fields = [name for name in fields if "att" in name] or fields  # GPT-2: attn_pdrop; T5: dropout_rate
-        raise NotImplementedError(
-            f"attn_implementation='horner' does not support attention dropout, and this model trains with {dropout}: "
-            f"set {' or '.join(fields) or 'the dropout of attention'} of its config to 0"
-        )
+def _refuse(kwargs):
     for name, value in kwargs.items():
         if name not in _WITHOUT_EFFECT and value is not None and value is not False:
             what = _NAMES.get(name, "this argument")
-            raise NotImplementedError(f"attn_implementation='horner' does not support {what} ({name}){_INSTEAD.get(name, '')}")
+            raise NotImplementedError(f"attn_implementation='horner' does not support {what} ({name})")
 
 
 def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs):
@@ -312,14 +322,20 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     if cache is not None:
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
         kwargs = {name: x for name, x in kwargs.items() if name not in _OF_PAGES}
-    _refuse(module.config, dropout, kwargs)
+    _refuse(kwargs)
     variant = of_layer(module.config, name, getattr(module, "layer_idx", None))
     scale = None if variant.own_scale else scaling
     seen = _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
     stages = _own_inputs(module, variant, key.shape[2])
     variant, stages = _of_the_model(variant, stages, softcap, s_aux, position_bias)
     layer = getattr(key, "_horner_layer", None)
+    weights = bool(_asking) or bool(kwargs.get("output_attentions"))
+    if weights and (layer is not None or cache is not None or seen.cu_seqlens is not None):
+        what = "packed sequences" if layer is None and cache is None else "this cache"
+        raise NotImplementedError(f"attn_implementation='horner' does not support output_attentions with {what}")
     if layer is not None:
+        if dropout:
+            raise NotImplementedError("a RecurrentCache does not support attention dropout: call model.eval()")
         return layer.attend(query, key, value, variant, seen, scale, stages).transpose(1, 2), None
     if seen.length is not None:
         key, value = key[:, :, : seen.length], value[:, :, : seen.length]
@@ -328,19 +344,24 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     if seen.keep is not None:
         stages["keep"] = seen.keep.to(key.device)
     text = mask_text(variant, seen, key.shape[2])
-    attend = functools.partial(horner.attend, variant=variant.text, scale=scale, mask=text)
+    attend = functools.partial(horner.attend, variant=variant.text, scale=scale, mask=text, dropout_p=dropout)
     if cache is not None:
         out = _paged(query, key, value, kwargs, stages, attend)
     elif seen.cu_seqlens is not None:
         out = _packed(query, key, value, seen.cu_seqlens, stages, attend)
+    elif weights:
+        out, matrix = attend(query, key, value, return_weights=True, **stages)
+        return out.transpose(1, 2).contiguous(), matrix
     else:
         out = attend(query, key, value, **stages)
     return out.transpose(1, 2).contiguous(), None
 
 
 def register(variant: str) -> str:
-    """Registers attn_implementation="horner:VARIANT" for any variant of `horner.attend`, and returns that name."""
-    find(variant)  # raises its errors now
+    """Registers attn_implementation="horner:VARIANT" for any variant of `horner.attend`, or for a pattern of layers such as
+    "linear_decay*3,softmax", and returns that name."""
+    for each in turn(variant):
+        find(each)  # raises its errors now
     return _register(variant)
 
 

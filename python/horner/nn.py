@@ -181,7 +181,8 @@ class Attention(nn.Module):
     """[B, T, dim] -> [B, T, dim]: projections, rotary positions, the variant's own weights, `horner.attend`, o_proj.
 
     `kv_heads` divides `heads`; `head_dim` is dim / heads; `rope_theta=None` leaves out positions. `short_conv`: tokens of
-    a convolution of q, k and v (default: what the variant says). `variant`, `mask` and `execution` are those of `attend`.
+    a convolution of q, k and v (default: what the variant says). `variant`, `mask` and `execution` are those of `attend`, `dropout`
+    is its `dropout_p` in training.
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class Attention(nn.Module):
         short_conv: Optional[int] = None,
         mask: Optional[str] = None,
         execution: str = "auto",
+        dropout: float = 0.0,
         device=None,
         dtype=None,
         own: bool = True,
@@ -213,7 +215,7 @@ class Attention(nn.Module):
             raise ValueError(f"rotary positions require an even head_dim, got {head_dim}; rope_theta=None leaves them out")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.rope_theta = rope_theta if around["rope"] else None
-        self.mask, self.execution, self.mamba = mask, execution, bool(around["mamba"])
+        self.mask, self.execution, self.dropout, self.mamba = mask, execution, dropout, bool(around["mamba"])
         self.tied_keys = bool(around["tied_keys"])
         self.variant = variant if not around["raw_decay"] else f"{variant}:decay=none"
         where = {"device": device, "dtype": dtype}
@@ -259,7 +261,8 @@ class Attention(nn.Module):
 
     def _rows(self, q, k, v, inputs):
         """What the operator gives, [B, T, heads * head_dim]."""
-        out = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, **inputs)
+        p = self.dropout if self.training else 0.0
+        out = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, dropout_p=p, **inputs)
         return out.transpose(1, 2).flatten(2)
 
     def _mamba(self, x, own, masks):
@@ -283,10 +286,10 @@ def _is_change(piece):
         return True
 
 
-def _turn(pattern):
+def turn(pattern):
     """One turn of a pattern, a list of variants."""
     if not isinstance(pattern, str):
-        return [variant for each in pattern for variant in _turn(each)]
+        return [variant for each in pattern for variant in turn(each)]
     items, depth = [""], 0
     for letter in pattern:  # at the commas outside parentheses
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -312,10 +315,10 @@ def _turn(pattern):
 def variants_of_layers(pattern: str | list[str], layers: int) -> list[str]:
     """The variants of a model's layers, from a pattern as `horner train --attention` takes it: "linear_decay*3,softmax", or
     a list of variants. The pattern repeats until every layer has one."""
-    turn = _turn(pattern)
-    if not 1 <= len(turn) <= layers:
-        raise ValueError(f"the pattern {pattern!r} has {len(turn)} layers, but the model has {layers}: it may be shorter, not longer")
-    return [turn[i % len(turn)] for i in range(layers)]
+    variants = turn(pattern)
+    if not 1 <= len(variants) <= layers:
+        raise ValueError(f"the pattern {pattern!r} has {len(variants)} layers, but the model has {layers}: it may be shorter, not longer")
+    return [variants[i % len(variants)] for i in range(layers)]
 
 
 class _Mlp(nn.Module):

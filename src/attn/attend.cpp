@@ -1,7 +1,9 @@
 #include "attn/attend.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "attn/exec/autograd.h"
@@ -44,6 +46,7 @@ std::string exec::why_lacking(const Spec& s, const Has& has) {
       {sum && sum->sink, has.sink, "a sink"},
       {!is<NoKeys>(s.near), has.near, "near keys"},
       {is<Delta>(s.values), has.delta, "values=delta"},
+      {s.dropout != 0, has.dropout, "dropout"},
       {is<ChannelGate>(s.decay), has.channel_decay, "decay=channel_gate"},
       {!is_interval(s.mask), has.first_keys, "a mask of more than one interval"},
       {is<Softpick>(s.weight) || is<StickBreaking>(s.weight), has.stick, "its weight"},
@@ -75,18 +78,21 @@ at::Tensor exec::WithoutChannelGates::gated(const at::Tensor& o) const {
 
 const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wanted,
                         bool statistics) {
-  std::string reasons;
+  const auto reason = [&](const Execution& e) {
+    return statistics && !e.statistics ? "does not compute row statistics" : e.why_not(spec, in);
+  };
+  const auto considered = [&](const Execution& e) { return wanted == "auto" || wanted == e.name; };
   const Execution* best = nullptr;
+  double least = 0;  // work of the best
   for (const Execution* e : kExecutions) {
-    if (wanted != "auto" && wanted != e->name) continue;
-    const std::string reason =
-        statistics && !e->statistics ? "does not compute row statistics" : e->why_not(spec, in);
-    if (!reason.empty())
-      reasons.append("\n  ").append(e->name).append(": ").append(reason);
-    else if (!best || (best->work && e->work && e->work(spec, in) < best->work(spec, in)))
-      best = e;
+    if (!considered(*e) || (best && (!best->work || !e->work)) || !reason(*e).empty()) continue;
+    const double work = e->work && wanted == "auto" ? e->work(spec, in) : 0;
+    if (!best || work < least) best = e, least = work;
   }
   if (best) return *best;
+  std::string reasons;
+  for (const Execution* e : kExecutions)
+    if (considered(*e)) reasons.append("\n  ").append(e->name).append(": ").append(reason(*e));
   if (reasons.empty()) fail_unknown(wanted, {"auto"});
   fail("cannot run on q ", in.q.sizes(), " ", dtype_name(in.q.scalar_type()), ":", reasons);
 }
@@ -101,7 +107,11 @@ at::Tensor attend_again(const Spec& spec, const Inputs& in, std::string_view wan
                         Statistics* statistics, std::string_view variant) {
   check_inputs(spec, in, variant);
   const Execution& e = choose(spec, in, wanted, statistics != nullptr);
-  if (&e == &exec::reference) return e.run(spec, in, statistics);
+  if (&e == &exec::reference || !c10::GradMode::is_enabled()) return e.run(spec, in, statistics);
+  const auto needs = [&](const Input& i) {
+    return (in.*i.at).defined() && (in.*i.at).requires_grad();
+  };
+  if (!std::ranges::any_of(input_table(), needs)) return e.run(spec, in, statistics);
   exec::TensorVector inputs;
   for (const Input& i : input_table()) inputs.push_back(in.*i.at);
   return exec::recorded_again(

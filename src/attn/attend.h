@@ -37,6 +37,8 @@ struct Inputs {
   at::Tensor prefix;            // [B], int: how many keys all queries see
   at::Tensor keep;              // [B, S], bool: false hides a key (padding)
   at::Tensor cu_seqlens;        // [n + 1], int: the first token of each packed sequence, then T
+  at::Tensor cu_seqlens_k;      // [n + 1], likewise of the keys, where they are others: up to S
+  at::Tensor seed;              // [1], int64: of dropout
 };
 
 // Statistics of the weights of each row, from a = |w decay| over the keys that it sees, A = sum a.

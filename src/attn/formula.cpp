@@ -63,7 +63,8 @@ static std::string weight(const Spec& s) {
 }
 
 static std::string result(const Spec& s) {
-  std::string y = (s.input_gate ? "Σ w in " : "Σ w ") + std::visit(ValuesText{}, s.values);
+  std::string y = std::string(s.input_gate ? "Σ w in " : "Σ w ") + (s.dropout != 0 ? "kept " : "") +
+                  std::visit(ValuesText{}, s.values);
   if (!is<AsGiven>(s.values) && !is<Nothing>(s.denominator)) y = "(" + y + ")";
   const std::string sum = is<Softpick>(s.weight) ? "Σ |exp(x) − 1|" : "Σ w";
   const std::string Z = std::visit(DenominatorText{sum}, s.denominator);
@@ -112,6 +113,8 @@ static std::vector<std::string> explanations(const Spec& s) {
     out.push_back("uₛ = " + beta + " / w(kₛ·kₛ) · (v − Σ w(kₛ·kᵣ) u over the keys r < s)");
     out.push_back("β = beta of token s, in (0, 1)");
   }
+  say(s.dropout != 0, "kept = 0 with probability " + decimal(s.dropout) + ", else " +
+                          decimal(1 / (1 - s.dropout)) + ", from a seed");
   say(sum && sum->sink, "sink = one learned number for each head");
   say(gates, "c = denominator_gate, one for each token");
   say(s.input_gate, "in = input_gate of token s, in (0, 1)");

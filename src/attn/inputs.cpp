@@ -47,6 +47,8 @@ static const Input kInputs[] = {
     {"prefix",           &Inputs::prefix,           "B",    Role::mask,      [](const Spec& s) { return is<Prefix>(s.mask); },                 "int, how many keys all queries see"},
     {"keep",             &Inputs::keep,             "BS",   Role::mask,      nullptr, "bool, false hides a key"},
     {"cu_seqlens",       &Inputs::cu_seqlens,       "n",    Role::mask,      nullptr, "int, where each packed sequence begins, and the end"},
+    {"cu_seqlens_k",     &Inputs::cu_seqlens_k,     "n",    Role::mask,      nullptr, "int, likewise of the keys, where sequences have other numbers of keys than of queries"},
+    {"seed",             &Inputs::seed,             "1",    Role::mask,      [](const Spec& s) { return s.dropout != 0; },                     "int64, from which dropout follows"},
 };
 // clang-format on
 static_assert(std::size(kInputs) == kInputCount, "every member of Inputs has one row");
@@ -146,8 +148,9 @@ static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
   bool ok =
       dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
   if (i.at == &Inputs::keep) expected = "bool", ok = dtype == at::kBool;
-  if (i.at == &Inputs::cu_seqlens || i.at == &Inputs::prefix)
+  if (i.at == &Inputs::cu_seqlens || i.at == &Inputs::cu_seqlens_k || i.at == &Inputs::prefix)
     expected = "int32 or int64", ok = dtype == at::kInt || dtype == at::kLong;
+  if (i.at == &Inputs::seed) expected = "int64", ok = dtype == at::kLong;
   if (!ok) fail(i.name, " must have dtype ", expected, ", got ", dtype_name(dtype));
   if (i.role == Role::tensor && dtype != in.q.scalar_type())
     fail("q, k and v must have the same dtype: q is ", dtype_name(in.q.scalar_type()), ", ", i.name,
@@ -156,19 +159,32 @@ static void check_type(const Input& i, const at::Tensor& x, const Inputs& in) {
     fail(i.name, " is a constant and must not require a gradient; detach it");
 }
 
-static void check_packing(const Inputs& in) {
-  const at::Tensor& c = in.cu_seqlens;
-  const int64_t n = c.numel(), T = in.q.size(2), S = in.k.size(2);
-  check(T == S, "cu_seqlens requires as many keys as queries, got ", T, " queries and ", S,
-        " keys");
-  check(n >= 2, "cu_seqlens must have at least 2 elements, 0 and the length, got ", n);
+static void check_cuts(const char* name, const at::Tensor& c, int64_t last) {
+  const int64_t n = c.numel();
+  check(n >= 2, name, " must have at least 2 elements, 0 and the length, got ", n);
   if (!c.is_cpu()) return;  // reading it would wait for the device
   const at::Tensor whole = c.to(at::kLong).contiguous();
   const int64_t* at = whole.const_data_ptr<int64_t>();
-  check(at[0] == 0 && at[n - 1] == T, "cu_seqlens must go from 0 to ", T, ", got ", at[0], " to ",
+  check(at[0] == 0 && at[n - 1] == last, name, " must go from 0 to ", last, ", got ", at[0], " to ",
         at[n - 1]);
   for (int64_t i = 1; i < n; ++i)
-    check(at[i - 1] <= at[i], "cu_seqlens must not decrease, got ", at[i - 1], " before ", at[i]);
+    check(at[i - 1] <= at[i], name, " must not decrease, got ", at[i - 1], " before ", at[i]);
+}
+
+static void check_packing(const Spec& spec, const Inputs& in) {
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  check(in.cu_seqlens.defined(), "cu_seqlens_k requires cu_seqlens, which has the queries' cuts");
+  check(T == S || in.cu_seqlens_k.defined(), "cu_seqlens requires as many keys as queries, got ", T,
+        " queries and ", S, " keys; cu_seqlens_k gives the keys cuts of their own");
+  check_cuts("cu_seqlens", in.cu_seqlens, T);
+  if (!in.cu_seqlens_k.defined()) return;
+  check_cuts("cu_seqlens_k", in.cu_seqlens_k, S);
+  check(in.cu_seqlens.numel() == in.cu_seqlens_k.numel(),
+        "cu_seqlens and cu_seqlens_k must cut the same number of sequences, got ",
+        in.cu_seqlens.numel() - 1, " and ", in.cu_seqlens_k.numel() - 1);
+  check(is<NoDecay>(spec.decay) && is<NoKeys>(spec.near) && is<AsGiven>(spec.values),
+        "cu_seqlens_k does not support decay, near keys or values that depend on other tokens: "
+        "those know one place among the keys for each query");
 }
 
 // Logs of gates above 1 grow without bound: no form but the reference can follow them far. Reading
@@ -220,7 +236,7 @@ void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) 
   check(sizes['D'] > 0 && sizes['E'] > 0,
         "head dimensions must be at least 1, got D = ", sizes['D'], " and E = ", sizes['E'],
         ": q is ", in.q.sizes(), ", v is ", in.v.sizes());
-  if (in.cu_seqlens.defined()) check_packing(in);
+  if (in.cu_seqlens.defined() || in.cu_seqlens_k.defined()) check_packing(spec, in);
   if (in.decay.defined() || in.slope.defined() || in.channel_decay.defined()) check_decay(in);
   check(!in.prefix.defined() || !in.cu_seqlens.defined(),
         "a prefix mask does not support packed sequences (cu_seqlens)");

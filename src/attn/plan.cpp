@@ -52,6 +52,7 @@ bool may_be_negative(const Spec& spec) {
 std::string why_no_state(const Spec& spec) {
   if (spec.clamp != kNoClamp) return "clamped scores have no finite state";
   if (spec.softcap != 0) return "capped scores have no finite state";
+  if (spec.dropout != 0) return "dropout of single pairs has no finite state";
   if (spec.bias) return "a bias of each score has no finite state";
   if (!facts(spec.weight).orders) return "its weight has no finite state";
   if (needs_the_row(spec)) return "its temperature depends on the whole row";

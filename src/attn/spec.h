@@ -2,12 +2,13 @@
 //
 //   x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t - log n)    score
 //   u_s  = values(in_s * v_s)                                        values
-//   N_t  = sum_{s seen by t}  w(x_ts) * decay_ts * u_s               numerator
+//   N_t  = sum_{s seen by t}  w(x_ts) * decay_ts * kept_ts * u_s     numerator
 //   W_t  = sum_{s seen by t}  w(x_ts) * decay_ts                     row sum
 //   o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 //
 // n is the number of keys that t sees. Keys that are near have another weight, where a spec says
-// so. A row whose N and W are both zero gives 0.
+// so. kept_ts is dropout: 0 with probability p, else 1 / (1 - p). A row whose N and W are both
+// zero gives 0.
 // A named variant is one value of Spec (catalog.cpp), an execution (exec/) an interpreter of Spec.
 // No torch and no CUDA here: host and device code both include this file.
 #pragma once
@@ -172,6 +173,7 @@ struct Spec {
   Near near = NoKeys{};
   Mask mask = Causal{};
   Decay decay = NoDecay{};
+  double dropout = 0;       // p, the share of the pairs that N leaves out
   bool input_gate = false;  // in_s, one number in (0, 1) per head and token, as are out and post
   Values values = AsGiven{};
   Denominator denominator = Sum{};

@@ -27,6 +27,7 @@ static void stages(Spec& s, V&& v) {
   v("near", s.near);
   v("mask", s.mask);
   v("decay", s.decay);
+  v("dropout", Parameter<double>{"dropout", s.dropout, 0, 0.999});
   v("input_gate", flag("input_gate", s.input_gate));
   v("values", s.values);
   v("denominator", s.denominator);

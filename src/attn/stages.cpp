@@ -52,28 +52,41 @@ at::Tensor mapped(const Features& f, const at::Tensor& x, const at::Tensor& proj
   return std::visit(Mapped{x, projection, repeats}, f);
 }
 
-std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
-  const int64_t T = in.q.size(2), n = in.cu_seqlens.numel();
-  at::Tensor cuts = in.cu_seqlens;
+static at::Tensor whole_cuts(at::Tensor cuts, int64_t last) {
   if (!cuts.is_cpu()) {  // which no check has read: kernels index by what they are made into here
-    cuts = std::get<0>(cuts.clamp(0, T).cummax(0));
-    cuts.narrow(0, 0, 1).fill_(0), cuts.narrow(0, n - 1, 1).fill_(T);
+    cuts = std::get<0>(cuts.clamp(0, last).cummax(0));
+    cuts.narrow(0, 0, 1).fill_(0), cuts.narrow(0, cuts.numel() - 1, 1).fill_(last);
   }
-  cuts = cuts.to(at::kInt).contiguous();
-  const at::Tensor t = at::arange(T, cuts.options());
+  return cuts.to(at::kInt).contiguous();
+}
+
+// The end of each query's packed sequence, and its number, from 1.
+static std::pair<at::Tensor, at::Tensor> query_sequences(const Inputs& in) {
+  const int64_t T = in.q.size(2);
+  const at::Tensor cuts = whole_cuts(in.cu_seqlens, T), t = at::arange(T, cuts.options());
   const at::Tensor next = at::searchsorted(cuts, t, /*out_int32=*/false, /*right=*/true);
+  return {cuts.index_select(0, next), next};
+}
+
+std::pair<at::Tensor, at::Tensor> sequences(const Inputs& in) {
+  const at::Tensor next = query_sequences(in).second;
+  const bool own = in.cu_seqlens_k.defined();
+  const at::Tensor cuts = whole_cuts(own ? in.cu_seqlens_k : in.cu_seqlens, in.k.size(2));
   return {cuts.index_select(0, next - 1), cuts.index_select(0, next)};
 }
 
 std::pair<at::Tensor, at::Tensor> intervals(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const Reach r = reach(mask);
-  const at::Tensor past = at::arange(S - T + 1, S + 1, in.q.options().dtype(at::kLong));  // p + 1
+  at::Tensor past = at::arange(S - T + 1, S + 1, in.q.options().dtype(at::kLong));  // p + 1
   at::Tensor begin = at::zeros({1}, past.options()), end = at::full({1}, S, past.options());
   if (in.cu_seqlens.defined()) std::tie(begin, end) = sequences(in);
+  if (in.cu_seqlens_k.defined())  // the last query of a sequence stands at the last of its keys
+    past = past + (T - S) + (end - query_sequences(in).first);
   at::Tensor lo = at::maximum(past - r.back, begin);
   if (r.chunk > 0) lo = begin + (past - 1 - begin).div(r.chunk, "floor").clamp_min(0) * r.chunk;
-  return {lo.to(at::kLong), at::minimum((past + r.ahead).clamp_min(0), end).to(at::kLong)};
+  const at::Tensor hi = at::minimum(at::maximum(past + r.ahead, begin), end);
+  return {lo.to(at::kLong), hi.to(at::kLong)};
 }
 
 at::Tensor first_keys(const Mask& mask, const Inputs& in) {

@@ -12,7 +12,8 @@ Inputs one_key_head_each(Inputs);
 at::Tensor mapped(const Features&, const at::Tensor& x, const at::Tensor& projection,
                   int64_t repeats = 1);
 
-// The begin and end of each token's packed sequence: [T] each, int32.
+// The begin and end of each token's packed sequence: [T] each, int32. With cu_seqlens_k: of the
+// keys of each query's sequence.
 std::pair<at::Tensor, at::Tensor> sequences(const Inputs&);
 
 // The keys lo <= s < hi of each query, by its mask and its sequence: [T] each, int64, on the device

@@ -50,6 +50,7 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   check(reach(spec.mask).first == 0 || is<NoDecay>(spec.decay),
         "a stream with mask=streaming does not support decay: it drops the keys between the first "
         "and the last, and their gates");
+  check(spec.dropout == 0, "a stream does not support dropout: it is for training");
   check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there =

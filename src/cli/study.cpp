@@ -106,6 +106,11 @@ static study::Study prepared(const StudyOptions& o) {
     horner::check(more.is_object(), "--set must be a JSON object such as '{\"steps\": 100}', not '",
                   o.set, "'");
     j["settings"].update(more);
+    if (more.contains("learning-rate")) {
+      j.erase("learning-rates");
+      for (study::Json& task : j["tasks"])
+        if (task.is_object()) task.erase("learning-rates");
+    }
     for (study::Json& task : j["tasks"])
       if (task.is_object() && task.contains("settings"))
         for (const auto& [name, value] : more.items()) task["settings"].erase(name);

@@ -7,14 +7,14 @@
 namespace horner {
 
 // SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output bit.
-inline uint64_t mixed(uint64_t x) {
+constexpr uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
   return x ^ (x >> 31);
 }
 
 // Random bits, a function of the three numbers.
-inline uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
+constexpr uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
   constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
   return mixed(mixed(mixed(seed + kGolden) + stream * kGolden) + (index + 1) * kGolden);
 }

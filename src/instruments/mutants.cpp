@@ -228,6 +228,9 @@ static bool has_near(const Spec& s, const Case& c) {
   const auto* near = std::get_if<Window>(&s.near);
   return near && c.S > near->size + 1;
 }
+static bool has_dropout(const Spec& s, const Case& c) {
+  return s.dropout != 0 && c.T > 1;
+}
 static bool has_sticks(const Spec& s, const Case& c) {
   return is<StickBreaking>(s.weight) && c.T > 1;
 }
@@ -301,6 +304,10 @@ static const Mutant kMutants[] = {
     {"prefix_short",       "the prefix is one key short",                    "prefix_lm",               inputs([](Inputs& in) { in.prefix = (in.prefix - 1).clamp_min(0); }), has_prefix},
     {"near_short",         "the near keys are one too few",                  "lolcats",                 spec([](Spec& s) { --std::get<Window>(s.near).size; }), has_near},
     {"near_long",          "the near keys are one too many",                 "lolcats",                 spec([](Spec& s) { ++std::get<Window>(s.near).size; }), has_near},
+    {"no_dropout",         "nothing is dropped",                             "softmax:dropout=0.25",    spec([](Spec& s) { s.dropout = 0; }), has_dropout},
+    {"other_dropout",      "other pairs are dropped",                        "softmax:dropout=0.25 entmax15:dropout=0.25", inputs([](Inputs& in) { in.seed = in.seed + 1; }), has_dropout},
+    {"dropout_rate",       "one pair in a hundred more is dropped",          "softmax:dropout=0.25",    spec([](Spec& s) { s.dropout += 0.01; }), has_dropout},
+    {"dropout_not_scaled", "what is kept is not scaled up",                  "softmax:dropout=0.25",    output([](Tensor& o) { o = o * 0.75; }), has_dropout},
     {"stick_off_by_one",   "a key takes its own part from its stick first",  "stick_breaking",          {.forward = broken_twice}, has_sticks},
     {"no_log_count",       "log n is not subtracted from the scores",        "sigmoid",                 spec([](Spec& s) { s.less_log_count = false; }), has_log_count},
     {"no_values",          "values are not divided by a power of the count", "linear_cosine",           {.forward = without_count_power}, has_values},
@@ -354,6 +361,12 @@ static const Mutant kMutants[] = {
       const Tensor straight = run(e, spec, in);
       return o.detach() + straight - straight.detach();
     }}, has_softcap},
+    {"d_other_dropout",    "the gradients drop other pairs than the output", "softmax:dropout=0.25 entmax15:dropout=0.25", {.forward = [](const Execution& e, const Spec& spec, Inputs in) {
+      const Tensor o = run(e, spec, in);
+      in.seed = in.seed + 1;
+      const Tensor other = run(e, spec, in);
+      return o.detach() + other - other.detach();
+    }}, has_dropout},
     {"d_sink_lost",        "the sink has no gradient",                       "sink",                    gradient(&Inputs::sink, [](Tensor& g, const Inputs&) { g = g * 0; }), has_sink},
     {"d_bias_double",      "the gradient of the bias is added twice",        "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g = g * 2; }), has_bias},
     {"d_bias_row_lost",    "one row of d bias is not written",               "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g.select(2, g.size(2) / 2).fill_(0); }), has_bias},

@@ -69,8 +69,11 @@ static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator
     return keep;
   }
   if (i.at == &Inputs::prefix) return at::arange(c.B).mul_(c.S).div_(3 * c.B, "floor");
-  const int64_t a = c.T / 3, b = c.T / 2;
-  return at::tensor({int64_t(0), a, a, b, c.T}, at::kInt);  // the second sequence is empty
+  if (i.at == &Inputs::seed) return at::full({1}, int64_t(c.seed) - 3, at::kLong);
+  const int64_t n = i.at == &Inputs::cu_seqlens ? c.T : c.S, a = n / 3, b = n / 2;
+  if (c.T != c.S && n == c.S)  // the first has fewer keys than queries, the third one none
+    return at::tensor({int64_t(0), a / 2, b, b, n}, at::kInt);
+  return at::tensor({int64_t(0), a, a, b, n}, at::kInt);  // the second sequence is empty
 }
 
 Inputs random_inputs(const Spec& spec, const Case& c) {
@@ -92,9 +95,10 @@ Inputs random_inputs(const Spec& spec, const Case& c) {
   Inputs in;
   for (const Input& i : input_table()) {
     if (i.role == Role::mask) {
-      const bool wanted = i.wanted ? i.wanted(spec) : i.at == &Inputs::keep ? c.padded : c.packed;
-      if (wanted && !(is<Prefix>(spec.mask) && i.at == &Inputs::cu_seqlens))
-        in.*i.at = random_mask(i, c, random).to(c.device);
+      bool wanted = i.wanted ? i.wanted(spec) : i.at == &Inputs::keep ? c.padded : c.packed;
+      if (i.at == &Inputs::cu_seqlens) wanted = wanted && !is<Prefix>(spec.mask);
+      if (i.at == &Inputs::cu_seqlens_k) wanted = in.cu_seqlens.defined() && c.T != c.S;
+      if (wanted) in.*i.at = random_mask(i, c, random).to(c.device);
       continue;
     }
     if (!i.wanted(spec)) continue;

@@ -135,9 +135,12 @@ static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer,
   LayerConfig l{name, variant.spec, layer_rope(j, f, window), variant.around};
   check(!l.attention.bias && !attn::is<attn::Prefix>(l.attention.mask), "attention '", variant.name,
         "' takes an input of each score that a model does not make: call the operator yourself");
-  l.around.rope = l.around.rope && has_rope(j, f, layer);
-  const auto n =
-      field<int64_t>(j.value("horner", Json::object()), "short_conv", l.around.short_conv);
+  check(
+      l.attention.dropout == 0, "attention '", variant.name,
+      "' has dropout, which training by the command does not support: use horner.nn or horner.hf");
+  const Json own = j.value("horner", Json::object());
+  l.around.rope = l.around.rope && has_rope(j, f, layer) && field<bool>(own, "rope", true);
+  const auto n = field<int64_t>(own, "short_conv", l.around.short_conv);
   check(n >= (l.around.mamba ? 1 : 0) && n <= kMostTokens,
         "config.json: 'horner.short_conv' must be ", l.around.mamba ? "1 to " : "0 (none) to ",
         kMostTokens, ", got ", n);
@@ -227,7 +230,7 @@ static constexpr const char* kCommonFields[] = {"architectures",
                                                 "torch_dtype",
                                                 "vocab_size"};
 
-static const std::vector<std::string> kOwnFields{"init", "key_shift", "short_conv"};
+static const std::vector<std::string> kOwnFields{"init", "key_shift", "rope", "short_conv"};
 
 // Throws for a name of the object `j` that is not `known`.
 static void check_names(const Json& j, const std::vector<std::string>& known,

@@ -212,11 +212,12 @@ static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
       const char letter = named ? char(std::toupper(shape[size_t(d)])) : '?';
       sizes.push_back(x.sym_size(d).maybe_as_int().value_or(letter == 'N' ? 2 : usual(letter)));
     }
-    const bool packing = i.at == &attn::Inputs::cu_seqlens;
+    const bool keys = i.at == &attn::Inputs::cu_seqlens_k;
+    const bool packing = keys || i.at == &attn::Inputs::cu_seqlens;
     if (packing) std::ranges::fill(strides, 1);
     at::Tensor like(at::detail::empty_strided_cpu(sizes, strides, x.scalar_type()));
     if (like.numel() > 0) std::memset(like.data_ptr(), 0, like.storage().nbytes());
-    if (packing && x.dim() == 1 && like.numel() > 0) like[-1] = usual('T');
+    if (packing && x.dim() == 1 && like.numel() > 0) like[-1] = usual(keys ? 'S' : 'T');
     if (i.role == attn::Role::constant && x.requires_grad()) like.requires_grad_();
     out.*i.at = like;
   }

@@ -25,9 +25,13 @@ std::string signed_percent(double share) {
 }
 
 static std::string counted(int64_t n) {  // 1,000
-  std::string s = std::to_string(n);
-  for (int at = int(s.size()) - 3; at > 0; at -= 3) s.insert(size_t(at), ",");
-  return s;
+  const std::string digits = std::to_string(n);
+  std::string out;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) out += ',';
+    out += digits[i];
+  }
+  return out;
 }
 
 static std::string joined(const std::vector<std::string>& parts) {
@@ -38,7 +42,9 @@ static std::string joined(const std::vector<std::string>& parts) {
 }
 
 std::string task_title(const TaskData& t) {
-  if (t.pairs > 0) return "Recall of " + std::to_string(t.pairs) + " pairs";
+  if (t.pairs > 0)
+    return (t.name.starts_with("mqar") ? "Multi-query recall of " : "Recall of ") +
+           std::to_string(t.pairs) + " pairs";
   std::string name = t.name.substr(0, t.name.find(':'));
   if (!name.empty()) name[0] = char(std::toupper(static_cast<unsigned char>(name[0])));
   return name;
@@ -197,7 +203,7 @@ static void say_accuracy(const TaskData& t, Sentences& out) {
   std::vector<std::string> solved, partly, lost;
   for (const Group* g : all) {
     const double a = g->accuracy.mean;
-    if (a >= 0.99)
+    if (a >= kSolved)
       solved.push_back(g->name);
     else if (a > 2 * t.chance)
       partly.push_back(g->name + " " + formatted("%.0f %%", 100 * a));
@@ -213,6 +219,28 @@ static void say_accuracy(const TaskData& t, Sentences& out) {
     s += (solved.empty() && partly.empty() ? "" : "; ") + joined(lost) +
          (lost.size() > 1 ? " are" : " is") + " hardly better than guessing";
   out.push_back(s + " (guessing: " + percent(t.chance) + ").");
+}
+
+// Sequences longer than those of training: by each variant, in how many seeds.
+static void say_lengths(const TaskData& t, Sentences& out) {
+  std::vector<const Group*> all;
+  for (const Group& g : t.groups)
+    if (!g.lengths.empty()) all.push_back(&g);
+  if (all.empty()) return;
+  std::stable_sort(all.begin(), all.end(), [](const Group* a, const Group* b) {
+    return a->lengths.back().accuracy.mean > b->lengths.back().accuracy.mean;
+  });
+  const int64_t length = all[0]->lengths.back().length, trained = all[0]->runs[0]->settings.length;
+  std::vector<std::string> parts;
+  for (const Group* g : all) {
+    const Group::Longer& last = g->lengths.back();
+    parts.push_back(g->name + " " + formatted("%.1f %%", 100 * last.accuracy.mean) + " (" +
+                    std::to_string(last.solved) + " of " + std::to_string(last.accuracy.n) + ")");
+  }
+  out.push_back(task_title(t) + ", sequences of " + counted(length) +
+                " tokens after training with " + counted(trained) +
+                ": right answers, and in how many seeds it is solved (" +
+                formatted("%.0f %%", 100 * kSolved) + "): " + joined(parts) + ".");
 }
 
 // How recall falls as the number of pairs grows.
@@ -299,6 +327,7 @@ Sentences findings(const std::vector<TaskData>& tasks) {
   for (const TaskData& t : tasks) {
     if (t.chance > 0) {
       say_accuracy(t, out);
+      say_lengths(t, out);
     } else if (t.softmax && t.softmax->loss.n > 0) {
       for (auto* say :
            {say_softmax, say_norms, say_orders, say_centred, say_linear, say_others, say_spread})

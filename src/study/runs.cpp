@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <tuple>
 
 #include "attn/catalog.h"
 #include "attn/spec_text.h"
@@ -53,6 +54,8 @@ static RunData read_run(const fs::path& folder) {
   if (fs::exists(result)) {
     r.result = files::read_json(result);
     r.finished = r.result.value("finished", false);
+    for (const Json& at : r.result.value("lengths", Json::array()))
+      r.lengths.push_back({at.value("length", int64_t(0)), number(at, "validation_accuracy")});
   }
   read_metrics(folder / "metrics.jsonl", r);
   if (fs::exists(folder / "taylor.json"))
@@ -175,10 +178,49 @@ static Group group_of(const std::string& name) {
   return g;
 }
 
+static double last_loss(const RunData& r) {
+  return r.validation_loss.empty() ? std::nan("") : r.validation_loss.back().y;
+}
+
+// Of several learning rates the one with the lowest mean loss, at the length of training. A rate
+// with a seed that diverged is worse than any without, and so is one with fewer seeds.
+static void choose_rate(Group& g) {
+  std::map<double, std::vector<const RunData*>> by_rate;
+  for (const RunData* r : g.runs) by_rate[r->settings.learning_rate].push_back(r);
+  if (by_rate.size() < 2) return;
+  std::tuple<size_t, double> best(0, 0);  // finite losses, minus their mean
+  double rate = by_rate.begin()->first;
+  for (const auto& [each, runs] : by_rate) {
+    std::vector<double> losses, accuracies;
+    for (const RunData* r : runs) {
+      if (std::isfinite(last_loss(*r))) losses.push_back(last_loss(*r));
+      if (!r->validation_accuracy.empty()) accuracies.push_back(r->validation_accuracy.back().y);
+    }
+    g.tried.push_back({each, spread(losses), spread(accuracies), false});
+    const std::tuple mine(losses.size(), losses.empty() ? 0 : -g.tried.back().loss.mean);
+    if (mine > best) best = mine, rate = each;
+  }
+  for (Tried& t : g.tried) t.chosen = t.rate == rate;
+  g.runs = by_rate[rate];
+}
+
+static void finish_lengths(Group& g) {
+  std::map<int64_t, std::vector<double>> all;
+  for (const RunData* r : g.runs)
+    for (const AtLength& at : r->lengths) all[at.length].push_back(at.accuracy);
+  for (const auto& [length, each] : all)
+    g.lengths.push_back(
+        {length, spread(each), *std::min_element(each.begin(), each.end()),
+         *std::max_element(each.begin(), each.end()),
+         size_t(std::count_if(each.begin(), each.end(), [](double a) { return a >= kSolved; }))});
+}
+
 static void finish(Group& g) {
+  choose_rate(g);
+  finish_lengths(g);
   std::vector<double> losses, accuracies;
   for (const RunData* r : g.runs) {
-    const double loss = r->validation_loss.empty() ? std::nan("") : r->validation_loss.back().y;
+    const double loss = last_loss(*r);
     const double first = r->loss.empty() ? std::nan("") : r->loss.front().y;
     g.diverged += !std::isfinite(loss) ? r->finished : loss > 0.98 * first && r->step > 100;
     if (std::isfinite(loss)) losses.push_back(loss);
@@ -200,7 +242,8 @@ static TaskData task_of(const std::string& name) {
   try {
     const Chosen c = find_task(name);
     if (c.task) t.chance = c.task->chance(c.shape);
-    if (c.task && std::string(c.task->name) == "recall") t.pairs = c.shape.pairs;
+    const std::string kind = c.task ? c.task->name : "";
+    if (kind == "recall" || kind == "mqar") t.pairs = c.shape.pairs;
   } catch (const Error&) {  // an unknown task is judged by its loss
   }
   return t;

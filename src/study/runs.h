@@ -14,13 +14,22 @@ namespace horner::study {
 using train::Json;
 using Points = std::vector<report::Point>;
 
+// A share of right answers from which on a task counts as solved.
+inline constexpr double kSolved = 0.99;
+
+struct AtLength {
+  int64_t length;
+  double accuracy;
+};
+
 struct RunData {
   std::filesystem::path folder;
   train::Settings settings;
   bool finished;
-  int64_t step;          // the latest
-  int64_t repeated = 0;  // lines of steps that are not after all earlier ones
-  Json result;           // null unless finished
+  int64_t step;                   // the latest
+  int64_t repeated = 0;           // lines of steps that are not after all earlier ones
+  Json result;                    // null unless finished
+  std::vector<AtLength> lengths;  // of the setting evaluate-lengths, if finished
   Points loss, gradient, validation_loss, validation_accuracy;
   std::vector<double> entropy, separability;  // per layer, the latest measurement
   std::vector<std::vector<double>> taylor;    // log_term_means of taylor.h, or empty
@@ -45,15 +54,30 @@ struct KindWords {
 };
 const KindWords& words(Kind);
 
+// A learning rate of a variant, with all its seeds.
+struct Tried {
+  double rate;
+  Spread loss, accuracy;
+  bool chosen;
+};
+
 // The seeds of a variant on a task.
 struct Group {
   std::string name, about;
   Kind kind = Kind::unknown;
   int order = -1;  // of the series; -1: none
   bool centred = false;
-  std::vector<const RunData*> runs;
-  Spread loss, accuracy;  // at the last validation
-  size_t diverged = 0;    // runs whose loss is not finite, or no better than at the start
+  std::vector<const RunData*> runs;  // those of the chosen learning rate
+  std::vector<Tried> tried = {};     // if there are several
+  Spread loss, accuracy;             // at the last validation
+  struct Longer {
+    int64_t length;
+    Spread accuracy;
+    double least, most;  // over seeds
+    size_t solved;       // seeds
+  };
+  std::vector<Longer> lengths = {};
+  size_t diverged = 0;  // runs whose loss is not finite, or no better than at the start
 };
 
 struct TaskData {

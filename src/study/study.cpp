@@ -99,7 +99,8 @@ static std::string folder_name(const std::string& text) {
 
 Study read_study(const Json& j, const std::string& where, const std::filesystem::path& out) {
   check_fields(j,
-               {"title", "about", "attention", "seeds", "settings", "attention-settings", "tasks"},
+               {"title", "about", "attention", "seeds", "learning-rates", "settings",
+                "attention-settings", "tasks"},
                where);
   Study s{.title = j.value("title", std::string("A study")),
           .about = j.value("about", std::string()),
@@ -114,30 +115,37 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
   std::vector<std::pair<uint64_t, Run>> runs;
   for (const Json& given : j["tasks"]) {
     Json t = given.is_string() ? Json{{"task", given}} : given;
-    check_fields(t, {"task", "settings", "attention", "seeds"}, where + ": a task");
+    check_fields(t, {"task", "settings", "attention", "seeds", "learning-rates"},
+                 where + ": a task");
     const std::string task = t.value("task", std::string("text"));
     find_task(task);
-    for (const char* name : {"attention", "seeds"})
+    for (const char* name : {"attention", "seeds", "learning-rates"})
       if (!t.contains(name) && j.contains(name)) t[name] = j[name];
     if (!t.contains("seeds")) t["seeds"] = {0};
     if (t.contains("attention")) t["attention"] = with_patterns(t["attention"]);
+    std::vector<Json> rates = {Json()};  // null: that of the settings
+    if (t.contains("learning-rates")) rates = list<Json>(t, "learning-rates", where);
+    const auto add = [&](const std::string& attention, const Json& rate, uint64_t seed) {
+      Run r;
+      r.name = folder_name(task) + "/" + folder_name(attention) +
+               (rate.is_null() ? "" : "/lr" + rate.dump()) + "/seed" + std::to_string(seed);
+      for (const Json* from : {&j, const_cast<const Json*>(&t)})
+        if (from->contains("settings")) read_settings(r.settings, (*from)["settings"], where);
+      for (const auto& [pattern, settings] : own.items())
+        if (matches(pattern, attention)) {
+          read_settings(r.settings, settings, where + ": '" + pattern + "'");
+          unused.erase(pattern);
+        }
+      if (!rate.is_null()) read_settings(r.settings, {{"learning-rate", rate}}, where);
+      r.settings.task = task, r.settings.attention = attention, r.settings.seed = seed;
+      train::check_settings(r.settings);
+      r.folder = out / r.name;
+      check(names.insert(r.name).second, where, ": two runs have the name ", r.name);
+      runs.emplace_back(seed, r);
+    };
     for (const std::string& attention : expand(list<std::string>(t, "attention", where)))
-      for (const uint64_t seed : list<uint64_t>(t, "seeds", where)) {
-        Run r;
-        r.name = folder_name(task) + "/" + folder_name(attention) + "/seed" + std::to_string(seed);
-        for (const Json* from : {&j, const_cast<const Json*>(&t)})
-          if (from->contains("settings")) read_settings(r.settings, (*from)["settings"], where);
-        for (const auto& [pattern, settings] : own.items())
-          if (matches(pattern, attention)) {
-            read_settings(r.settings, settings, where + ": '" + pattern + "'");
-            unused.erase(pattern);
-          }
-        r.settings.task = task, r.settings.attention = attention, r.settings.seed = seed;
-        train::check_settings(r.settings);
-        r.folder = out / r.name;
-        check(names.insert(r.name).second, where, ": two runs have the name ", r.name);
-        runs.emplace_back(seed, r);
-      }
+      for (const Json& rate : rates)
+        for (const uint64_t seed : list<uint64_t>(t, "seeds", where)) add(attention, rate, seed);
   }
   check(unused.empty(), where, ": no variant of the study matches '",
         unused.empty() ? "" : *unused.begin(), "' of 'attention-settings'");

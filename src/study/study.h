@@ -3,6 +3,7 @@
 //    "settings": {any setting of horner train},
 //    (in "attention", "linear_decay*3,softmax" or a list in the list: a pattern of layers)
 //    "attention-settings": {"*gate*": {settings of the variants that match}},
+//    "learning-rates": [1e-3, 3e-3], each for every variant: the report takes the best of each
 //    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […]}, …]}
 // The fields of a task override those of the study; the settings of a variant override both.
 #pragma once
@@ -19,7 +20,7 @@ namespace horner::study {
 using train::Json;
 
 struct Run {
-  std::string name;  // "recall/taylor2/seed0", also its folder
+  std::string name;  // "recall/taylor2/seed0" or "…/lr0.003/seed0", also its folder
   std::filesystem::path folder;
   train::Settings settings;
 };

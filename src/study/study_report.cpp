@@ -149,11 +149,15 @@ static Section ablation(const std::vector<TaskData>& tasks) {
           {"tokens/s", true, "median over steps; runs that share a machine slow each other down"},
           {"memory, MB", true, "peak"},
           {"weights", true},
+          {"state", true,
+           "numbers that decoding keeps of a sequence as long as those of training: sums, or keys "
+           "and values"},
           {"what it is"}}};
   for (const TaskData& t : tasks)
     for (const Group& g : t.groups) {
       const double rate = mean_of(g, "tokens_per_second"), bytes = mean_of(g, "peak_bytes"),
-                   spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters");
+                   spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters"),
+                   state = mean_of(g, "state_numbers");
       table.rows.push_back({{g.name},
                             {t.name},
                             {with_spread("%.4f", g.loss), g.loss.mean},
@@ -164,12 +168,91 @@ static Section ablation(const std::vector<TaskData>& tasks) {
                             {formatted("%.0f", rate), rate},
                             {formatted("%.0f", bytes / 1e6), bytes},
                             {formatted("%.0f", weights), weights},
+                            {formatted("%.0f", state), state},
                             {g.about}});
     }
   return {"The ablation",
           "Every variant under the same conditions: the runs of a seed share batches, schedule and "
           "initial weights. Click a column to sort by it.",
           table};
+}
+
+// Accuracy against the length of the sequences, for runs with evaluate-lengths.
+static void add_lengths(const TaskData& t, std::vector<Section>& out) {
+  Chart c{.x_label = "tokens", .y_label = "validation accuracy", .log_x = true};
+  double first = INFINITY, last = 0;
+  for (const Group& g : t.groups) {
+    if (g.lengths.empty()) continue;
+    Series s{.name = g.name, .group = colour_group(g), .strong = &g == t.softmax};
+    for (const Group::Longer& at : g.lengths) {
+      s.points.push_back({double(at.length), at.accuracy.mean});
+      s.spread.push_back(at.accuracy.deviation);
+      first = std::min(first, double(at.length)), last = std::max(last, double(at.length));
+    }
+    c.series.push_back(s);
+  }
+  if (c.series.empty()) return;
+  if (t.chance > 0)
+    c.series.push_back(
+        {.name = "guessing", .points = {{first, t.chance}, {last, t.chance}}, .dashed = true});
+  out.push_back({"Longer sequences: " + task_title(t),
+                 "The share of right answers of the finished models; means and standard deviations "
+                 "over seeds.",
+                 c, true});
+}
+
+static void add_length_table(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
+  Table table{.columns = {{"variant"},
+                          {"task"},
+                          {"tokens", true},
+                          {"of training", true, "multiple of the length of training"},
+                          {"accuracy", true, "± standard deviation over seeds"},
+                          {"least seed", true},
+                          {"best seed", true},
+                          {"guessing", true},
+                          {"solved", true, "seeds with at least 99 % right answers"}}};
+  for (const TaskData& t : tasks)
+    for (const Group& g : t.groups)
+      for (const Group::Longer& at : g.lengths) {
+        const double times = double(at.length) / double(g.runs[0]->settings.length);
+        table.rows.push_back({{g.name},
+                              {t.name},
+                              {std::to_string(at.length), double(at.length)},
+                              {formatted("%.3g ×", times), times},
+                              {with_spread("%.4f", at.accuracy), at.accuracy.mean},
+                              {formatted("%.4f", at.least), at.least},
+                              {formatted("%.4f", at.most), at.most},
+                              {formatted("%.4f", t.chance), t.chance},
+                              {std::to_string(at.solved) + " of " + std::to_string(at.accuracy.n),
+                               double(at.solved)}});
+      }
+  if (!table.rows.empty())
+    out.push_back({"Accuracy by length", "The same models on sequences of other lengths.", table});
+}
+
+static void add_rates(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
+  Table table{.columns = {{"variant"},
+                          {"task"},
+                          {"learning rate", true},
+                          {"validation loss", true, "± standard deviation over seeds"},
+                          {"accuracy", true},
+                          {"seeds", true},
+                          {"reported"}}};
+  for (const TaskData& t : tasks)
+    for (const Group& g : t.groups)
+      for (const Tried& each : g.tried)
+        table.rows.push_back({{g.name},
+                              {t.name},
+                              {formatted("%g", each.rate), each.rate},
+                              {with_spread("%.4f", each.loss), each.loss.mean},
+                              {with_spread("%.4f", each.accuracy), each.accuracy.mean},
+                              {std::to_string(each.loss.n), double(each.loss.n)},
+                              {each.chosen ? "yes" : ""}});
+  if (!table.rows.empty())
+    out.push_back({"Learning rates",
+                   "Every variant was trained with each; the other sections have the one with the "
+                   "lowest mean validation loss at the length of training.",
+                   table});
 }
 
 static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
@@ -265,7 +348,9 @@ static Section origin(const std::vector<RunData>& runs, const Origin& o) {
     Json j = to_json(r.settings);
     for (const char* name : {"attention", "seed", "task", "device", "threads", "backend", "keep"})
       j.erase(name);
-    shown.emplace(r.settings.task, j);
+    const auto [at, fresh] = shown.emplace(r.settings.task, j);
+    for (const auto& [name, value] : j.items())
+      if (at->second[name] != value) at->second[name] = "(varies)";
   }
   for (const auto& [task, settings] : shown) {
     std::string text;
@@ -294,8 +379,11 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
   auto& out = r.sections;
   for (const TaskData& t : tasks) add_sweep(t, out);
   add_pairs(tasks, out);
+  for (const TaskData& t : tasks) add_lengths(t, out);
   for (const TaskData& t : tasks) out.push_back(ranking(t));
+  add_length_table(tasks, out);
   out.push_back(ablation(tasks));
+  add_rates(tasks, out);
   for (const TaskData& t : tasks) {
     out.push_back(curves(t, "training loss", &RunData::loss, true, true));
     if (t.chance > 0)

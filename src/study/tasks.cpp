@@ -1,7 +1,9 @@
 #include "study/tasks.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 
 #include "core/check.h"
@@ -84,11 +86,84 @@ static void check_induction(const Shape& s, size_t length) {
         " triggers requires sequences of at least ", 8 * s.pairs, " tokens, not ", length);
 }
 
+// `n` of the numbers below `all`, in order: number i is drawn with a probability in proportion to
+// 1 / (i + 1), so that most are near 0 and the gaps between them grow. The n smallest of
+// exponential variables with these rates are such a draw.
+static std::vector<size_t> early(const Random& random, size_t n, size_t all) {
+  constexpr uint64_t kSteps = uint64_t(1) << 53;
+  std::vector<std::pair<double, size_t>> times(all);
+  for (size_t i = 0; i < all; ++i)
+    times[i] = {-std::log((double(random(kSteps)) + 0.5) / double(kSteps)) * double(i + 1), i};
+  std::sort(times.begin(), times.end());
+  std::vector<size_t> out(n);
+  for (size_t i = 0; i < n; ++i) out[i] = times[i].second;
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// Recall as arXiv 2312.04927 has it: key value key value …, then keys at gaps of a power law among
+// blanks (the last token of the vocabulary), each once. Half of the tokens after the pairs are
+// keys, or all keys are asked. Nothing after the pairs tells a value.
+static int64_t mqar_values(const Shape& s) {
+  return s.vocabulary - 1 - s.vocabulary / 2;
+}
+static void mqar(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
+  const int64_t half = s.vocabulary / 2;
+  const std::vector<int64_t> keys = drawn(random, s.pairs, half);
+  std::vector<int64_t> values(s.pairs);
+  for (int64_t& v : values) v = half + int64_t(random(uint64_t(mqar_values(s))));
+  std::fill(tokens.begin(), tokens.end(), s.vocabulary - 1);
+  for (int64_t i = 0; i < s.pairs; ++i) tokens[2 * i] = keys[i], tokens[2 * i + 1] = values[i];
+  const size_t begin = size_t(2 * s.pairs), left = tokens.size() - begin;
+  const size_t asked = std::min(size_t(s.pairs), (left + 1) / 2);
+  const std::vector<int64_t> order = drawn(random, int64_t(asked), s.pairs);
+  const std::vector<size_t> places = early(random, asked, left);
+  for (size_t i = 0; i < asked; ++i)
+    tokens[begin + places[i]] = keys[order[i]], targets[begin + places[i]] = values[order[i]];
+}
+static void check_mqar(const Shape& s, size_t length) {
+  check(s.pairs >= 1 && s.vocabulary >= std::max<int64_t>(2 * s.pairs, 4), "mqar of ", s.pairs,
+        " pairs requires a vocabulary of at least ", std::max<int64_t>(2 * s.pairs, 4), ", not ",
+        s.vocabulary);
+  check(length > size_t(2 * s.pairs), "mqar of ", s.pairs, " pairs requires sequences longer than ",
+        2 * s.pairs, " tokens, not ", length);
+}
+
+// A start token (2), then bits; the target is the parity of all bits so far.
+static void parity(const Shape&, const Random& random, Tokens tokens, Tokens targets) {
+  tokens[0] = 2;
+  int64_t odd = 0;
+  for (size_t t = 1; t < tokens.size(); ++t) {
+    tokens[t] = int64_t(random(2));
+    targets[t] = odd ^= tokens[t];
+  }
+}
+
+// A start token (6), then transpositions of three things: token i exchanges what is at the places i
+// and i + 1 (mod 3). The target is the permutation so far, one of 6 by lexical order.
+static void s3(const Shape&, const Random& random, Tokens tokens, Tokens targets) {
+  tokens[0] = 6;
+  std::array<int64_t, 3> at = {0, 1, 2};
+  for (size_t t = 1; t < tokens.size(); ++t) {
+    const auto i = size_t(random(3));
+    tokens[t] = int64_t(i);
+    std::swap(at[i], at[(i + 1) % 3]);
+    targets[t] = 2 * at[0] + (at[1] > at[2]);
+  }
+}
+static void check_bits(const Shape&, size_t length) {
+  constexpr size_t kLeast = 8;  // so that both splits have sequences
+  check(length >= kLeast, "a sequence must have at least ", kLeast, " tokens, not ", length);
+}
+
 // clang-format off
 static const Task kTasks[] = {
-    {"recall",    "key-value pairs, then keys: predict the value of each", {64, 16}, recall,    check_recall,    [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
-    {"copy",      "a random string, then the same string again",           {64, 0},  copy,      check_copy,      [](const Shape& s) { return 1.0 / double(s.vocabulary - 1); }},
-    {"induction", "noise in which some tokens always have the same successor", {64, 4},  induction, check_induction, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 4); }},
+    {"recall",    "key-value pairs, then keys: predict the value of each", {64, 16},  false, recall,    check_recall,    [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
+    {"copy",      "a random string, then the same string again",           {64, 0},   false, copy,      check_copy,      [](const Shape& s) { return 1.0 / double(s.vocabulary - 1); }},
+    {"induction", "noise in which some tokens always have the same successor", {64, 4},   false, induction, check_induction, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 4); }},
+    {"mqar",      "key-value pairs, then keys at gaps of a power law among blanks", {1024, 64}, false, mqar,  check_mqar,      [](const Shape& s) { return 1.0 / double(mqar_values(s)); }},
+    {"parity",    "bits: predict the parity of all bits so far",           {3, 0},    true,  parity,    check_bits,      [](const Shape&) { return 1.0 / 2; }},
+    {"s3",        "exchanges of two of three things: predict their order so far", {7, 0}, true, s3,     check_bits,      [](const Shape&) { return 1.0 / 6; }},
 };
 // clang-format on
 
@@ -120,9 +195,10 @@ Chosen find_task(std::string_view text) {
     left.remove_prefix(std::min(left.size(), part.size() + 1));
     const size_t equals = part.find('=');
     const std::string_view key = part.substr(0, equals);
-    check(c.task && equals != part.npos && (key == "pairs" || key == "vocabulary"), "task '", text,
+    const bool sized = c.task && !c.task->fixed;
+    check(sized && equals != part.npos && (key == "pairs" || key == "vocabulary"), "task '", text,
           "': no parameter '", part,
-          "'; possible: ", c.task ? "'pairs=N', 'vocabulary=N'" : "none for 'text'");
+          "'; possible: ", sized ? "'pairs=N', 'vocabulary=N'" : "none for '" + name + "'");
     (key == "pairs" ? c.shape.pairs : c.shape.vocabulary) = whole(part.substr(equals + 1), text);
   }
   return c;

@@ -11,13 +11,14 @@
 namespace horner::study {
 
 struct Shape {
-  int64_t vocabulary, pairs;  // pairs of recall, triggers of induction
+  int64_t vocabulary, pairs;  // pairs of recall and mqar, triggers of induction; 0: none
 };
 using Random = std::function<uint64_t(uint64_t below)>;
 
 struct Task {
   const char *name, *about;
   Shape shape;  // defaults
+  bool fixed;   // the shape has no parameters
   // Writes one sequence; `targets` come filled with -1.
   void (*fill)(const Shape&, const Random&, std::span<int64_t> tokens, std::span<int64_t> targets);
   void (*check)(const Shape&, size_t length);

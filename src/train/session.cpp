@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "attn/plan.h"
 #include "core/check.h"
 #include "nn/checkpoint.h"
 #include "train/start.h"
@@ -39,6 +41,19 @@ double step_flops_per_token(const nn::Model& m, int64_t T) {
     if (s.shape.size() == 2 && !table) weights += s.at->numel();
   }
   return 6 * double(weights) + 6 * double(int64_t(c.layers.size()) * c.H * c.D * T);
+}
+
+double state_numbers(const nn::ModelConfig& c, int64_t T) {
+  double out = 0;
+  for (const nn::LayerConfig& l : c.layers) {
+    const double features = attn::feature_count(l.attention, c.D);
+    const double sums = features * double(c.D + attn::is<attn::Sum>(l.attention.denominator));
+    const auto* near = std::get_if<attn::Window>(&l.attention.near);
+    const int64_t keys = !std::isfinite(features) ? T : near ? std::min<int64_t>(near->size, T) : 0;
+    out += double(l.around.mamba ? c.H : c.G) *
+           ((std::isfinite(sums) ? sums : 0) + double(2 * c.D * keys));
+  }
+  return out;
 }
 
 static Batch batch_of(const Settings& s, const Source& source, const Ranks& ranks, int64_t V,
@@ -144,8 +159,11 @@ Session open_session(Opening o) {
   if (o.group.ranks().local_rank == 0) o.source.check_tokens(model.config.V);
   if (at.step < o.s.steps)
     first = batch_of(o.s, o.source, o.group.ranks(), model.config.V, at.step);
-  if (o.s.evaluate_sequences > 0)
-    make_batch(o.source, Split::validation, 0, 1, 1, o.s.length, model.config.V);
+  std::vector<int64_t> lengths = evaluated_lengths(o.s);
+  lengths.push_back(o.s.length);
+  for (const int64_t T : lengths)
+    if (o.s.evaluate_sequences > 0)
+      make_batch(o.source, Split::validation, 0, 1, 1, T, model.config.V);
   GradientAverage average(o.group, parameters);
   StepNumbers numbers = step_numbers(optimizer);
   const at::Tensor tokens =

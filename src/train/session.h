@@ -51,4 +51,7 @@ void start_step(Session&, const Batch&, double loss_limit, double norm_limit);
 // the causal half of the scores.
 double step_flops_per_token(const nn::Model&, int64_t T);
 
+// Numbers that decoding keeps of a sequence of T tokens, in all layers: sums, or keys and values.
+double state_numbers(const nn::ModelConfig&, int64_t T);
+
 }  // namespace horner::train

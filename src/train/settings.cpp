@@ -1,7 +1,9 @@
 #include "train/settings.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <set>
 
 #include "core/check.h"
 #include "core/names.h"
@@ -48,6 +50,7 @@ static const Setting kSettings[] = {
     {"threads",            &S::threads,            always,   {0, kMostThreads + 1},  "CPU threads; 0: torch's default"},
     {"evaluate-every",     &S::evaluate_every,     always,   {.least = 0},        "steps between validations; 0: only at the end"},
     {"evaluate-sequences", &S::evaluate_sequences, always,   {.least = 0},        "sequences per validation; 0 disables validation"},
+    {"evaluate-lengths",   &S::evaluate_lengths,   always,   {},                  "lengths of sequences at which the finished model is validated as well, such as 64,128,256"},
     {"checkpoint-every",   &S::checkpoint_every,   always,   {.least = 0},        "steps between checkpoints; 0: only at the end"},
     {"keep",               &S::keep,               always,   {.least = 1},        "number of checkpoints to keep"},
     {"entropy-every",      &S::entropy_every,      always,   {.least = 0},        "steps between measurements of each layer's entropy and separability; 0: never"},
@@ -121,7 +124,25 @@ static bool contains(const Range& r, const Json& x) {
   return (r.open ? value > r.least : value >= r.least) && value < r.below;
 }
 
+std::vector<int64_t> evaluated_lengths(const Settings& s) {
+  constexpr int64_t kMost = 1 << 24;
+  std::set<int64_t> out;
+  const std::string& text = s.evaluate_lengths;
+  for (size_t at = 0; at < text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    int64_t n = 0;
+    const auto [end, error] = std::from_chars(text.data() + at, text.data() + comma, n);
+    check(error == std::errc() && end == text.data() + comma && n > 0 && n <= kMost &&
+              comma + 1 != text.size(),
+          "'evaluate-lengths' must be lengths such as 64,128,256, not '", text, "'");
+    out.insert(n);
+    at = comma + 1;
+  }
+  return {out.begin(), out.end()};
+}
+
 void check_settings(const Settings& s) {
+  evaluated_lengths(s);
   const Json all = to_json(s);
   for (const Setting& row : kSettings)
     check(contains(row.range, all[row.name]), "'", row.name, "' must be ", range_text(row.range),

@@ -25,6 +25,7 @@ struct Settings {
   std::string dtype = "float32", execution = "auto", device = "auto", backend = "auto";
   bool graph = true;
   int64_t evaluate_every = 250, evaluate_sequences = 64, checkpoint_every = 250, keep = 2;
+  std::string evaluate_lengths;
   int64_t entropy_every = 100, threads = 0;
   std::string on_spike = "note", on_nan = "stop";
   double spike = 8;
@@ -60,6 +61,9 @@ Json to_json(const Settings&);
 // Overwrites the settings that `j` names. Throws for an unknown name or a value of the wrong type;
 // `where` is the source, for the error message.
 void read_settings(Settings&, const Json& j, const std::string& where);
+
+// Of "64,128", from the shortest. Throws unless it is a list of lengths, which may be empty.
+std::vector<int64_t> evaluated_lengths(const Settings&);
 
 // Throws unless every value is in its range.
 void check_settings(const Settings&);

@@ -152,17 +152,22 @@ void finish_step(Trainer& r, double seconds) {
 }
 
 // Every rank evaluates its share of the sequences.
-void validate(Trainer& r) {
-  Session& t = r.t;
-  const int64_t n = t.s.evaluate_sequences, rank = t.group.ranks().rank,
+Score validation_score(const Session& t, const Settings& s) {
+  const int64_t n = s.evaluate_sequences, rank = t.group.ranks().rank,
                 world = t.group.ranks().world;
-  if (n == 0) return;
   const Score part =
-      evaluate(t.model, t.run, t.source, t.s, n * rank / world, n * (rank + 1) / world);
+      evaluate(t.model, t.run, t.source, s, n * rank / world, n * (rank + 1) / world);
   const at::Tensor sums = at::tensor({part.loss, part.right, part.count}, at::kDouble);
   if (world > 1) t.group.sum(sums);
   const double* const all = sums.data_ptr<double>();
-  r.validation = all[0] / all[2], r.accuracy = all[1] / all[2];
+  return {all[0], all[1], all[2]};
+}
+
+void validate(Trainer& r) {
+  const Session& t = r.t;
+  if (t.s.evaluate_sequences == 0) return;
+  const Score all = validation_score(t, t.s);
+  r.validation = all.loss / all.count, r.accuracy = all.right / all.count;
   write(r, {{"step", t.at.step},
             {"validation_loss", number(r.validation)},
             {"validation_accuracy", number(r.accuracy)}});
@@ -176,6 +181,22 @@ bool stops(const Trainer& r) {
   return asked.item<double>() > 0;
 }
 
+// At other lengths than that of training, with as many tokens in a pass.
+Json scores_by_length(const Session& t) {
+  Json out = Json::array();
+  if (t.s.evaluate_sequences == 0) return out;
+  for (const int64_t length : evaluated_lengths(t.s)) {
+    Settings s = t.s;
+    s.length = length, s.batch = std::max<int64_t>(1, t.s.batch * t.s.length / length);
+    if (s.micro_batch > 0) s.micro_batch = std::min(s.micro_batch, s.batch);
+    const Score all = validation_score(t, s);
+    out.push_back({{"length", length},
+                   {"validation_loss", number(all.loss / all.count)},
+                   {"validation_accuracy", number(all.right / all.count)}});
+  }
+  return out;
+}
+
 Json result(const Trainer& r) {
   const Session& t = r.t;
   double last = 0;
@@ -186,7 +207,9 @@ Json result(const Trainer& r) {
           {"train_loss", number(last)},
           {"validation_loss", number(r.validation)},
           {"validation_accuracy", number(r.accuracy)},
+          {"lengths", scores_by_length(t)},
           {"parameters", nn::parameter_count(t.model)},
+          {"state_numbers", state_numbers(t.model.config, t.s.length)},
           {"attention", nn::pattern_text(nn::variants_of(t.model.config))},
           {"seconds", t.at.seconds},
           {"tokens_per_second", speed},

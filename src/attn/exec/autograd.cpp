@@ -95,7 +95,8 @@ at::Tensor Keeping::take(bool values) {
 }
 
 void profiled(std::string_view execution, c10::function_ref<void()> forward) {
-  RECORD_FUNCTION(std::string(execution) + " forward", {});
+  at::RecordFunction record(at::RecordScope::FUNCTION);
+  if (record.isActive()) record.before(std::string(execution) + " forward");
   forward();
 }
 
@@ -117,6 +118,33 @@ static std::pair<TensorVector, TensorVector> run_forward(const Recorded& r) {
   return results;
 }
 
+// A function of the inputs of recorded_again(), made of torch's operators.
+using OfInputs = std::function<at::Tensor(const TensorVector&)>;
+
+// The gradients of function(inputs) by those of `leaves` that need one, given that of its result.
+static TensorVector gradients_of(std::string_view execution, const OfInputs& function,
+                                 const TensorVector& inputs, const TensorVector& leaves,
+                                 const at::Tensor& grad, bool keep) {
+  TORCH_WARN_ONCE("'", std::string(execution), "' has only first gradients, one at a time: this ",
+                  "backward pass runs 'reference' instead, which builds the T x S matrix");
+  const at::Tensor o = function(inputs);
+  TensorVector wanted, out(leaves.size());
+  std::ranges::copy_if(leaves, std::back_inserter(wanted),
+                       [](auto& x) { return x.defined() && x.requires_grad(); });
+  const TensorVector d = torch::autograd::grad({o}, wanted, {grad}, true, keep, true);
+  for (size_t i = 0, n = 0; i < leaves.size(); ++i)
+    if (leaves[i].defined() && leaves[i].requires_grad()) out[i] = d[n++];
+  return out;
+}
+
+// Another node for each, so that none is reached through another.
+static TensorVector views(at::TensorList from) {
+  TensorVector out;
+  for (const at::Tensor& x : from)
+    out.push_back(x.defined() && x.requires_grad() ? x.view_as(x) : x);
+  return out;
+}
+
 // Whether nodes are recorded inside recorded_again().
 static thread_local bool again_follows = false;
 
@@ -130,7 +158,31 @@ struct Backward : torch::CustomClassHolder {
   size_t inputs, defined;
   bool has_again = again_follows;
   decltype(Recorded::backward) run;
+
+  // Of a node that is the whole of recorded_again(): its function, with the place of each of its
+  // inputs among those of the node, or -1 and the input, a constant.
+  OfInputs again;
+  std::vector<int> places;
+  TensorVector constants;
+
+  TensorVector run_again(at::TensorList inputs, const at::Tensor& grad) const {
+    const bool keep = c10::GradMode::is_enabled();
+    const at::AutoGradMode mode(true);
+    const TensorVector leaves = views(inputs);
+    TensorVector all = constants;
+    for (size_t i = 0; i < all.size(); ++i)
+      if (places[i] >= 0) all[i] = leaves[size_t(places[i])];
+    return gradients_of(execution, again, all, leaves, grad, keep);
+  }
 };
+
+// The last node of this thread with one output.
+struct LastNode {
+  Backward* node = nullptr;  // alive as long as the output's graph
+  const c10::TensorImpl* output = nullptr;
+  std::vector<const c10::TensorImpl*> inputs;
+};
+static thread_local LastNode last_node;
 
 struct Record : torch::autograd::Function<Record> {
   // torch takes the tensors of a TensorList as variables, and requires them to be defined.
@@ -138,28 +190,38 @@ struct Record : torch::autograd::Function<Record> {
     auto [outputs, saved] = run_forward(r);
     saved.insert(saved.begin(), r.inputs.begin(), r.inputs.end());
     ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["backward"] = c10::IValue::make_capsule(c10::make_intrusive<Backward>(r));
+    const auto backward = c10::make_intrusive<Backward>(r);
+    ctx->saved_data["backward"] = c10::IValue::make_capsule(backward);
+    last_node = {};
+    if (again_follows && outputs.size() == 1) {
+      last_node.node = backward.get(), last_node.output = outputs[0].unsafeGetTensorImpl();
+      for (const at::Tensor& x : r.inputs) last_node.inputs.push_back(x.unsafeGetTensorImpl());
+    }
     return outputs;
   }
   static TensorVector backward(AutogradContext* ctx, const TensorVector& grads) {
     const auto held = ctx->saved_data["backward"].toCapsule();
     const auto& backward = static_cast<const Backward&>(*held);
-    if (backward.has_again && (c10::GradMode::is_enabled() || std::ranges::any_of(grads, is_batch)))
+    const bool again = c10::GradMode::is_enabled() || std::ranges::any_of(grads, is_batch);
+    if (backward.has_again && again && !backward.again)
       return TensorVector(1 + backward.defined);  // `Again` has given them
+    const TensorVector saved = ctx->get_saved_variables();
+    const at::TensorList all = saved, inputs = all.slice(0, backward.inputs);
+    const auto with_none = [&](const TensorVector& d) {
+      TensorVector out(1);  // for `Recorded`
+      for (size_t i = 0; i < d.size(); ++i)
+        if (inputs[i].defined()) out.push_back(d[i]);
+      return out;
+    };
+    if (again && backward.again) return with_none(backward.run_again(inputs, grads[0]));
     check(!c10::GradMode::is_enabled(), "double backward is supported only by 'reference', not '",
           backward.execution, "'");
     for (const at::Tensor& x : grads)  // kernels read its memory
       check(!x.defined() || (x.layout() == at::kStrided && x.has_storage() && !is_stand_in(x)),
             "a gradient of '", backward.execution,
             "' must be a plain dense tensor: vmap over gradients is not supported");
-    const TensorVector saved = ctx->get_saved_variables();
-    const at::TensorList all = saved, inputs = all.slice(0, backward.inputs);
     const c10::DeviceGuard guard(inputs[0].device());
-    const TensorVector d = backward.run(inputs, all.slice(backward.inputs), grads);
-    TensorVector out(1);  // none for `Recorded`
-    for (size_t i = 0; i < d.size(); ++i)
-      if (inputs[i].defined()) out.push_back(d[i]);
-    return out;
+    return with_none(backward.run(inputs, all.slice(backward.inputs), grads));
   }
 };
 
@@ -174,7 +236,7 @@ TensorVector record(const Recorded& r) {
 struct Again : torch::autograd::Function<Again> {
   struct Held : torch::CustomClassHolder {
     std::string_view execution;
-    std::function<at::Tensor(const TensorVector&)> run;
+    OfInputs run;
   };
   struct Call {
     const TensorVector& inputs;
@@ -198,37 +260,46 @@ struct Again : torch::autograd::Function<Again> {
     }
     const auto held = ctx->saved_data["again"].toCapsule();
     const auto& again = static_cast<const Held&>(*held);
-    TORCH_WARN_ONCE("'", std::string(again.execution),
-                    "' has only first gradients, one at a time: this ",
-                    "backward pass runs 'reference' instead, which builds the T x S matrix");
     const at::AutoGradMode mode(true);
-    TensorVector inputs, wanted;
-    std::vector<size_t> places;
+    const TensorVector inputs = views(saved);
+    const TensorVector d = gradients_of(again.execution, again.run, inputs, inputs, grads[0], keep);
     size_t place = kFirst;
-    for (const at::Tensor& x : saved) {
-      // another node for each, so that none is reached through another
-      inputs.push_back(x.defined() && x.requires_grad() ? x.view_as(x) : x);
-      if (!x.defined()) continue;
-      ++place;
-      if (x.requires_grad()) wanted.push_back(inputs.back()), places.push_back(place);
-    }
-    const at::Tensor o = again.run(inputs);
-    const TensorVector d = torch::autograd::grad({o}, wanted, {grads[0]}, true, keep, true);
-    for (size_t i = 0; i < d.size(); ++i) out[places[i]] = d[i];
+    for (size_t i = 0; i < d.size(); ++i)
+      if (saved[i].defined()) out[++place] = d[i];
     return out;
   }
 };
 
+// Lets the last node run `again` itself, if its result is o and it takes the inputs as they are.
+static bool adopted(const at::Tensor& o, const TensorVector& inputs, const OfInputs& again) {
+  const LastNode last = std::exchange(last_node, {});
+  if (!last.node || last.output != o.unsafeGetTensorImpl()) return false;
+  std::vector<int> places(inputs.size(), -1);
+  TensorVector constants(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) continue;
+    const auto at = std::ranges::find(last.inputs, inputs[i].unsafeGetTensorImpl());
+    if (at != last.inputs.end())
+      places[i] = int(at - last.inputs.begin());
+    else if (inputs[i].requires_grad())
+      return false;
+    else
+      constants[i] = inputs[i];
+  }
+  last.node->again = again, last.node->places = places, last.node->constants = constants;
+  return true;
+}
+
 at::Tensor recorded_again(std::string_view execution, const TensorVector& inputs,
-                          const std::function<at::Tensor()>& run,
-                          const std::function<at::Tensor(const TensorVector&)>& again) {
+                          const std::function<at::Tensor()>& run, const OfInputs& again) {
   if (!needs_gradients(inputs)) return run();
   const struct Follows {
     bool before = std::exchange(again_follows, true);
     ~Follows() { again_follows = before; }
   } guard;
+  last_node = {};
   const at::Tensor o = run();
-  if (!o.requires_grad()) return o;
+  if (!o.requires_grad() || adopted(o, inputs, again)) return o;
   TensorVector variables{o};
   std::ranges::copy_if(inputs, std::back_inserter(variables), &at::Tensor::defined);
   const auto held = c10::make_intrusive<Again::Held>();

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attn/exec/cpu.h"
+#include "attn/exec/large.h"
 #include "attn/parallel.h"
 
 namespace horner::attn::exec {

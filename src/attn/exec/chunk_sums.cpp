@@ -3,6 +3,7 @@
 
 #include "attn/exec/cpu.h"
 #include "attn/exec/isa.h"
+#include "attn/exec/large.h"
 #include "attn/exec/sums.h"
 #include "attn/parallel.h"
 

@@ -10,6 +10,7 @@
 #include "attn/exec/chunk_rows.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/large.h"
 #include "attn/exec/near.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
@@ -96,9 +97,8 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   const auto front = [&](const at::Tensor& x) {  // unused queries for the first keys
     return S == T ? x : at::constant_pad_nd(x, {0, 0, S - T, 0});
   };
-  const bool one_scale = p.factor.dim() == 0;  // for all queries: the kernel multiplies
-  job.scale = one_scale ? p.factor.item<double>() : 1;
-  const at::Tensor q = one_scale ? p.q : p.q.to(dtype) * p.factor;
+  job.scale = p.one_factor.value_or(1);  // one for all queries: the kernel multiplies
+  const at::Tensor q = p.one_factor ? p.q : p.q.to(dtype) * p.factor;
   const at::Tensor gates = value_gates(spec, in, before ? before->count : at::Tensor());
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
@@ -161,13 +161,13 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
 }
 
 // The delta rule and the gates of channels take dozens of tensors of the size of the inputs, near
-// keys some of all their scores. In pieces of the tokens these stay below the 32 MB up to which
-// malloc keeps freed memory.
+// keys some of all their scores. In pieces of the tokens all of these stay within the memory that
+// malloc keeps when it is freed.
 static bool in_pieces(const Spec& spec) {
   return is<Delta>(spec.values) || is<ChannelGate>(spec.decay) || !is<NoKeys>(spec.near);
 }
 static int64_t piece_tokens(const Spec& spec, const Inputs& in) {
-  constexpr int64_t kMostBytes = 16 << 20, kLeast = 2048, kUnit = 1024;
+  constexpr int64_t kMostBytes = 2 << 20, kLeast = 2048, kUnit = 1024;
   const auto* near = std::get_if<Window>(&spec.near);
   const int64_t channels = std::max({in.q.size(3), in.v.size(3), near ? 2L * near->size : 0});
   const int64_t token = in.q.size(0) * in.q.size(1) * channels * int64_t(sizeof(double));
@@ -176,11 +176,11 @@ static int64_t piece_tokens(const Spec& spec, const Inputs& in) {
 
 std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
+  if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
   if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
-  const std::string reason = why_no_state(spec);
-  if (!reason.empty()) return reason;
   if (!is<NoKeys>(spec.near) && !is<NoDecay>(spec.decay))
     return "does not support near keys with a decay: they become far ones some tokens late";
+  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
   if (in.k.size(2) <= cut(spec, in).C && !in.cu_seqlens.defined())
     return "";  // one chunk: no state
@@ -227,8 +227,8 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   for (const Input& i : input_table()) {
     const int64_t axis = axis_of(i, "TS");
     if (!(in.*i.at).defined() || axis < 0) continue;
-    const std::vector<at::Tensor> parts = (in.*i.at).split(n, axis);  // its backward is one pass
-    for (size_t p = 0; p < parts.size(); ++p) pieces[p].*i.at = parts[p];
+    const TensorVector each = parts("chunked", in.*i.at, n, axis);
+    for (size_t p = 0; p < each.size(); ++p) pieces[p].*i.at = each[p];
   }
   Carry state;
   std::vector<at::Tensor> results;

@@ -1,7 +1,6 @@
 #include "attn/exec/cpu.h"
 
 #include <ATen/ATen.h>
-#include <sys/mman.h>
 
 #include <cmath>
 
@@ -64,7 +63,7 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before,
   decay = log_gates(spec.decay, in);
   if (decay.defined()) decay = decay.to(at::kDouble).cumsum(-1);
   if (!counted && is<Flat>(spec.sharpness)) {
-    factor = at::scalar_tensor(scale_factor(spec, in), dtype);
+    one_factor = scale_factor(spec, in);
     return;
   }
   ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
@@ -73,6 +72,7 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before,
   if (before.defined()) count = count + before.view({-1, 1, 1, 1});
   count = count.to(dtype);
   factor = scale(spec, in, count);
+  if (factor.dim() == 0) one_factor = factor.item<double>();
 }
 
 at::Tensor Prepared::log_count() const {
@@ -89,19 +89,14 @@ at::Tensor Prepared::gates(const Inputs& in) const {
   return seen.sums(share).to(wide(in.q.scalar_type())).repeat_interleave(repeats, 1);
 }
 
-at::Tensor bias_gradient(const at::Tensor& bias) {
-  return bias.defined() && bias.requires_grad() ? at::zeros_like(bias) : at::Tensor();
+Dropout dropout(const Spec& spec, const Inputs& in) {
+  if (spec.dropout == 0) return {};
+  return {uint64_t(in.seed.item<int64_t>()), dropped_below(spec.dropout),
+          float(1 / (1 - spec.dropout))};
 }
 
-at::Tensor large_empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  constexpr uintptr_t kPage = 2 << 20, kLarge = 32 << 20;
-  const at::Tensor x = at::empty(sizes, options);
-#ifdef MADV_HUGEPAGE
-  const auto at = reinterpret_cast<uintptr_t>(x.const_data_ptr());
-  const uintptr_t from = (at + kPage - 1) / kPage * kPage, to = (at + x.nbytes()) / kPage * kPage;
-  if (x.nbytes() >= kLarge) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
-#endif
-  return x;
+at::Tensor bias_gradient(const at::Tensor& bias) {
+  return bias.defined() && bias.requires_grad() ? at::zeros_like(bias) : at::Tensor();
 }
 
 at::Tensor transposed(const at::Tensor& x) {
@@ -119,6 +114,7 @@ at::Tensor transposed(const at::Tensor& x) {
 at::Tensor padded(const at::Tensor& x, at::ScalarType dtype) {
   if (!x.defined()) return x;
   const int64_t rest = -x.size(-1) & (kernels::kPad - 1);
+  if (rest == 0 && x.scalar_type() == dtype && x.is_contiguous()) return x;
   return (rest ? at::constant_pad_nd(x, {0, rest}) : x).to(dtype).contiguous();
 }
 

@@ -23,15 +23,17 @@ struct Intervals {
 // The inputs as the kernels take them, differentiable.
 struct Prepared {
   Intervals seen;
-  int64_t repeats;    // query heads per key head
-  at::Tensor ones;    // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
-  at::Tensor count;   // [1 or B, 1, T, 1]
-  at::Tensor q, k;    // f(q), f(k)
-  at::Tensor factor;  // of q.k: one number, or [1 or B, H, T, 1]
-  at::Tensor decay;   // [B, G, S], running sums in double, or undefined
+  int64_t repeats;   // query heads per key head
+  at::Tensor ones;   // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
+  at::Tensor count;  // [1 or B, 1, T, 1]
+  at::Tensor q, k;   // f(q), f(k)
+  at::Tensor
+      factor;  // of q.k: one number, or [1 or B, H, T, 1]; undefined where keys are not counted
+  std::optional<double> one_factor;  // the same, of one number
+  at::Tensor decay;                  // [B, G, S], running sums in double, or undefined
 
   // `before` [B]: how many keys precede these; undefined for none. `ones` and `count` are left
-  // undefined where the caller does not count keys and the factor does not need it.
+  // undefined where the caller does not count keys and the factor does not need it; so is `factor`.
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
   at::Tensor log_count() const;  // of each query: [B, H, T]
   at::Tensor kept_keys() const;  // f(k), 0 for a key that `keep` hides
@@ -49,9 +51,6 @@ inline bool is_paired(const at::Tensor& x) {  // bfloat16, for the kernels of pa
 at::Tensor padded(const at::Tensor& x, at::ScalarType = at::kFloat);
 c10::SymInt padded(const c10::SymInt& channels);
 
-// at::empty. A large block is new to the process each time: asks for it in pages of 2 MB.
-at::Tensor large_empty(at::IntArrayRef sizes, const at::TensorOptions&);
-
 // The memory of a tensor; null for none.
 template <class T>
 T* pointer(const at::Tensor& x) {
@@ -68,6 +67,9 @@ void set_bias(Problem& f, const at::Tensor& bias) {
   f.bias_batch = bias.size(0) == 1 ? 0 : bias.size(1) * f.T * f.S;
 }
 at::Tensor bias_gradient(const at::Tensor& bias);
+
+// What a spec drops, by the seed of its inputs.
+Dropout dropout(const Spec&, const Inputs&);
 
 // The B * G key heads of a backward pass, in turns: those that add to the same gradient of a bias
 // run one after another.

@@ -42,7 +42,10 @@ std::string why_not_on_cuda(const Spec& spec) {
   if (r.ahead != 0 && r.ahead != kAllKeys)
     return "the CUDA kernels support only masks that see no later key, or all of them";
   if (r.chunk > 0) return "the CUDA kernels do not support chunks of keys";
-  if (const std::string lacks = why_lacking(spec, {}); !lacks.empty()) return lacks;
+  constexpr Has kHas{.softcap = true, .bias = true, .sink = true};
+  if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
+  if (spec.centred && (spec.softcap != 0 || spec.bias))
+    return "the CUDA kernels do not support centred scores with a soft cap or a bias";
   return WithoutChannelGates::why_not(spec);
 }
 

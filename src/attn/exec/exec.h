@@ -28,7 +28,7 @@ constexpr Execution complete(Execution e, decltype(e.why_not) why_not, decltype(
 // The stages that not every execution has.
 struct Has {
   bool softcap = false, bias = false, sink = false, near = false, delta = false;
-  bool channel_decay = false;
+  bool channel_decay = false, dropout = false;
   bool first_keys = false;  // masks that see more than one interval: streaming, prefix
   bool stick = false;       // Softpick and StickBreaking
 };
@@ -51,6 +51,9 @@ struct WithoutChannelGates {
  private:
   at::Tensor gated(const at::Tensor& o) const;
 };
+
+inline constexpr const char* kNoOtherKeys =
+    "does not support packed sequences with other numbers of keys than of queries (cu_seqlens_k)";
 
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
 at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);

@@ -23,6 +23,7 @@ struct Job {
   int64_t near;
   Intervals seen;
   at::Tensor keep;
+  Dropout dropout;
   at::Tensor statistics;         // [4, B, H, T] to write to, or undefined
   at::Tensor log_sum;            // [B, H, T], likewise
   kernels::Epilogue epilogue{};  // without its pointers
@@ -62,6 +63,7 @@ static Fused problem(const Job& job, const FusedTensors& x) {
   f.seen = job.seen.pointers();
   set_bias(f, x.bias);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
+  f.dropout = job.dropout;
   f.epilogue = job.epilogue;
   f.epilogue.divisor = pointer<float>(x.divisor), f.epilogue.sink = pointer<float>(x.sink);
   f.epilogue.out_gate = pointer<float>(x.out_gate),
@@ -210,8 +212,9 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   job.weight = one_score<float>(spec.weight);
   job.clamp = spec.clamp, job.softcap = float(spec.softcap);
   if (const auto* near = std::get_if<Window>(&spec.near)) job.near = near->size;
-  job.scale = p.factor.dim() == 0 ? p.factor.item<float>() : 1;
+  job.scale = float(p.one_factor.value_or(1));
   if (in.keep.defined()) job.keep = in.keep.contiguous();
+  job.dropout = dropout(spec, in);
   job.statistics = statistics_memory(in, statistics);
   if (statistics && statistics->only_log_sum)
     job.log_sum = statistics->log_sum = log_sum_memory(in);
@@ -220,7 +223,7 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   const at::Tensor divisor = std::visit(Divisor{in, p, epilogue}, spec.denominator);
   std::visit(SetNorm<kernels::Epilogue>{epilogue}, spec.norm);
 
-  const at::Tensor q = p.factor.dim() == 0 ? p.q : p.q * p.factor;
+  const at::Tensor q = p.one_factor ? p.q : p.q * p.factor;
   const bool paired = isa().fused_bf16 && is_paired(in.q);
   const auto dtype = paired ? at::kBFloat16 : at::kFloat;
   FusedTensors x{padded(q, dtype), padded(p.k, dtype), padded(in.v, dtype)};
@@ -243,7 +246,8 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
   at::Tensor o = differentiable("fused_cpu", job, x, forward, backward).o;
   if (o.size(-1) > in.v.size(-1)) o = o.narrow(-1, 0, in.v.size(-1));
-  return rest.finish(o).to(in.q.scalar_type());
+  o = rest.finish(o);
+  return o.scalar_type() == in.q.scalar_type() ? o : o.to(in.q.scalar_type());
 }
 
 // bfloat16 takes half the time of float32.
@@ -270,6 +274,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
                      .sink = true,
                      .near = true,
                      .delta = true,
+                     .dropout = true,
                      .first_keys = true,
                      .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;

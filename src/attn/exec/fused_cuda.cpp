@@ -29,7 +29,7 @@ struct CudaJob {
   const TileKernels* kernels;
   bool own_q = false, own_k = false;  // only this execution uses the memory of q and k
   cuda::Weights weights;
-  float clamp, scale;
+  float clamp, scale, softcap;
   SeenKeys keys;
   std::optional<CentreOf> centre;
   at::Tensor thresholds;      // [B, H, T, 4], or undefined
@@ -61,12 +61,21 @@ struct CudaResult {
   }
 };
 
+// The strides of the batch and the heads of a contiguous tensor, 0 where all share one.
+static std::pair<int64_t, int64_t> shared_strides(const at::Tensor& x) {
+  return {x.size(0) > 1 ? x.stride(0) : 0, x.size(1) > 1 ? x.stride(1) : 0};
+}
+
 // q, k, v in one dtype, laid out for the kernels; decay, output and post gates in any dtype, the
 // rest in float32.
 static Fused problem(const CudaJob& job, const FusedTensors& x) {
   Fused f = problem_of(x, job.epilogue, job.channels);
-  f.scale = job.scale, f.clamp = job.clamp;
+  f.scale = job.scale, f.clamp = job.clamp, f.softcap = job.softcap;
+  f.bias = memory<float>(x.bias);
+  if (f.bias) std::tie(f.bias_batch, f.bias_head) = shared_strides(x.bias);
   f.centre = memory<float>(x.centre), f.gate = memory<float>(x.gate);
+  f.decay_in_scores = x.decay.defined() && std::holds_alternative<Exp>(job.weights);
+  f.epilogue.sink = memory<float>(x.sink);
   f.seen = job.keys.seen;
   f.epilogue.counted = f.seen;
   f.thresholds = memory<cuda::RowThreshold>(job.thresholds);
@@ -135,6 +144,17 @@ static void sum_products(const CudaJob& job, const FusedTensors& x, const at::Te
                          d.k);
 }
 
+// Where the gradient of a bias is added up: where algorithms must be deterministic, no two rows of
+// scores share a row of it.
+static at::Tensor bias_sums(const at::Tensor& bias, Fused& f) {
+  const bool apart = at::globalContext().deterministicAlgorithms();
+  const at::Tensor d = apart ? at::zeros({f.B, f.H, f.T, f.S}, bias.options())
+                             : at::zeros_like(bias, at::MemoryFormat::Contiguous);
+  f.d_bias = memory<float>(d);
+  std::tie(f.d_bias_batch, f.d_bias_head) = shared_strides(d);
+  return d;
+}
+
 static FusedTensors zeros_like(const FusedTensors& x) {
   FusedTensors d = x;
   for (at::Tensor* y : FusedTensors::fields(d))
@@ -158,8 +178,11 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   if (job.thresholds.defined()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
   if (job.centre) d.centre = at::zeros_like(x.centre);  // else a constant
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
+  if (x.sink.defined()) d.sink = at::empty_like(x.sink);
+  if (x.bias.defined() && x.bias.requires_grad()) d.bias = bias_sums(x.bias, f);
   const DecayGradient d_decay(f, x.decay);
   r.give(f);
+  f.epilogue.d_sink = memory<float>(d.sink);
   f.d_o = view(grad), f.g = job.has_g() ? g.data_ptr() : nullptr, f.dq_sum = memory<float>(dq_sum);
   f.queries = memory<cuda::Query>(queries),
   f.gradient_sums = memory<cuda::RowGradientSums>(gradient_sums);
@@ -167,6 +190,7 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   cuda::row_gradients(f, job.weights, stream());
   if (f.gradient_sums) cuda::row_gradient_sums(f, job.weights, stream());
   sum_products(job, x, g, dq_sum, f, d);
+  if (d.bias.defined()) d.bias = at::sum_to(d.bias, x.bias.sizes());
   d.decay = d_decay.of_gates(x.decay);
   return d;
 }
@@ -175,7 +199,7 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
 static at::Tensor sharpness(const CudaJob& job, const at::Tensor& q, const at::Tensor& k) {
   const at::NoGradGuard constant;
   Fused f = problem(job, {.q = q, .k = k, .v = k});
-  f.clamp = kNoClamp;
+  f.clamp = kNoClamp, f.softcap = 0;
   const at::Tensor thresholds = at::empty({f.B, f.H, f.T, 4}, q.options().dtype(at::kFloat));
   f.thresholds = memory<cuda::RowThreshold>(thresholds);
   cuda::find_row_thresholds(f, job.weights, /*adaptive=*/true, stream());
@@ -187,7 +211,8 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   CudaJob job;
   job.kernels = &kernels;
   job.weights = cuda_weights(spec.weight);
-  job.clamp = float(spec.clamp), job.channels = int(in.v.size(-1));
+  job.clamp = float(spec.clamp), job.softcap = float(spec.softcap);
+  job.channels = int(in.v.size(-1));
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
   if (!facts(spec.weight).of_one_score)
@@ -247,6 +272,9 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
   job.own_k = !spec.centred && !x.k.is_alias_of(in.k);
   x.decay = gates(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
+  if (in.sink.defined())
+    x.sink = plain(in.sink.view({1, -1, 1}).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+  x.bias = plain(in.bias);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
   const at::Tensor o = differentiable(kernels.execution, job, x, forward, backward).o;
@@ -256,6 +284,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
 std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
   if (const std::string reason = why_not_on_cuda(spec); !reason.empty()) return reason;
+  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";

@@ -29,7 +29,7 @@ static void forward(const Fused& f, const cuda::Weights& w, cuda::Stream stream)
   if (f.decay) {
     factors = at::empty({f.B, f.G, cuda::factor_tiles(f), cuda::kFactorRow},
                         at::device(at::kCUDA).dtype(at::kFloat));
-    cuda::hopper_decay_factors(f, memory<float>(factors), stream);
+    cuda::hopper_decay_factors(f, w, memory<float>(factors), stream);
   }
   cuda::hopper_forward(f, w, memory<float>(factors), stream);
 }
@@ -64,9 +64,13 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (std::holds_alternative<cuda::RuntimeWeight>(cuda_weights(spec.weight)))
     return "supports only exponential and polynomial weights";
   const bool decays = !is<NoDecay>(spec.decay);
-  if (decays && cuda_epilogue(spec, in).by_sum)
-    return "does not support decay with a sum as denominator";
-  if ((spec.centred || spec.less_log_count) && decays)
+  if (decays && !is<Exp>(spec.weight) && cuda_epilogue(spec, in).by_sum)
+    return "does not support decay with a sum as denominator, other than of exp";
+  if (spec.bias) return "does not support a bias, whose reads take longer than what it saves";
+  const bool centred = spec.centred || spec.less_log_count;
+  if (spec.softcap != 0 && (centred || !is<Exp>(spec.weight)))
+    return "supports a soft cap only for exp, and not with scores less log n";
+  if (centred && decays)
     return "does not support centred scores, or scores less log n, with decay";
   if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxHopperChannels)
     return "supports head dimensions up to 128";

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "attn/dropout.h"
 #include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/inputs.h"
@@ -249,6 +250,33 @@ static Statistics statistics_of(const at::Tensor& weights, const at::Tensor& fir
           {}};
 }
 
+// The weights [B, H, T, S] after dropout: dropout.h in torch's operators, where integers of 64 bits
+// have a sign and shifts keep it.
+static at::Tensor dropped(double p, const at::Tensor& seed, const at::Tensor& w) {
+  constexpr int64_t kWord = 0xFFFFFFFF;
+  constexpr auto kGolden = int64_t(0x9E3779B97F4A7C15);
+  const auto right = [](const at::Tensor& x, int n) {
+    return x.bitwise_right_shift(n).bitwise_and((int64_t(1) << (64 - n)) - 1);
+  };
+  const auto mixed = [&](at::Tensor x) {
+    x = x.bitwise_xor(right(x, 30)) * int64_t(0xBF58476D1CE4E5B9);
+    x = x.bitwise_xor(right(x, 27)) * int64_t(0x94D049BB133111EB);
+    return x.bitwise_xor(right(x, 31));
+  };
+  const auto whole = seed.options();
+  const at::Tensor b = at::arange(w.size(0), whole).view({-1, 1, 1, 1});
+  const at::Tensor h = at::arange(w.size(1), whole).view({-1, 1, 1});
+  const at::Tensor t = at::arange(w.size(2), whole).view({-1, 1}), s = at::arange(w.size(3), whole);
+  const at::Tensor head = mixed(mixed(seed + kGolden) + (b * (int64_t(1) << 32) + h) * kGolden);
+  const at::Tensor row = mixed(head + (t + 1) * kGolden);
+  const at::Tensor first = row.bitwise_and(kWord), second = right(row, 32);
+  at::Tensor x = (s + first).bitwise_and(kWord);
+  x = (x.bitwise_xor(right(x, 16)) * int64_t(kDropoutMix[0])).bitwise_and(kWord);
+  x = ((x.bitwise_xor(right(x, 13)) + second) * int64_t(kDropoutMix[1])).bitwise_and(kWord);
+  x = x.bitwise_xor(right(x, 16));
+  return (w / (1 - p)).masked_fill(x < int64_t(dropped_below(p)), 0);
+}
+
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
   Inputs in = given;
   in.q = mapped(spec.features, given.q, given.query_projection);
@@ -262,7 +290,8 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   const at::Tensor v = std::visit(Summed{spec, in}, spec.values);
   // weights that are not divided yet overflow float16
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
-  const at::Tensor N = at::matmul(w.to(dtype), v.to(dtype));
+  const at::Tensor left = spec.dropout == 0 ? w : dropped(spec.dropout, in.seed, w);
+  const at::Tensor N = at::matmul(left.to(dtype), v.to(dtype));
   Sums sums{N.to(w.scalar_type()), summed.sum(-1, true), shift, keys.count, {}};
   if (statistics && is<Exp>(spec.weight)) statistics->log_sum = log_sum(sums);
   if (in.denominator_gate.defined())

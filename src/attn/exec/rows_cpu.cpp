@@ -24,6 +24,7 @@ struct RowJob {
   at::Tensor q, scale;  // [B, H, T, D], [B, H, T, 1]
   Intervals seen;
   at::Tensor keep;
+  Dropout dropout;
   at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
 };
 
@@ -76,6 +77,7 @@ static Rows problem(const RowJob& job, const RowTensors& x, const at::Tensor& th
   set_bias(f, x.bias);
   f.seen = job.seen.pointers();
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
+  f.dropout = job.dropout;
   f.thresholds = reinterpret_cast<kernels::RowThreshold*>(pointer<float>(thresholds));
   f.stride = stride(f);
   return f;
@@ -139,6 +141,7 @@ at::Tensor attend_by_rows(const Spec& spec, const Inputs& in, Statistics* statis
   job.clamp = spec.clamp, job.softcap = float(spec.softcap);
   job.q = padded(plain.detach());
   job.scale = factor.detach().expand({q.size(0), q.size(1), q.size(2), 1}).contiguous();
+  job.dropout = dropout(spec, in);
   job.statistics = statistics_memory(in, statistics);
   if (in.keep.defined()) job.keep = in.keep.contiguous();
   const at::Tensor gates = value_gates(spec, in);

@@ -189,6 +189,7 @@ static void forward(const Fused& f, int64_t task) {
     if (f.bias) add_bias(tile, x), tile.scale = 1;
     std::visit([&](const auto& w) { weigh_tile(w, tile, x, sums); }, f.weight);
     if (f.in_gate) gate_values(tile, x);
+    if (f.dropout.below) drop(tile, x);
     products.add_values(x, sums.N);
   }
   const bool is_shifted = f.near || std::holds_alternative<Exp>(f.weight);
@@ -251,11 +252,13 @@ static void backward_keys(const Fused& f, Tile& tile, const typename Products::K
     if (f.softcap != 0) cap(tile, x);
     products.d_weights(keys, dp);
     if (f.in_gate) gate_values(tile, dp);
+    if (f.dropout.below) drop(tile, dp);
     std::visit(
         [&](const auto& w) {
           tile.partial() ? slopes<true>(w, tile, x, dp) : slopes<false>(w, tile, x, dp);
         },
         f.weight);
+    if (f.dropout.below) drop(tile, x);
     products.add_d_values(x, dv);
     products.add_d_keys(dp, dk);
     products.add_d_queries(keys, dp, f.dq + tile.row(0) * f.D);

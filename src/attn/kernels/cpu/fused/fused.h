@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "attn/math.h"
+#include "attn/dropout.h"
 #include "core/simd/isa.h"
 
 namespace horner::attn::kernels {
@@ -68,6 +68,7 @@ struct Fused {
   const float* bias;
   int64_t bias_batch, bias_head;
   const uint8_t* keep;  // [B, S], or null
+  Dropout dropout;
 
   Epilogue epilogue;
 

@@ -1,6 +1,7 @@
 // From the products of a tile to its weights and score gradients, for every dtype.
 #pragma once
 
+#include "attn/kernels/cpu/dropout.h"
 #include "attn/kernels/cpu/fused/epilogue.h"
 #include "attn/kernels/cpu/fused/fused.h"
 #include "attn/kernels/cpu/fused/statistics.h"
@@ -316,6 +317,13 @@ static void write_statistics(const Tile& tile, const float* W, const Sums& sums)
     write(rows, W + i, least(kWidth, tile.rows - i), is_exp, f.statistics + tile.row(i),
           f.B * f.H * f.T);
   }
+}
+
+// Drops pairs of a tile.
+static void drop(const Tile& tile, float* x) {
+  const Dropout& d = tile.f.dropout;
+  for (int i = 0; i < tile.rows; ++i)
+    drop(d, dropout_row(d.seed, tile.b, tile.h, tile.t0 + i), tile.s0, kTile, x + i * kTile);
 }
 
 // Multiplies the columns of a tile by the input gates of their values.

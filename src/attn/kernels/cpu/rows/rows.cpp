@@ -3,6 +3,7 @@
 // Backward: recompute the strip, then dw_ts = decay_ts (v_s.dN_t + dW_t) and dx (weights.h).
 #include "attn/kernels/cpu/rows/rows.h"
 
+#include "attn/kernels/cpu/dropout.h"
 #include "attn/kernels/cpu/fused/statistics.h"
 #include "attn/kernels/cpu/rows/weights.h"
 #include "core/simd/gemm.h"
@@ -78,6 +79,12 @@ struct Block {
     return exp(all_seen(i, j) ? load(x) : choose(seen(i, j), load(x), Vec{}));
   }
 };
+
+// Drops pairs of query i.
+static void drop(const Block& k, int i, float* x) {
+  const Dropout& d = k.f.dropout;
+  if (d.below) drop(d, dropout_row(d.seed, k.b, k.h, k.t0 + i), k.s0, k.width, x);
+}
 
 // x = a tiles: rows a [rows, channels] times the keys in tiles [.., channels, kTile].
 static void products(const Block& k, const float* a, int64_t channels, const float* tiles,
@@ -176,6 +183,7 @@ static void forward(const W& w, const Block& k, float* x, float* spare) {
       const float whole = sum(total);
       write(&statistics, &whole, 1, false, f.statistics + k.row(i), f.B * f.H * f.T);
     }
+    drop(k, i, row);
     f.thresholds[k.row(i)] = r;
     f.W[k.row(i)] = sum(total + only_summed);
   }
@@ -271,9 +279,12 @@ static void backward(const W& w, const Block& k, float* x, float* dp, int64_t pa
   products(k, f.q + k.row(0) * f.D, f.D, f.k_tiles, x);
   products(k, dN, f.E, f.v_tiles, dp);
   const int64_t keys = part * f.B * f.G * f.S;  // offset of this part in dk and dv
-  for (int i = 0; i < k.rows; ++i)
+  for (int i = 0; i < k.rows; ++i) {
+    drop(k, i, dp + i * f.stride);
     slopes(w, k, i, x + i * f.stride, dp + i * f.stride, f.decay ? f.d_decay_key + keys : nullptr,
            dp + kStrip * f.stride);
+    drop(k, i, x + i * f.stride);
+  }
   const int D = int(f.D), E = int(f.E);
   float* dq = f.dq + k.row(0) * D;
   for (int64_t j = 0; j < k.width; j += kTile) {

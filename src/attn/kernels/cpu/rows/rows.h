@@ -38,7 +38,8 @@ struct Rows {
   const float* bias;  // as in Fused, or null
   int64_t bias_batch, bias_head;
   const uint8_t* keep;  // [B, S], or null
-  int64_t stride;       // floats per row of a strip: the widest row plus kTile
+  Dropout dropout;
+  int64_t stride;  // floats per row of a strip: the widest row plus kTile
 
   // Forward.
   float *N, *W;              // [B, H, T, E], [B, H, T]

@@ -39,6 +39,7 @@ __device__ inline Divisor divisor(const Epilogue& p, int64_t row, float W, float
     least = fmaxf(least, p.floor * (p.divisor ? p.divisor[row] : keys_seen(p, row)));
   const float unit = p.plus != 0 || least != 0 ? expf(-shift) : 0;
   Divisor d{p.plus != 0 ? W + p.plus * unit : W, !p.detach};
+  if (p.sink) d.Z += expf(p.sink[row] - shift);  // inf: the keys have no share
   if (least != 0 && d.Z < least * unit) d = {least * unit, false};
   if (fabsf(d.Z) < kTinySum) d = {d.Z < 0 ? -kTinySum : kTinySum, false};
   return d;
@@ -140,6 +141,10 @@ __device__ inline RowGradient row_gradient(const Epilogue& p, int channels, int6
   const float out = p.out_gate ? p.out_gate[row] : 1, dZ = -dy_y / d.Z;
   if (p.d_out_gate) p.d_out_gate.set(row, r == 0 ? 0 : dy_y / out);
   if (p.d_divisor) p.d_divisor[row] = r == 0 ? 0 : dZ;
+  if (p.d_sink) {
+    const float e = expf(p.sink[row] - shift), share = e < INFINITY ? e / d.Z : 1;
+    p.d_sink[row] = r == 0 || !d.follows_w ? 0 : -dy_y * share;
+  }
   if (r == 0) return {};
   return {r * out / d.Z, d.follows_w ? dZ : 0};
 }

@@ -92,18 +92,19 @@ struct TypedPointer {
 
 // Denominator, gates and norm. A null pointer disables its stage.
 struct Epilogue {
-  bool by_sum;  // Z = max(W + plus, least, floor n); otherwise Z is the divisor
+  bool by_sum;  // Z = max(W + plus + e^sink, least, floor n); otherwise Z is the divisor
   float plus, least, floor;
   bool by_count;  // the divisor is the number of keys that a query sees in `counted`
   Seen counted;
   bool detach;
   const float* divisor;              // [B, H, T]; with a floor, n where keys are hidden
+  const float* sink;                 // [B, H, T], with by_sum: Z has e^sink more
   TypedPointer out_gate, post_gate;  // likewise
   enum Norm { none, l2, rms, layer } norm;
   bool times_dim;
   float eps;
   const float *norm_weight, *norm_bias;  // [E]
-  float* d_divisor;                      // [B, H, T]
+  float *d_divisor, *d_sink;             // [B, H, T]
   TypedPointer d_out_gate, d_post_gate;  // likewise
   float* d_norm;                         // [2, E]: gradients of weight and bias
   float* d_norm_parts;                   // [row_blocks(), 2, E]
@@ -122,8 +123,12 @@ struct Fused {
   Dtype dtype;
   float scale, clamp;  // scale > 0
   View q, k, v;
+  float softcap;        // a score is softcap tanh(scale q.k / softcap); 0: scale q.k
+  const float* bias;    // [B, H, T, S], added to it, or null
+  int64_t bias_batch, bias_head;  // strides, 0 where all share one; likewise those of d_bias
   const float* centre;  // [B, H, T], subtracted from the scores of a row; or null
   const double* decay;  // [B, G, S], running sums of the log gates, or null
+  bool decay_in_scores;  // Exp: log decay is added to the scores, so that a shift includes it
   const float* gate;    // [B, G, S], factor of the values, or null
   Seen seen;
   Epilogue epilogue;
@@ -151,6 +156,8 @@ struct Fused {
   void* dq;         // [B, H, T, D]
   void *dk, *dv;    // [B, G, S, D], [B, G, S, E]
   float* d_centre;  // [B, H, T], zero-initialised, or null if the centre is a constant
+  float* d_bias;    // [B, H, T, S], zero-initialised, or null if the bias is a constant
+  int64_t d_bias_batch, d_bias_head;
   // The weights times their gradients, summed over keys [B, H, T] (zero-initialised; double in
   // float32, else float) and over queries, negated, [B, G, S]; or null if the decay is a constant.
   // A gate's gradient is the difference of many of both, so they sum the same numbers: rounding
@@ -159,6 +166,15 @@ struct Fused {
   double* d_decay_key;
   float* d_gate;  // [B, G, S], zero-initialised, if there is a gate
 };
+
+// Whether scores are more than scale q.k less a centre. The clamp then comes before the decay, and
+// no other follows.
+HORNER_HD bool changes_scores(const Fused& f) {
+  return f.softcap != 0 || f.bias || f.decay_in_scores;
+}
+HORNER_HD float last_clamp(const Fused& f) {
+  return changes_scores(f) ? INFINITY : f.clamp;
+}
 
 inline constexpr int kDqTile = 64;
 HORNER_HD bool dq_in_fragments(const Fused& f) {  // whether dq_sum is in fragment order

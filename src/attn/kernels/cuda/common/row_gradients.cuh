@@ -53,7 +53,7 @@ enum class RowKind { plain, norm_row, learned };
 // Without a norm: whether anything needs the dot product of a row and its gradient.
 __device__ inline bool needs_row_dot(const Fused& f) {
   const Epilogue& p = f.epilogue;
-  return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor;
+  return (p.by_sum && !p.detach) || p.d_out_gate || p.d_post_gate || p.d_divisor || p.d_sink;
 }
 
 // Sums over a row's channels, for the lane that owns the row.
@@ -85,7 +85,7 @@ struct LaneRow {
     // Without g, d_o is used instead; it lacks the gate after the norm.
     const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
-    f.queries[row] = {sub * per, (f.clamp - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
+    f.queries[row] = {sub * per, (last_clamp(f) - by) * per, d.a * unit * (f.g ? 1 : post), d.dW * unit};
   }
 };
 

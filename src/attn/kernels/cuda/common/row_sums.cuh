@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "attn/kernels/cuda/common/epilogue.cuh"
-#include "attn/kernels/cuda/common/tiles.cuh"
+#include "attn/kernels/cuda/common/scores.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -25,7 +25,10 @@ struct RunningSums {
   // relative to their largest, to stay in range.
   static constexpr bool kIsExp = std::is_same_v<W, Exp>;
   static constexpr bool kScaled = std::is_same_v<W, Polynomial> && std::is_same_v<T, fp16>;
+  // Whether it has code for changed scores, of which the decay of exp is one.
+  static constexpr bool kChanges = Shape::kDecay && (factored || !kHasDecayFactors<T, W>);
   using Products = float[kAtoms][kTiles][4];
+  using Type = T;
 
   const Fused& f;
   const W& w;
@@ -138,8 +141,10 @@ struct RunningSums {
                                              float (&parts)[2 * kAtoms]) {
     const int first = s0 + lane() % 4 * 2;
     Vec<2 * kTiles> keys;
-    if constexpr (factored)
+    if constexpr (factored && !kIsExp)
       if (f.decay) keys = key_decay<path>(gates + lane() % 4 * 2);
+    if constexpr (kChanges)
+      if (changes_scores(f)) change_scores(x, first, gates + lane() % 4 * 2);
     if constexpr (path == Path::general && kIsExp) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) {
@@ -151,7 +156,7 @@ struct RunningSums {
     if (kIsExp && find_max) {
       const auto top = [&](int i) {
         const float top = reduce4(of_row(x, i), [](float a, float b) { return fmaxf(a, b); });
-        return fminf(top * f.scale - centre[i / 2][i % 2], f.clamp);
+        return fminf(top * f.scale - centre[i / 2][i % 2], most());
       };
       raise_shift(top, kSkipsMax ? 0 : kSlack);
       rescale();
@@ -163,10 +168,10 @@ struct RunningSums {
 #pragma unroll
     for (int i = 0; i < 2 * kAtoms; ++i) {
       auto y = value<path>(weight, of_row(x, i), i, first);
-      if constexpr (factored) {
+      if constexpr (factored && !kIsExp) {
         if (f.decay) decay_row<path>(y, i, keys);
       } else if constexpr (path == Path::general && Shape::kDecay && !kHasDecayFactors<T, W>)
-        if (f.decay) {
+        if (f.decay && !f.decay_in_scores) {
           const double here = gates_at_query(f, head, query(i));
 #pragma unroll
           for (int j = 0; j < 2 * kTiles; ++j)
@@ -177,8 +182,30 @@ struct RunningSums {
     }
     if constexpr (kScaled) rescale_by_max(x);
   }
+  __device__ float most() const { return kChanges ? last_clamp(f) : f.clamp; }
+  // `gates`: those of the thread's first key.
+  __device__ void change_scores(Products& x, int first, const double* gates) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) {
+      const double here = !factored && f.decay ? gates_at_query(f, head, query(i)) : 0;
+      const float per = __frcp_rn(f.scale * kLog2e);
+      auto y = of_row(x, i);
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j) {
+        const int at = j / 2 * 8 + j % 2;
+        const float bias = bias_of(f, head, query(i), first + at);
+        y[j] = changed_score<T>(f, y[j], bias, centre[i / 2][i % 2]).x;
+        if (!f.decay_in_scores) continue;
+        const float decay =
+            factored ? log_decay[i / 2][i % 2] - reinterpret_cast<const float2*>(gates)[at].x
+                     : log2_decay(here, gates[at]);
+        y[j] = with_log2_decay(y[j], decay, per);
+      }
+      set_row(x, i, y);
+    }
+  }
   // The thread's columns: log2_decay; or, where the reference is before every query and after every
-  // key, the factors. For exp rows, `value` adds the query's factor to the exponent.
+  // key, the factors.
   template <Path path>
   static __device__ __forceinline__ Vec<2 * kTiles> key_decay(const double* gates) {
     Vec<2 * kTiles> y;
@@ -196,8 +223,6 @@ struct RunningSums {
     const float here = log_decay[i / 2][i % 2];
     if constexpr (path == Path::general)
       y = vec<2 * kTiles>([&](int j) { return y[j] * decay_between(here, keys[j]); });
-    else if constexpr (kIsExp)
-      y = y * keys;
     else
       y = y * (keys * exp2_fast(here));
   }
@@ -216,15 +241,13 @@ struct RunningSums {
   __device__ __forceinline__ Vec<2 * kTiles> value(const Weight& weight, const Vec<2 * kTiles>& x,
                                                    int i, int first) const {
     const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
-    float sub = (centre[i / 2][i % 2] + by) * kUnit<W>;
+    const float sub = (centre[i / 2][i % 2] + by) * kUnit<W>;
     const float scale = f.scale * kUnit<W>;
-    float limit = (f.clamp - by) * kUnit<W>;
-    if constexpr (factored && kIsExp && path != Path::general)
-      sub -= log_decay[i / 2][i % 2], limit += log_decay[i / 2][i % 2];
+    const float limit = (most() - by) * kUnit<W>;
     auto y = x;
     if constexpr (Shape::kRaw && kIsFixedDegree<Weight>) {
       if constexpr (factored) y = y + -centre[i / 2][i % 2] * per_scale;
-      if constexpr (path != Path::plain) y = min_nan(y, f.clamp / f.scale);
+      if constexpr (path != Path::plain) y = min_nan(y, most() / f.scale);
     } else {
       y = vec<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
       if constexpr (path != Path::plain) y = min_nan(y, limit);

@@ -2,7 +2,7 @@
 // rounded: the A operands of key_gradients.cuh.
 #pragma once
 
-#include "attn/kernels/cuda/common/tiles.cuh"
+#include "attn/kernels/cuda/common/scores.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -23,7 +23,7 @@ struct KeyScoreGradients {
   int part, column;      // index of the sharing warp; first channel accumulated here
   VisibleRange visible;  // queries that see the warp's keys
   double d_decay[kAtoms][2];
-  float factor[2 * kAtoms];  // decay factor of each key if `factored`; log2 for exp
+  float factor[2 * kAtoms];  // decay factor of each key if `factored`, other than for exp
 
   // A tile of queries of one head, in shared memory.
   struct Queries {
@@ -58,10 +58,8 @@ struct KeyScoreGradients {
   }
   __device__ void set_key_factors(const Head& head) {
 #pragma unroll
-    for (int i = 0; i < 2 * kAtoms; ++i) {
-      const float log_decay = f.decay ? -key_log2_decay(i, head) : 0;
-      factor[i] = kIsExp ? log_decay : exp2_fast(log_decay);
-    }
+    for (int i = 0; i < 2 * kAtoms; ++i)
+      factor[i] = f.decay && !kIsExp ? exp2_fast(-key_log2_decay(i, head)) : 1;
   }
 
   // Whether some score of the warp may exceed the clamp; polynomials assume so.
@@ -131,6 +129,11 @@ struct KeyScoreGradients {
       Scores<n> s;
       s.z = vec<n>([&](int i) { return raw ? element(x, i) : element(x, i) * scale - of(i).sub; });
       s.limit = vec<n>([&](int i) { return of(i).limit * per_scale; });
+      Changes<n> changes;
+      if (path == Path::general && changes_scores(f))
+        s.z = changes.scores(*this, tile, column_of, row_of,
+                             [&](int i) { return element(x, i); },
+                             [&](int i) { return of(i).sub; });
       s.dp = vec<n>([&](int i) { return element(dp, i); });
       s.a = vec<n>([&](int i) { return of(i).a; });
       s.dW = vec<n>([&](int i) { return of(i).dW; });
@@ -147,13 +150,18 @@ struct KeyScoreGradients {
       if (path == Path::general && f.decay) {
         const auto decay = vec<n>([&](int i) {
           const double at_key = gates_at_key(f, tile.head, key(row_of(i)));
-          return s.seen >> i & 1 ? decay_factor(tile.gates[column_of(i)], at_key) : 0;
+          if (!(s.seen >> i & 1)) return 0.0f;
+          if (!f.decay_in_scores) return decay_factor(tile.gates[column_of(i)], at_key);
+          s.z[i] = with_log2_decay(s.z[i], log2_decay(tile.gates[column_of(i)], at_key), 1);
+          return 1.0f;
         });
         s.a = s.a * decay, s.dW = s.dW * decay;
       }
-      const ScoreGradients<n> y = score_gradients<path, n>(weight, f, s, [&](int i) {
+      ScoreGradients<n> y = score_gradients<path, n>(weight, f, s, [&](int i) {
         return tile.head.row(f, min(tile.t0 + column_of(i), f.T - 1));
       });
+      if (path == Path::general && changes_scores(f))
+        changes.gradients(*this, tile, column_of, row_of, y.dx);
 #pragma unroll
       for (int i = 0; i < n; ++i) element(x, i) = y.w[i] * s.a[i], element(dp, i) = y.dx[i];
 #pragma unroll
@@ -214,6 +222,38 @@ struct KeyScoreGradients {
       }
     }
   }
+  // Changed scores of n elements: `column(i)` is the query of element i in its tile, `row(i)` its
+  // key.
+  template <int n>
+  struct Changes {
+    ChangedScore of[n];
+
+    template <class Column, class Row, class Product, class Sub>
+    __device__ __forceinline__ Vec<n> scores(const KeyScoreGradients& at, const Queries& tile,
+                                             const Column& column, const Row& row,
+                                             const Product& product, const Sub& sub) {
+      const Fused& f = at.f;
+      return vec<n>([&](int i) {
+        const int t = tile.t0 + column(i);
+        of[i] = changed_score<T>(f, product(i), bias_of(f, tile.head, t, at.key(row(i))),
+                                 centre_of(f, tile.head, t));
+        return of[i].x * (f.scale * kUnit<W>)-sub(i);
+      });
+    }
+    // From the gradients of the scores to those of q.k times the scale.
+    template <class Column, class Row>
+    __device__ __forceinline__ void gradients(const KeyScoreGradients& at, const Queries& tile,
+                                              const Column& column, const Row& row,
+                                              Vec<n>& dx) const {
+#pragma unroll
+      for (int i = 0; i < n; ++i) {
+        if (!of[i].live) dx[i] = 0;
+        if (at.f.d_bias && at.column < Shape::kOwn)
+          add_bias_gradient(at.f, tile.head, tile.t0 + column(i), at.key(row(i)), dx[i]);
+        dx[i] *= of[i].slope;
+      }
+    }
+  };
   template <int n>
   __device__ void add_decay(const Queries& tile, int first, const Scores<n>& s,
                             const ScoreGradients<n>& y) {
@@ -247,25 +287,40 @@ struct KeyScoreGradients {
     for (int j = 0; j < kTiles; ++j) {
       const int first = at + 8 * j + lane() % 4 * 2;
       const Query query[2] = {tile.of[first], tile.of[first + 1]};
+      const auto column_of = [&](int i) { return first + i % 2; };
       Scores<n> s;
-      constexpr bool added = kIsExp && path != Path::general;  // key factor in the exponent
-      s.z = vec<n>([&](int i) {
-        return x[i / 4][j][i % 4] * scale - query[i % 2].sub + (added ? factor[row_of(i)] : 0);
-      });
-      s.limit = vec<n>([&](int i) { return query[i % 2].limit + (added ? factor[row_of(i)] : 0); });
+      Changes<n> changes;
+      if (path == Path::general && changes_scores(f)) {
+        // where the degree is fixed, in units of q.k
+        const float by = kIsFixedDegree<Weight> ? 1 / f.scale : 1;
+        s.z = changes.scores(*this, tile, column_of, row_of,
+                             [&](int i) { return x[i / 4][j][i % 4]; },
+                             [&](int i) { return query[i % 2].sub / by; });
+        if constexpr (kIsFixedDegree<Weight>) s.z = s.z * by;
+      } else {
+        s.z = vec<n>([&](int i) { return x[i / 4][j][i % 4] * scale - query[i % 2].sub; });
+      }
+      if (kIsExp && path == Path::general && f.decay)
+        s.z = vec<n>([&](int i) {
+          const float at_query = reinterpret_cast<const float2*>(tile.gates)[column_of(i)].x;
+          return with_log2_decay(s.z[i], at_query - log_decay[row_of(i)], 1);
+        });
+      s.limit = vec<n>([&](int i) { return query[i % 2].limit; });
       s.dp = vec<n>([&](int i) { return dp[i / 4][j][i % 4]; });
       s.a = vec<n>([&](int i) { return query[i % 2].a; });
       s.dW = vec<n>([&](int i) { return query[i % 2].dW; });
       s.seen = path == Path::general ? seen_by_two(tile.t0 + first, kept) : ~0u;
       ScoreGradients<n> y = score_gradients<path, n>(weight, f, s, [](int) { return 0; });
-      if (f.decay) {
+      if (f.decay && !kIsExp) {
         const auto decay = vec<n>([&](int i) {
           if constexpr (path != Path::general) return factor[row_of(i)];
           const float at_query = reinterpret_cast<const float2*>(tile.gates)[first + i % 2].x;
           return decay_between(at_query, log_decay[row_of(i)]);
         });
-        if (!added) y = {y.w * decay, y.dx * decay};
+        y = {y.w * decay, y.dx * decay};
       }
+      if (path == Path::general && changes_scores(f))
+        changes.gradients(*this, tile, column_of, row_of, y.dx);
       if (f.d_decay_key) {
         const auto dw = vec<n>([&](int i) { return y.w[i] * (s.a[i] * s.dp[i] + s.dW[i]); });
 #pragma unroll
@@ -329,13 +384,13 @@ struct KeyScoreGradients {
                                             Fragments& dx) {
     const int t = tile.t0 + at, t1 = t + Shape::kStep;
     if constexpr (factored) {
-      (f.decay && !tile.after_keys) || !visible.has_all(t, t1) || clamps(x)
+      (f.decay && !tile.after_keys) || changes_scores(f) || !visible.has_all(t, t1) || clamps(x)
           ? decayed_gradients<Path::general>(weight, tile, at, x, dp, aw, dx)
           : decayed_gradients<Path::plain>(weight, tile, at, x, dp, aw, dx);
     } else if constexpr (general) {
       tile_gradients<Path::general>(weight, tile, at, x, dp, aw, dx);
     } else {
-      f.clamp < INFINITY ? tile_gradients<Path::clamp>(weight, tile, at, x, dp, aw, dx)
+      last_clamp(f) < INFINITY ? tile_gradients<Path::clamp>(weight, tile, at, x, dp, aw, dx)
                          : tile_gradients<Path::plain>(weight, tile, at, x, dp, aw, dx);
     }
   }

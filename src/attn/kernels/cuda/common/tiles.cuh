@@ -154,13 +154,13 @@ __device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) 
   return bits;
 }
 
-// Decay and centred scores run separate code.
+// Decay, centred scores and other changes of them run separate code.
 HORNER_HD bool has_decay_or_centre(const Fused& f) {
-  return f.decay || f.centre;
+  return f.decay || f.centre || changes_scores(f);
 }
 // Whether the backward sums more than dq, dk and dv, or has decay: a constant centre needs neither.
 HORNER_HD bool sums_general_gradients(const Fused& f) {
-  return f.decay || f.d_centre;
+  return f.decay || f.d_centre || changes_scores(f);
 }
 // Whether decay and centred scores have a separate kernel, with decay as a row times a column
 // factor (`factored`). If not, as in float32, scores decay one by one, in double, with one loop for

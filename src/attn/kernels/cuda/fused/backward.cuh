@@ -168,10 +168,11 @@ struct KeyBlock {
     Query query = tile.of[n];
     query.sub *= per_scale, query.limit *= per_scale;
     if (f.decay) {
+      const bool factor = tile.after_keys && !f.decay_in_scores;
       const float log_decay = sums.log2_decay_to(tile.gates[n], tile.head),
-                  by = tile.after_keys ? exp2_fast(log_decay) : 1;
+                  by = factor ? exp2_fast(log_decay) : 1;
       query.a *= by, query.dW *= by;
-      reinterpret_cast<float2*>(gates())[stage * kQueries + n].x = tile.after_keys ? 0 : log_decay;
+      reinterpret_cast<float2*>(gates())[stage * kQueries + n].x = factor ? 0 : log_decay;
     }
     const_cast<Query*>(tile.of)[n] = query;
   }

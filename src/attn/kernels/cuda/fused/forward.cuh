@@ -52,7 +52,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
   if (begin < end) copy_keys(begin, 0);
 
   const int own = warp() * 16 * Shape::kAtoms;
-  const Path plain = f.clamp < INFINITY ? Path::clamp : Path::plain;
+  const Path plain = last_clamp(f) < INFINITY ? Path::clamp : Path::plain;
   const VisibleRange visible = keys_seen_by(f.seen, t0 + own, t0 + own + 16 * Shape::kAtoms);
   RunningSums<T, C, W, Shape, factored> sums(f, w, head, t0 + own + lane() / 4);
   const double reference = factored && f.decay ? gates_at_query(f, head, t0) : 0;
@@ -78,7 +78,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
         float x[Shape::kAtoms][Shape::kKeys / 8][4];
         // With decay factors, also if some of these keys come after the reference.
         const bool general =
-            factored ? (!sums.kIsExp && f.clamp < INFINITY) || (f.decay && s1 > t0 + f.S - f.T + 1)
+            factored ? !sums.kIsExp && (last_clamp(f) < INFINITY ||
+                                        (f.decay && s1 > t0 + f.S - f.T + 1))
                      : !kHasDecayFactors<T, W> && f.decay;
         const bool any = general || !visible.has_all(s, s1);
         bool find_max = !sums.kSkipsMax || sums.fresh;

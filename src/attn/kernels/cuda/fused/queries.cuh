@@ -2,7 +2,7 @@
 // keys they see: dq without atomics here, the others in row_threshold.cuh.
 #pragma once
 
-#include "attn/kernels/cuda/common/tiles.cuh"
+#include "attn/kernels/cuda/common/scores.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -54,10 +54,23 @@ struct QueryBlock {
   // The scores of row i, -inf where masked.
   __device__ Vec<n> scores(const Products& x, int i, int s0) const {
     const uint32_t seen = seen_keys<n>(f.seen, head.b, query(i), key(s0, 0));
-    const float centre = f.centre ? f.centre[row(i)] : 0;
-    const auto y = of_row(x, i);
+    const float centre = centre_of(f, head, query(i)), most = last_clamp(f);
+    auto y = of_row(x, i);
+    if (changes_scores(f)) change_row(y, i, s0);
+    return vec<n>(
+        [&](int j) { return seen >> j & 1 ? min_nan(y[j] * f.scale - centre, most) : -INFINITY; });
+  }
+  // From products to changed scores, in units of q.k; returns the slope of each, 0 at the clamp.
+  __device__ Vec<n> change_row(Vec<n>& x, int i, int s0) const {
+    const float centre = centre_of(f, head, query(i)), per = 1 / (f.scale * kLog2e);
+    const double here = f.decay_in_scores ? gates_at_query(f, head, query(i)) : 0;
     return vec<n>([&](int j) {
-      return seen >> j & 1 ? min_nan(y[j] * f.scale - centre, f.clamp) : -INFINITY;
+      const float bias = bias_of(f, head, query(i), key(s0, j));
+      const ChangedScore y = changed_score<T>(f, x[j], bias, centre);
+      x[j] = y.x;
+      if (f.decay_in_scores)
+        x[j] = with_log2_decay(y.x, log2_decay(here, gates_at_key(f, head, key(s0, j))), per);
+      return y.live ? y.slope : 0;
     });
   }
   // The decay of each key, 0 where its bit in `seen` is not set.
@@ -122,7 +135,9 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
   block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C> k) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto y = Block::of_row(x, i);
+      auto y = Block::of_row(x, i);
+      Vec<n> slopes = vec<n>([](int) { return 1.0f; });
+      if (changes_scores(f)) slopes = block.change_row(y, i, s0);
       Scores<n> s;
       s.z = vec<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
       s.limit = vec<n>([&](int) { return query[i].limit; });
@@ -130,7 +145,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
       s.a = vec<n>([&](int) { return query[i].a; });
       s.dW = vec<n>([&](int) { return query[i].dW; });
       s.seen = seen_keys<n>(f.seen, block.head.b, block.query(i), Block::key(s0, 0));
-      if (f.decay) {
+      if (f.decay && !f.decay_in_scores) {
         const auto decay = block.decay_factors(i, s0, s.seen);
         s.a = s.a * decay, s.dW = s.dW * decay;
       }
@@ -142,8 +157,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         if (f.d_decay_key) d_decay[i] += gradients.w[j] * (s.a[j] * s.dp[j] + s.dW[j]);
-        x[0][j / 2][i * 2 + j % 2] = gradients.dx[j];
-        d_centre[i] -= gradients.dx[j];
+        x[0][j / 2][i * 2 + j % 2] = gradients.dx[j] * slopes[j];
+        d_centre[i] -= slopes[j] == 0 ? 0 : gradients.dx[j];
       }
     }
     mma_ab_rs<T>(dq, x, k, 0);

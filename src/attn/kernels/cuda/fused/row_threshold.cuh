@@ -249,7 +249,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
         if (!std::is_same_v<W, Exp>) y = y * exp_fast(-by);
       }
       Vec<n> decay = vec<n>([](int) { return 1.0f; });
-      if (f.decay) decay = block.decay_factors(i, s0, ~0u);
+      if (f.decay && !f.decay_in_scores) decay = block.decay_factors(i, s0, ~0u);
 #pragma unroll
       for (int j = 0; j < n; ++j) {
         const float v = score[j] > -INFINITY ? y[j] * decay[j] : 0, a = fabsf(v);

@@ -163,6 +163,15 @@ __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory
   __syncwarp();
 }
 
+__device__ __forceinline__ void store_decay(const Fused& f, const Head& head, int key,
+                                            const float (&of)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sum = quad_sum(of[i]);
+    if (lane() % 4 == 0 && key + 8 * i < f.S) f.d_decay_key[head.key(f, key + 8 * i)] = -sum;
+  }
+}
+
 // Stores a warp's sums through the warpgroup's values in shared memory, no longer read by WGMMA.
 template <class T, int C, int columns>
 __device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<C>& memory,
@@ -180,6 +189,7 @@ __device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<
 template <int C>
 struct KeyAccumulators {
   float dk[C / 8][4] = {}, dv[C / 8][4] = {};
+  float decay[2] = {};  // the keys' part of its gradient, if it is in the scores
 };
 
 // A warpgroup's keys over the tiles of queries, with a separate dq warpgroup: dk and dv of a tile
@@ -213,6 +223,8 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
     wgmma_wait<1>();
     register_fence(x), register_fence(weights), register_fence(slopes);
     if (i > 0) mbarrier_arrive(memory.free((i - 1) % kStages));
+    if constexpr (kIsExp<W>)
+      if (f.softcap != 0) cap<T>(f, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 2>(f, w, of, flags, bits, decay, x, weights);
@@ -223,11 +235,12 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
     register_fence(dp);
     if (!std::is_same_v<Weight, Linear> && f.gate)
       gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
-    if constexpr (kHasDecay<W>)
+    if constexpr (kHasDecay<W> && !kIsExp<W>)
       if (f.d_decay_key)
         add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
                                                           weights, dp, gates.of);
-    hopper_score_gradients<T, W>(of, bits, x, dp, slopes);
+    hopper_score_gradients<T, W>(f, Head(tiles.b, now.h, tiles.g), now.t0, of, bits, decay, x, dp,
+                                 slopes, sums.decay);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
     wgmma_commit();
@@ -266,6 +279,8 @@ __device__ __forceinline__ void backward_with_shared_dq(
     const uint32_t flags = of.flags[warpgroup];
     wgmma_wait<1>();
     register_fence(x);
+    if constexpr (kIsExp<W>)
+      if (f.softcap != 0) cap<T>(f, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 1>(f, w, of, flags, bits, decay, x, weights);
@@ -276,11 +291,12 @@ __device__ __forceinline__ void backward_with_shared_dq(
     register_fence(dp);
     if (!std::is_same_v<Weight, Linear> && f.gate)
       gates.multiply(f, Head(tiles.b, 0, tiles.g), key, dp);
-    if constexpr (kHasDecay<W>)
+    if constexpr (kHasDecay<W> && !kIsExp<W>)
       if (f.d_decay_key)
         add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
                                                           weights, dp, gates.of);
-    hopper_score_gradients<T, W>(of, bits, x, dp, slopes);
+    hopper_score_gradients<T, W>(f, Head(tiles.b, now.h, tiles.g), now.t0, of, bits, decay, x, dp,
+                                 slopes, sums.decay);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
     wgmma_commit();
@@ -323,10 +339,14 @@ __device__ __forceinline__ void backward_keys(const Fused& f, const Weight& w,
       backward_with_shared_dq<W, T>(f, w, memory, tiles, decay, gates, sums);
     }
   }
-  if (f.gate || (kHasDecay<W> && f.d_decay_key)) {
+  if constexpr (kDecayInScores<W>)
+    if (f.d_decay_key)
+      store_decay(f, Head(tiles.b, 0, tiles.g), tiles.s0 + warp() * 16 + lane() / 4, sums.decay);
+  constexpr bool kOfValues = kHasDecay<W> && !kIsExp<W>;
+  if (f.gate || (kOfValues && f.d_decay_key)) {
     const Head head(tiles.b, 0, tiles.g);
-    store_gates<T, kHasDecay<W>>(f, memory, head, tiles.s0, sums.dv);
-    if (!kHasDecay<W> || f.gate)
+    store_gates<T, kOfValues>(f, memory, head, tiles.s0, sums.dv);
+    if (!kOfValues || f.gate)
       gates.multiply(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
   }
   store_keys<T>(f, memory, tiles, sums.dk, sums.dv);

@@ -10,7 +10,8 @@
 
 namespace horner::attn::kernels::cuda {
 
-// A weight with decay, with separate kernels. Their denominator is never the row's sum.
+// A weight with decay, with separate kernels. The denominator is the row's sum only for exp, whose
+// scores have the log of the decay added (kDecayInScores).
 template <class W>
 struct WithDecay {
   W of;
@@ -33,6 +34,8 @@ template <class W>
 using BaseWeight = std::remove_cvref_t<decltype(base_weight(std::declval<W>()))>;
 template <class W>
 inline constexpr bool kIsExp = std::is_same_v<BaseWeight<W>, Exp>;
+template <class W>
+inline constexpr bool kDecayInScores = kHasDecay<W> && kIsExp<W>;
 
 // c[0] + c[1] x, of unscaled products.
 struct Linear {
@@ -88,20 +91,23 @@ struct TileFactors {
   float by[tiles];
 };
 struct NoDecay {
-  static constexpr bool kEnabled = false;
+  static constexpr bool kEnabled = false, kInScores = false;
 };
 // Decay of a tile of keys, in shared memory, and of a thread's two rows.
 template <int tiles>
 struct TileDecay {
-  static constexpr bool kEnabled = true;
+  static constexpr bool kEnabled = true, kInScores = false;
   uint32_t keys;
   TileFactors<tiles> of;
   bool log_space;
   float row[2];
   double here;
 
-  // The thread's two of eight keys, in the array at offset `first`.
   __device__ float2 of_keys(int column, int first) const {
+    return of_keys(keys, column, first);
+  }
+  // The thread's two of eight keys, in the array at offset `first`.
+  static __device__ float2 of_keys(uint32_t keys, int column, int first) {
     constexpr int kColumns = kFactorTile / 8;
     const int at = column / kColumns * kFactorRow + first + column % kColumns * 8;
     float2 y;
@@ -151,8 +157,43 @@ struct TileDecay {
     }
   }
 };
+// The same where logs of the decay are added to the scores: `row` is relative to the tile's keys.
+struct TileLogDecay {
+  static constexpr bool kEnabled = true, kInScores = true;
+  uint32_t keys;
+  float row[2];
+
+  __device__ float2 of_keys(int column) const {
+    return TileDecay<1>::of_keys(keys, column, kFactorTile);
+  }
+  // From products to scores less `row`, in units of ln 2; -inf where no decay is left.
+  template <int columns>
+  __device__ __forceinline__ void add(float (&x)[columns][4], float scale) const {
+#pragma unroll
+    for (int j = 0; j < columns; ++j) {
+      const float2 key = of_keys(j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[j][i] = x[j][i] * scale + (i % 2 ? key.y : key.x);
+    }
+    float first;  // the least of gates up to 1
+    asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(first) : "r"(keys + kFactorTile * 4) : "memory");
+    if (fminf(row[0], row[1]) + first >= kNoLog2DecayLeft) return;
+#pragma unroll
+    for (int j = 0; j < columns; ++j) {
+      const float2 key = of_keys(j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (row[i / 2] + (i % 2 ? key.y : key.x) < kNoLog2DecayLeft) x[j][i] = -INFINITY;
+    }
+  }
+};
+enum class DecayKind { none, factors, in_scores };
+template <class W>
+inline constexpr DecayKind kDecayKind = kDecayInScores<W> ? DecayKind::in_scores
+                                        : kHasDecay<W>    ? DecayKind::factors
+                                                          : DecayKind::none;
 // Decay of a thread's rows, `first` and 8 further, of the warpgroup's 64 from t0 on.
-template <class T, int keys, bool has_decay>
+template <class T, int keys, DecayKind>
 struct RowDecay {
   __device__ RowDecay(const Fused&, const Head&, int, int) {}
   __device__ int log_space_from(const Fused&, const Head&, int, int, int own) const { return own; }
@@ -160,7 +201,23 @@ struct RowDecay {
   __device__ NoDecay decay(uint32_t, int, bool) const { return {}; }
 };
 template <class T, int keys>
-struct RowDecay<T, keys, true> {
+struct RowDecay<T, keys, DecayKind::in_scores> {
+  float row[2];  // in units of ln 2
+  double here;   // c_t0
+
+  __device__ RowDecay(const Fused& f, const Head& head, int t0, int first) : row{} {
+    here = f.S > 0 ? gates_at_query(f, head, t0) : 0;
+    for (int i = 0; i < 2 && f.S > 0; ++i)
+      row[i] = log2_decay_rn(gates_at_query(f, head, first + 8 * i), here);
+  }
+  __device__ int log_space_from(const Fused&, const Head&, int, int, int own) const { return own; }
+  __device__ float of_tile(uint32_t at, bool) const { return TileDecay<1>::from(here, at, 0); }
+  __device__ TileLogDecay decay(uint32_t at, float tile, bool) const {
+    return {at, {row[0] + tile, row[1] + tile}};
+  }
+};
+template <class T, int keys>
+struct RowDecay<T, keys, DecayKind::factors> {
   static constexpr int kTiles = keys / kFactorTile;
   // float16 has no range for weights that the rows' own factors would shrink again.
   static constexpr float kMaxLog2 = std::is_same_v<T, fp16> ? 0 : kMaxLog2Factor;

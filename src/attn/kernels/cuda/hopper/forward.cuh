@@ -175,12 +175,9 @@ __device__ __forceinline__ void decayed_weights(Sums& sums, const Weight& weight
       const float per_scale = __frcp_rn(scale);
       decay.each(x[0], [&](float& y, float exponent) { y += exponent * per_scale; });
     }
-    float sub[2] = {};
-    if constexpr (Sums::kIsExp)
-      for (int i = 0; i < 2; ++i) sub[i] = Sums::finite(sums.shift[0][i]) * kLog2e;
 #pragma unroll
     for (int j = 0; j < 4 * Sums::kTiles; ++j)
-      x[0][j / 4][j % 4] = exp2_fast(x[0][j / 4][j % 4] * scale - sub[j % 4 / 2]);
+      x[0][j / 4][j % 4] = exp2_fast(x[0][j / 4][j % 4] * scale);
   } else {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -189,6 +186,33 @@ __device__ __forceinline__ void decayed_weights(Sums& sums, const Weight& weight
       decay.each(x[0], [](float& y, float exponent) { y *= exp2_fast(exponent); });
   }
   decay.multiply(x[0]);
+}
+
+// The same for exp, where the decay is part of the scores; adds the weights to the sum.
+template <class Sums>
+__device__ __forceinline__ void decayed_exp(Sums& sums, typename Sums::Products& x,
+                                            const TileLogDecay& decay) {
+  decay.add(x[0], sums.f.scale * kLog2e);
+  sums.raise_shift([&](int i) {
+    const auto y = Sums::of_row(x, i);
+    const float top = Sums::reduce4(y, [](float a, float b) { return fmaxf(a, b); });
+    return (top + decay.row[i]) * (1 / kLog2e);
+  });
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sub = Sums::finite(sums.shift[0][i]) * kLog2e - decay.row[i];
+    const auto y = Sums::of_row(x, i);
+    Sums::set_row(x, i, vec<2 * Sums::kTiles>([&](int j) { return exp2_fast(y[j] - sub); }));
+    sums.add(Sums::of_row(x, i), i);
+  }
+}
+
+// c tanh(x / c), in units of q.k.
+template <class T, int columns>
+__device__ __forceinline__ void cap(const Fused& f, float (&x)[columns][4]) {
+  const float in = __fdividef(f.scale, f.softcap), out = __fdividef(f.softcap, f.scale);
+#pragma unroll
+  for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] = tanh_of<T>(x[j / 4][j % 4] * in) * out;
 }
 
 // From products to weights, in place, and added to the sum. Tiles that need a mask or a clamp apply
@@ -206,18 +230,22 @@ __device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
     for (int j = 0; j < n; ++j)
       if (!(seen >> j & 1)) x[0][j / 2][i * 2 + j % 2] = other;
   };
+  if constexpr (Sums::kIsExp)
+    if (f.softcap != 0) cap<typename Sums::Type>(f, x[0]);
   if (Sums::kIsExp && masked) hide(0, -INFINITY), hide(1, -INFINITY);
   if (f.clamp < INFINITY) {
     const float most = f.clamp / f.scale;
 #pragma unroll
     for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = min_nan(x[0][j / 4][j % 4], most);
   }
+  if constexpr (Decay::kInScores) return decayed_exp(sums, x, decay);
   if constexpr (Sums::kIsExp)
     sums.raise_shift([&](int i) {
       const auto y = Sums::of_row(x, i);
       return Sums::reduce4(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
     });
-  if constexpr (Decay::kEnabled) decayed_weights(sums, weight, x, first, decay);
+  if constexpr (Decay::kEnabled && !Decay::kInScores)
+    decayed_weights(sums, weight, x, first, decay);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if constexpr (!Decay::kEnabled)
@@ -244,7 +272,8 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
   const int warpgroup = warpgroup_index();
   const int first_row = t0 + warp() % 4 * 16 + lane() / 4;
   RunningSums<T, C, BaseWeight<W>, Shape> sums(f, base_weight(w), head, first_row);
-  const RowDecay<T, kKeys, kHasDecay<W>> rows(f, head, t0, first_row);
+  const RowDecay<T, kKeys, kDecayKind<W>> rows(f, head, t0, first_row);
+  constexpr bool kHasFactors = kDecayKind<W> == DecayKind::factors;
   const int log_space_at = rows.log_space_from(f, head, t0, begin, own);
   const RowCentres<kHasCentre<W>> centres(f, sums.centre[0]);
   float x[1][kKeys / 8][4];
@@ -254,13 +283,13 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
   const int first_seen = f.seen.lo(min(t0 + 64, f.T) - 1);
   const int last_seen = f.seen.keep ? 0 : f.seen.hi(min(t0, f.T - 1));
   const auto decay_sums = [&]() __attribute__((always_inline)) {
-    if constexpr (kHasDecay<W>)
+    if constexpr (kHasFactors)
 #pragma unroll
       for (int j = 0; j < C / 2; ++j) sums.N[0][j / 4][j % 4] *= exp2_fast(rows.row[j % 4 / 2]);
   };
   const auto to_weights = [&](int i, const auto& factors) __attribute__((always_inline)) {
     const int s0 = begin + i * kKeys;
-    if constexpr (kHasDecay<W> && decltype(sums)::kScaled)
+    if constexpr (kHasFactors && decltype(sums)::kScaled)
       if (i == log_space_at)
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // varies with i, as in_round
@@ -286,7 +315,7 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     if (!kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
     to_weights(0, factors);
     if (kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
-    if (!kHasDecay<W> && f.gate) gate(f, head, begin, x[0]);
+    if (!kHasFactors && f.gate) gate(f, head, begin, x[0]);
     rounded<T>(weights, x[0]);
   }
 #pragma unroll 1
@@ -306,12 +335,12 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     if (kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));  // decay factors are read
     // The compiler does not move wgmma_wait across this branch; without it, the wait below would be
     // hoisted above the weights.
-    if (!kHasDecay<W> && f.gate) gate(f, head, begin + i * kKeys, x[0]);
+    if (!kHasFactors && f.gate) gate(f, head, begin + i * kKeys, x[0]);
     wgmma_wait<0>();
     register_fence(sums.N[0]), register_fence(weights);
     mbarrier_arrive_warp(memory.v_free(previous));
     sums.rescale();
-    if (kHasDecay<W> && !decltype(sums)::kScaled && i == log_space_at) decay_sums();
+    if (kHasFactors && !decltype(sums)::kScaled && i == log_space_at) decay_sums();
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
@@ -329,8 +358,8 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     mbarrier_wait(given.v_full(i % kStages), phase(i));
     mbarrier_arrive_warp(given.v_free(i % kStages));
   }
-  if (kHasDecay<W> && log_space_at >= own) decay_sums();
-  if constexpr (kHasDecay<W> && !decltype(sums)::kScaled)  // only whether there are weights
+  if (kHasFactors && log_space_at >= own) decay_sums();
+  if constexpr (kHasFactors && !decltype(sums)::kScaled)  // only whether there are weights
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       sums.sum[0][i] = sees_any(f.seen, head.b, min(first_row + 8 * i, f.T - 1));

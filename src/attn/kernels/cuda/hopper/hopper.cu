@@ -17,10 +17,10 @@ std::string hopper_why_not(int device) {
 
 // Each block owns a tile of keys.
 static __global__ __launch_bounds__(kFactorTile) void hopper_decay_factors_kernel(
-    const double* decay, const float* gate, int S, int tiles, float* factors) {
+    const double* decay, const float* gate, int S, int tiles, int together, float* factors) {
   const int64_t at = int64_t(blockIdx.x) / tiles * S;
   const int n = int(threadIdx.x), first = int(blockIdx.x) % tiles * kFactorTile, s = first + n;
-  const double from = decay[at + min(first + kFactorTile, S) - 1];
+  const double from = decay[at + min(first / together * together + together, S) - 1];
   const float y = s < S ? gate ? gate[at + s] : 1 : 0;
   const float key = s < S ? float((from - decay[at + s]) * 1.4426950408889634) : 0;
   float* const to = factors + int64_t(blockIdx.x) * kFactorRow;
@@ -28,9 +28,12 @@ static __global__ __launch_bounds__(kFactorTile) void hopper_decay_factors_kerne
   if (n == 0) *reinterpret_cast<double*>(to + 3 * kFactorTile) = from;
 }
 
-void hopper_decay_factors(const Fused& f, float* factors, Stream stream) {
+void hopper_decay_factors(const Fused& f, const Weights& w, float* factors, Stream stream) {
   const Grid grid{int64_t(f.B) * f.G * factor_tiles(f), 1, kFactorTile, 0};
-  launch(hopper_decay_factors_kernel, grid, stream, f.decay, f.gate, f.S, factor_tiles(f), factors);
+  const bool in_scores = std::holds_alternative<Exp>(w) && !is_clamped_exp(f, w);
+  const int together = in_scores && hopper_channels(f) == 128 ? 128 : kFactorTile;  // keys
+  launch(hopper_decay_factors_kernel, grid, stream, f.decay, f.gate, f.S, factor_tiles(f), together,
+         factors);
 }
 void hopper_forward(const Fused& f, const Weights& w, const float* factors, Stream stream) {
   with_launch(f.dtype, [&](auto launch) { launch.forward(f, w, factors, stream); });

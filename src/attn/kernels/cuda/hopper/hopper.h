@@ -28,9 +28,10 @@ HORNER_HD int factor_tiles(const Fused& f) {
 inline constexpr float kBound = 10;
 inline bool is_clamped_exp(const Fused& f, const Weights& w) {
   return std::holds_alternative<Exp>(w) && f.dtype == Dtype::bfloat16 && f.clamp <= kBound &&
-         !f.epilogue.by_sum;
+         !f.epilogue.by_sum && f.softcap == 0;
 }
-void hopper_decay_factors(const Fused&, float* factors, Stream);
+// The keys of exp are relative to the last of the tile of forward, which adds them to the scores.
+void hopper_decay_factors(const Fused&, const Weights&, float* factors, Stream);
 void hopper_forward(const Fused&, const Weights&, const float* factors, Stream);
 void hopper_backward(const Fused&, const Weights&, Stream);
 

@@ -160,7 +160,7 @@ struct LaneQueries {
         if constexpr (kHasCentre<W>) sub -= centres.of[i] * kLog2e;
         to.first[n] = x.a == 0 ? INFINITY : sub - log2f(fabsf(x.a));
         // An exact division would call its slow path for dW = 0.
-        if (!kHasDecay<W>) to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
+        if (kIsExp<W>) to.second[n] = x.a == 0 ? 0 : __fdividef(x.dW, x.a);
         const uint32_t bits = __ballot_sync(~0u, x.a < 0);
         if (lane() == 0) to.negative[i] = bits;
         negative |= bits;

@@ -1,0 +1,59 @@
+"""Packed sequences with numbers of keys of their own (`cu_seqlens_k`): each is what it is alone."""
+
+import pytest
+import torch
+
+import horner
+
+QUERIES, KEYS = [0, 3, 10, 10, 17, 20], [0, 5, 9, 13, 20, 20]  # more keys, fewer, no queries, as many, no keys
+
+
+def tensors(dtype=torch.double):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, 20, 8), torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 6)
+    return [x.to(dtype).requires_grad_() for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("mask", ["causal", "full", "window(3)", "window(2,ahead=2)", "chunks(3)", "streaming(first=2,size=2)"])
+@pytest.mark.parametrize("variant", ["softmax", "taylor2", "entmax15", "sigmoid"])
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+def test_each_sequence_is_what_it_is_alone(variant, mask, dtype):
+    q, k, v = tensors(dtype)
+    cuts = {"cu_seqlens": torch.tensor(QUERIES), "cu_seqlens_k": torch.tensor(KEYS, dtype=torch.int32)}
+    out = horner.attend(q, k, v, variant=variant, mask=mask, **cuts)
+    g = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, (q, k, v), g)
+    alone = torch.zeros_like(out)
+    for a, b, c, d in zip(QUERIES, QUERIES[1:], KEYS, KEYS[1:]):
+        if a < b and c < d:  # the last query stands at the last key
+            alone[:, :, a:b] = horner.attend(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d], variant=variant, mask=mask, execution="reference")
+    close = {"atol": 1e-9, "rtol": 0} if dtype == torch.double else {"atol": 2e-4, "rtol": 2e-4}
+    torch.testing.assert_close(out, alone, **close)
+    for x, y in zip(gradients, torch.autograd.grad(alone, (q, k, v), g)):
+        torch.testing.assert_close(x, y, **close)
+
+
+def test_compiled_and_fake():
+    torch.compiler.reset()
+    q, k, v = tensors(torch.float)
+    run = torch.compile(lambda q, k, v, a, b: horner.attend(q, k, v, cu_seqlens=a, cu_seqlens_k=b), fullgraph=True, backend="aot_eager")
+    a, b = torch.tensor([0, 4, 15]), torch.tensor([0, 9, 20])
+    torch.testing.assert_close(run(q[:, :, :15], k, v, a, b), horner.attend(q[:, :, :15], k, v, cu_seqlens=a, cu_seqlens_k=b))
+    small = [x.detach()[:, :, :n] for x, n in zip(tensors(), (5, 6, 6))]
+    cuts = {"cu_seqlens": torch.tensor([0, 3, 5]), "cu_seqlens_k": torch.tensor([0, 2, 6])}
+    torch.autograd.gradcheck(lambda *x: horner.attend(*x, **cuts), [x.clone().requires_grad_() for x in small])
+
+
+WRONG = {
+    "cu_seqlens_k requires cu_seqlens": ([], [0, 20]),
+    "must cut the same number of sequences, got 1 and 2": ([0, 20], [0, 5, 20]),
+    "cu_seqlens_k must go from 0 to 20, got 0 to 19": ([0, 20], [0, 19]),
+    "cu_seqlens_k must not decrease, got 8 before 3": ([0, 5, 9, 20], [0, 8, 3, 20]),
+}
+
+
+@pytest.mark.parametrize("named", WRONG)
+def test_what_is_wrong_is_named(named):
+    a, b = (torch.tensor(x) if x else None for x in WRONG[named])
+    with pytest.raises(RuntimeError, match=named):
+        horner.attend(*tensors(), cu_seqlens=a, cu_seqlens_k=b)
