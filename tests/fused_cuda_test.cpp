@@ -158,8 +158,8 @@ TEST_F(Cuda, EveryLengthIsRight) {
                               .seed = uint64_t(T)});
 }
 
-// Where it runs softmax, it also runs decay, unless the denominator is a sum, and centred scores
-// without decay.
+// Where it runs softmax, it also runs decay, unless the denominator is a sum of other weights than
+// exp, centred scores without decay, and what changes the scores of exp or adds to their sum.
 TEST_F(Cuda, HopperRunsDecayAndCentredScores) {
   const Case c{.D = 64, .E = 64, .dtype = at::kBFloat16, .device = at::kCUDA};
   const auto why_not = [&](const Spec& spec) {
@@ -170,12 +170,13 @@ TEST_F(Cuda, HopperRunsDecayAndCentredScores) {
     Spec spec = find(name).spec;
     EXPECT_EQ(why_not(spec), "") << name;
     spec.denominator = Sum{};
-    EXPECT_NE(why_not(spec), "") << name;
+    EXPECT_EQ(why_not(spec).empty(), is<Exp>(spec.weight)) << name;
     spec = find(name).spec;
     spec.centred = true;
     EXPECT_NE(why_not(spec), "") << name;
   }
-  for (const char* name : {"centred_taylor1", "centred_taylor2", "centred_taylor10"})
+  for (const char* name : {"centred_taylor1", "centred_taylor2", "centred_taylor10", "forgetting",
+                           "alibi", "softcap", "sink", "chunk_window"})
     EXPECT_EQ(why_not(find(name).spec), "") << name;
 }
 

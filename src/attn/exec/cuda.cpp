@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "attn/exec/exec.h"
 #include "attn/stages.h"
 #include "core/check.h"
@@ -38,10 +40,6 @@ cuda::Weights cuda_weights(const Weight& w) {
 
 std::string why_not_on_cuda(const Spec& spec) {
   if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not support its weight";
-  const Reach r = reach(spec.mask);
-  if (r.ahead != 0 && r.ahead != kAllKeys)
-    return "the CUDA kernels support only masks that see no later key, or all of them";
-  if (r.chunk > 0) return "the CUDA kernels do not support chunks of keys";
   constexpr Has kHas{.softcap = true, .bias = true, .sink = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
   if (spec.centred && (spec.softcap != 0 || spec.bias))
@@ -74,7 +72,8 @@ SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
   cuda::Seen& seen = keys.seen;
   seen.T = int(in.q.size(2)), seen.S = int(in.k.size(2));
   const Reach r = reach(mask);
-  seen.causal = r.ahead == 0, seen.window = r.back;
+  seen.causal = r.ahead != kAllKeys, seen.window = r.back, seen.chunk = r.chunk;
+  if (seen.causal) seen.ahead = std::min(r.ahead, seen.S + seen.T);
   if (in.cu_seqlens.defined()) std::tie(keys.begin, keys.end) = sequences(in);
   if (in.keep.defined()) keys.keep = in.keep.contiguous();
   seen.begin = memory<int32_t>(keys.begin), seen.end = memory<int32_t>(keys.end);

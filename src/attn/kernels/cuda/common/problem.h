@@ -52,27 +52,33 @@ using Weights = std::variant<Exp, Polynomial, RuntimeWeight>;
 // The keys that query t sees: an interval whose bounds never decrease with t, minus `keep`.
 struct Seen {
   int T, S;
-  bool causal;
+  bool causal;                 // no key further than `ahead` after the query's own
   int window = INT_MAX;        // keys, including the query's own
+  int ahead = 0;               // with `causal`; at most S + T
+  int chunk = 0;               // keys of a chunk, of which a query sees its own; 0: no chunks
   const int32_t *begin, *end;  // [T]: bounds of the token's packed sequence, or null
   const uint8_t* keep;         // [B, S], or null
 
   HORNER_HD int lo(int t) const {
     const int p = t + S - T + 1;
-    const int at = window < p ? p - window : 0;
-    return begin && begin[t] > at ? begin[t] : at;
+    const int from = begin ? begin[t] : 0;
+    int at = window < p ? p - window : 0;
+    if (chunk && p > from) at = from + (p - 1 - from) / chunk * chunk;
+    return from > at ? from : at;
   }
   HORNER_HD int hi(int t) const {
-    const int p = t + S - T + 1, at = !causal ? S : p > 0 ? p : 0;
+    const int p = t + S - T + 1 + ahead, at = !causal || p > S ? S : p > 0 ? p : 0;
     return end && end[t] < at ? end[t] : at;
   }
   // The queries that see some key of [s0, s1): [first_query, end_query).
   HORNER_HD int first_query(int s0) const {
-    const int at = causal && s0 > S - T ? s0 - (S - T) : 0;
+    const int at = causal && s0 - ahead > S - T ? s0 - ahead - (S - T) : 0;
     return begin && begin[s0] > at ? begin[s0] : at;
   }
   HORNER_HD int end_query(int s1) const {
-    const int64_t past = int64_t(s1) - 1 + window - (S - T);
+    const int s = s1 - 1, from = begin ? begin[s] : 0;
+    int64_t past = int64_t(s) + window - (S - T);
+    if (chunk) past = from + ((s - from) / chunk + 1) * int64_t(chunk) - (S - T);
     const int at = past < 0 ? 0 : past < T ? int(past) : T;
     return end && end[s1 - 1] < at ? end[s1 - 1] : at;
   }
@@ -123,13 +129,13 @@ struct Fused {
   Dtype dtype;
   float scale, clamp;  // scale > 0
   View q, k, v;
-  float softcap;        // a score is softcap tanh(scale q.k / softcap); 0: scale q.k
-  const float* bias;    // [B, H, T, S], added to it, or null
+  float softcap;                  // a score is softcap tanh(scale q.k / softcap); 0: scale q.k
+  const float* bias;              // [B, H, T, S], added to it, or null
   int64_t bias_batch, bias_head;  // strides, 0 where all share one; likewise those of d_bias
-  const float* centre;  // [B, H, T], subtracted from the scores of a row; or null
-  const double* decay;  // [B, G, S], running sums of the log gates, or null
+  const float* centre;            // [B, H, T], subtracted from the scores of a row; or null
+  const double* decay;            // [B, G, S], running sums of the log gates, or null
   bool decay_in_scores;  // Exp: log decay is added to the scores, so that a shift includes it
-  const float* gate;    // [B, G, S], factor of the values, or null
+  const float* gate;     // [B, G, S], factor of the values, or null
   Seen seen;
   Epilogue epilogue;
   RowThreshold* thresholds;  // [B, H, T], for RuntimeWeight and Adaptive

@@ -131,9 +131,9 @@ struct KeyScoreGradients {
       s.limit = vec<n>([&](int i) { return of(i).limit * per_scale; });
       Changes<n> changes;
       if (path == Path::general && changes_scores(f))
-        s.z = changes.scores(*this, tile, column_of, row_of,
-                             [&](int i) { return element(x, i); },
-                             [&](int i) { return of(i).sub; });
+        s.z = changes.scores(
+            *this, tile, column_of, row_of, [&](int i) { return element(x, i); },
+            [&](int i) { return of(i).sub; });
       s.dp = vec<n>([&](int i) { return element(dp, i); });
       s.a = vec<n>([&](int i) { return of(i).a; });
       s.dW = vec<n>([&](int i) { return of(i).dW; });
@@ -293,9 +293,9 @@ struct KeyScoreGradients {
       if (path == Path::general && changes_scores(f)) {
         // where the degree is fixed, in units of q.k
         const float by = kIsFixedDegree<Weight> ? 1 / f.scale : 1;
-        s.z = changes.scores(*this, tile, column_of, row_of,
-                             [&](int i) { return x[i / 4][j][i % 4]; },
-                             [&](int i) { return query[i % 2].sub / by; });
+        s.z = changes.scores(
+            *this, tile, column_of, row_of, [&](int i) { return x[i / 4][j][i % 4]; },
+            [&](int i) { return query[i % 2].sub / by; });
         if constexpr (kIsFixedDegree<Weight>) s.z = s.z * by;
       } else {
         s.z = vec<n>([&](int i) { return x[i / 4][j][i % 4] * scale - query[i % 2].sub; });
@@ -391,7 +391,7 @@ struct KeyScoreGradients {
       tile_gradients<Path::general>(weight, tile, at, x, dp, aw, dx);
     } else {
       last_clamp(f) < INFINITY ? tile_gradients<Path::clamp>(weight, tile, at, x, dp, aw, dx)
-                         : tile_gradients<Path::plain>(weight, tile, at, x, dp, aw, dx);
+                               : tile_gradients<Path::plain>(weight, tile, at, x, dp, aw, dx);
     }
   }
 };

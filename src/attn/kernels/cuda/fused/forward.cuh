@@ -77,10 +77,9 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
         if (visible.has_none(s, s1)) continue;
         float x[Shape::kAtoms][Shape::kKeys / 8][4];
         // With decay factors, also if some of these keys come after the reference.
-        const bool general =
-            factored ? !sums.kIsExp && (last_clamp(f) < INFINITY ||
-                                        (f.decay && s1 > t0 + f.S - f.T + 1))
-                     : !kHasDecayFactors<T, W> && f.decay;
+        const bool general = factored ? !sums.kIsExp && (last_clamp(f) < INFINITY ||
+                                                         (f.decay && s1 > t0 + f.S - f.T + 1))
+                                      : !kHasDecayFactors<T, W> && f.decay;
         const bool any = general || !visible.has_all(s, s1);
         bool find_max = !sums.kSkipsMax || sums.fresh;
         do {

@@ -346,8 +346,7 @@ __device__ __forceinline__ void backward_keys(const Fused& f, const Weight& w,
   if (f.gate || (kOfValues && f.d_decay_key)) {
     const Head head(tiles.b, 0, tiles.g);
     store_gates<T, kOfValues>(f, memory, head, tiles.s0, sums.dv);
-    if (!kOfValues || f.gate)
-      gates.multiply(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
+    if (!kOfValues || f.gate) gates.multiply(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
   }
   store_keys<T>(f, memory, tiles, sums.dk, sums.dv);
 }

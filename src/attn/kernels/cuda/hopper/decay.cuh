@@ -103,9 +103,7 @@ struct TileDecay {
   float row[2];
   double here;
 
-  __device__ float2 of_keys(int column, int first) const {
-    return of_keys(keys, column, first);
-  }
+  __device__ float2 of_keys(int column, int first) const { return of_keys(keys, column, first); }
   // The thread's two of eight keys, in the array at offset `first`.
   static __device__ float2 of_keys(uint32_t keys, int column, int first) {
     constexpr int kColumns = kFactorTile / 8;
@@ -176,7 +174,10 @@ struct TileLogDecay {
       for (int i = 0; i < 4; ++i) x[j][i] = x[j][i] * scale + (i % 2 ? key.y : key.x);
     }
     float first;  // the least of gates up to 1
-    asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(first) : "r"(keys + kFactorTile * 4) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];\n"
+                 : "=f"(first)
+                 : "r"(keys + kFactorTile * 4)
+                 : "memory");
     if (fminf(row[0], row[1]) + first >= kNoLog2DecayLeft) return;
 #pragma unroll
     for (int j = 0; j < columns; ++j) {

@@ -285,10 +285,11 @@ __device__ __forceinline__ void cap_slopes(const Fused& f, const QueryColumns& o
 // From slopes and the products dp of values and gradients to score gradients, rounded. `keys`: the
 // keys' part of the decay's gradient, if that is in the scores.
 template <class T, class W>
-__device__ __forceinline__ void hopper_score_gradients(
-    const Fused& f, const Head& head, int t0, const QueryColumns& of, const MaskBits& bits,
-    const KeyDecay<kHasDecay<W>>& decay, const float (&x)[8][4], float (&dp)[8][4],
-    uint32_t (&slopes)[4][4], float (&keys)[2]) {
+__device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Head& head, int t0,
+                                                       const QueryColumns& of, const MaskBits& bits,
+                                                       const KeyDecay<kHasDecay<W>>& decay,
+                                                       const float (&x)[8][4], float (&dp)[8][4],
+                                                       uint32_t (&slopes)[4][4], float (&keys)[2]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     if constexpr (kHasDecay<W> && !kIsExp<W>) {
