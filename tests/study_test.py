@@ -78,6 +78,11 @@ def test_patterns_name_variants(tmp_path):
         ({"attention-settings": {"l*": {"clip": 1}}}, "no variant of the study matches 'l*' of 'attention-settings'"),
         ({"tasks": []}, "'tasks' must be a list"),
         ({"tasks": ["copy", "copy"]}, "two runs have the name copy/softmax/seed0"),
+        ({"learning-rates": ["fast"]}, "'learning-rate' must be a number, not \"fast\""),
+        ({"learning-rates": [1e-3, 1e-3]}, "two runs have the name recall-pairs=4/softmax/lr0.001/seed0"),
+        ({"settings": {"evaluate-lengths": "64;128"}}, "'evaluate-lengths' must be lengths such as 64,128,256, not '64;128'"),
+        ({"settings": {"evaluate-lengths": "64,"}}, "not '64,'"),
+        ({"tasks": ["s3:pairs=3"]}, "no parameter 'pairs=3'; possible: none for 's3'"),
     ],
 )
 def test_errors_of_a_study_file(tmp_path, fields, words):
@@ -119,6 +124,50 @@ def test_a_study_has_a_folder_for_every_run_and_a_report_of_all(whole):
     sweep = report["sections"][0]["content"]["series"]
     assert [s["name"] for s in sweep] == ["softmax", "plain"] and [p[0] for p in sweep[1]["points"]] == [1, 2]
     assert any(s.startswith("Recall of 4 pairs: ") and "(guessing: 3.1 %)" in s for s in report["summary"])
+
+
+@pytest.mark.parametrize("preset, variants", [
+    ("state-tracking", ["delta_negative", "gla"]), ("recall-state", ["delta_taylor2", "gated_delta"])])  # fmt: skip
+def test_longer_sequences_and_learning_rates(tmp_path, preset, variants):
+    """The presets of the delta rule, with few steps: every length, and the best rate by the loss at that of training."""
+    out = tmp_path / "out"
+    small = {"steps": 3, "batch": 2, "threads": 1, "evaluate-sequences": 4, "evaluate-lengths": "600,40,1200" if preset == "recall-state" else "100,16"}
+    only = [p for v in variants for p in (f"parity/{v}/*/seed0", f"parity/{v}/*/seed1", f"s3/{v}/*/seed0", f"mqar-pairs=64*/{v}/*/seed0")]
+    lengths = sorted(map(int, small["evaluate-lengths"].split(",")))
+    if preset == "recall-state":  # 64 pairs do not fit in 40 tokens: an error before the first step
+        error = horner("study", preset, "--out", tmp_path / "short", "--set", json.dumps(small), "--only", *only, code=2)
+        assert "requires sequences longer than 128 tokens, not 40" in error
+        small["evaluate-lengths"], lengths = "600,1200", lengths[1:]
+    horner("study", preset, "--out", out, "--jobs", 2, "--set", json.dumps(small), "--only", *only)
+    runs = {p.parent: json.loads(p.read_text()) for p in out.rglob("result.json")}
+    for result in runs.values():
+        assert [x["length"] for x in result["lengths"]] == lengths
+        assert all(0 <= x["validation_accuracy"] <= 1 and x["validation_loss"] > 0 for x in result["lengths"])
+    report = json.loads((out / "report.json").read_text())
+    tables = {s["heading"]: s["content"]["rows"] for s in report["sections"] if s["content"]["kind"] == "table"}
+    # By hand: the mean over the seeds of the rate with the lowest mean loss.
+    for task in {p.relative_to(out).parts[0] for p in runs}:
+        for variant in variants:
+            rates = {p.name: [runs[q] for q in runs if q.parent == p] for p in (out / task / variant).iterdir()}
+            assert len(rates) > 1
+            best = min(rates, key=lambda r: sum(x["validation_loss"] for x in rates[r]) / len(rates[r]))
+            mine = [row for row in tables["Learning rates"] if row[0] == variant and row[1].replace(":", "-").replace(",", "-") == task]
+            assert [row[6] for row in mine].count("yes") == 1 and len(mine) == len(rates)
+            assert next(row[2]["value"] for row in mine if row[6] == "yes") == float(best.removeprefix("lr"))
+            for i, length in enumerate(lengths):
+                right = [x["lengths"][i]["validation_accuracy"] for x in rates[best]]
+                row = next(r for r in tables["Accuracy by length"] if r[0] == variant and r[1].replace(":", "-").replace(",", "-") == task and r[2]["value"] == length)
+                assert row[4]["value"] == pytest.approx(sum(right) / len(right))
+                assert row[5]["value"] == pytest.approx(min(right)) and row[6]["value"] == pytest.approx(max(right))
+                assert row[8]["text"] == f"{sum(x >= 0.99 for x in right)} of {len(right)}"
+    states = {row[0]: row[10]["value"] for row in tables["The ablation"]}
+    assert states == ({"delta_taylor2": 2 * 153 * 16, "gated_delta": 70 * 70} if preset == "recall-state" else dict.fromkeys(variants, 2 * 4 * 16 * 16))
+    assert any(f"sequences of {lengths[-1]:,} tokens after training with" in s for s in report["summary"])
+
+
+def test_a_learning_rate_replaces_the_grid(tmp_path):
+    listed = horner("study", "state-tracking", "--out", tmp_path, "--list", "--set", '{"learning-rate": 0.1}', "--only", "s3/delta/*").split()
+    assert listed == ["s3/delta/seed0", "s3/delta/seed1", "s3/delta/seed2"]
 
 
 def test_what_is_finished_is_not_run_again(whole):

@@ -86,9 +86,10 @@ const Setting kSettings[] = {
     {"copy:vocabulary=8", 33, copied, 16},
     {"induction", 64, looked_up, 1},
     {"induction:pairs=8,vocabulary=128", 256, looked_up, 20},
-    {"mqar", 256, looked_up, 64, false},
+    {"mqar", 256, looked_up, 4, false},
     {"mqar:pairs=5,vocabulary=11", 13, looked_up, 2, false},
     {"mqar:pairs=5,vocabulary=11", 100, looked_up, 5, false},
+    {"mqar:pairs=16,vocabulary=21,values=4", 64, looked_up, 4, false},
     {"parity", 64, parity_of, 63, false},
     {"parity", 13, parity_of, 12, false},
     {"s3", 64, product_of, 63, false},
@@ -126,7 +127,7 @@ TEST(Tasks, AGuessIsRightAsOftenAsSaid) {
     std::map<int64_t, int64_t> counts;
     int64_t all = 0;
     for (uint64_t i = 0; i < 3000; ++i)
-      for (int64_t target : sequence(source, Split::train, i, s.T).targets)
+      for (int64_t target : sequence(source, Split::validation, i, s.T).targets)
         if (target >= 0) ++counts[target], ++all;
     // Targets are uniform: the stated number of them, none much more frequent than the others.
     const double chance = chosen.task->chance(chosen.shape);
@@ -163,13 +164,14 @@ TEST(Tasks, ANumberGivesOneSequence) {
   }
 }
 
-// Every key of the second part was in the first, is asked once, and most are asked early.
+// Validation has all pairs: each key is asked once, most of them early. Training has fewer pairs
+// too.
 TEST(Tasks, KeysOfMqarAreAskedAtGrowingGaps) {
   constexpr size_t T = 320, kPairs = 32;
   const train::Source source = make_source("mqar:pairs=32,vocabulary=128", "", 1);
   std::vector<size_t> at;
   for (uint64_t i = 0; i < 400; ++i) {
-    const Sequence q = sequence(source, Split::train, i, T);
+    const Sequence q = sequence(source, Split::validation, i, T);
     std::set<int64_t> asked;
     for (size_t t = 2 * kPairs; t < T; ++t) {
       ASSERT_EQ(q.targets[t] >= 0, q.tokens[t] != 127);
@@ -183,8 +185,19 @@ TEST(Tasks, KeysOfMqarAreAskedAtGrowingGaps) {
   size_t quarters[4] = {};
   for (const size_t t : at) ++quarters[t / 64];
   for (int i = 0; i < 3; ++i) EXPECT_GT(quarters[i], quarters[i + 1]);
-  EXPECT_GT(quarters[0], at.size() / 2);
-  EXPECT_GT(quarters[3], at.size() / 50);
+  EXPECT_GT(quarters[0], 2 * quarters[3]);
+  EXPECT_GT(quarters[3], at.size() / 20);
+
+  std::map<size_t, size_t> pairs;  // keys of a sequence: how many sequences
+  for (uint64_t i = 0; i < 400; ++i) {
+    const Sequence q = sequence(source, Split::train, i, T);
+    std::set<int64_t> keys;
+    for (size_t t = 0; t < T; ++t)
+      if (q.tokens[t] < 64) keys.insert(q.tokens[t]);
+    ++pairs[keys.size()];
+  }
+  EXPECT_EQ(pairs.size(), 4u);
+  for (const size_t n : {4, 8, 16, 32}) EXPECT_GT(pairs[n], 60u) << n;
 }
 
 // The rules, by hand: exchanges of the places (0 1), (1 2) and (2 0).
@@ -210,7 +223,9 @@ TEST(Tasks, ErrorsSayWhatIsPossible) {
   expect_error("recall:pairs=40", 100, "requires a vocabulary of at least 80, not 64");
   expect_error("recall", 32, "requires sequences longer than 32 tokens, not 32");
   expect_error("recall:pairs=x", 64, "'x' is not a positive integer");
-  expect_error("recall:pair=3", 64, "possible: 'pairs=N', 'vocabulary=N'");
+  expect_error("recall:pair=3", 64, "possible: 'pairs=N' or 'vocabulary=N'");
+  expect_error("mqar:value=3", 64, "possible: 'pairs=N', 'vocabulary=N' or 'values=N'");
+  expect_error("mqar:pairs=64,vocabulary=96,values=32", 256, "at least 97, not 96");
   expect_error("text:pairs=3", 64, "possible: none for 'text'");
   expect_error("induction", 20, "requires sequences of at least 32 tokens");
   expect_error("mqar", 128, "requires sequences longer than 128 tokens, not 128");

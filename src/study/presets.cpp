@@ -81,20 +81,22 @@ static const Preset kPresets[] = {
      "minutes on 16 cores: recall of up to 256 pairs with states of about 4,900 numbers",
      R"({
   "title": "How much fits in a small state? Multi-query recall with the delta rule and the series of exp",
-  "about": "Multi-query associative recall (arXiv 2312.04927) with one layer, whose keys come from the previous token. The states of the linear variants have about the same size: gated_delta 1 head of 70 channels, 4,900 numbers; delta_taylor2 and taylor2 2 heads of 16 channels with 153 features, 4,896 and 5,202. softmax keeps all keys and values. Solved: at least 99 % of the answers. The same for every variant: no positions, no short convolution, no weight decay, the learning rates.",
-  "attention": ["softmax", "taylor2", "delta_taylor2", "gated_delta"],
+  "about": "Multi-query associative recall (arXiv 2312.04927) of 256 keys and 32 values with one layer, whose keys come from the previous token. The states of the linear variants have about the same size: delta and gated_delta 1 head of 70 channels, 4,900 numbers; delta_taylor2 and taylor2 2 heads of 16 channels with 153 features, 4,896 and 5,202. softmax keeps all keys and values. Solved: at least 99 % of the answers. The same for every variant: training with fewer pairs too, as in that paper; no positions, no short convolution, torch's initial weights, no weight decay, and two learning rates, of which the report takes that with the lowest loss.",
+  "attention": ["softmax", "taylor2", "delta_taylor2", "delta", "gated_delta"],
   "seeds": [0, 1, 2],
+  "learning-rates": [3e-3, 1e-2],
   "settings": {
-    "model": "tiny", "device": "cpu", "steps": 300, "learning-rate": 1e-2, "weight-decay": 0, "evaluate-every": 50,
-    "evaluate-sequences": 16, "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip",
-    "model-config": {"num_hidden_layers": 1, "vocab_size": 640, "num_attention_heads": 2, "num_key_value_heads": 2,
-      "head_dim": 16, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}
+    "model": "tiny", "device": "cpu", "steps": 800, "weight-decay": 0, "evaluate-every": 100, "evaluate-sequences": 16,
+    "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip",
+    "model-config": {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true,
+      "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+      "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}
   },
-  "attention-settings": {"gated_delta": {"model-config": {"num_hidden_layers": 1, "vocab_size": 640,
+  "attention-settings": {"*delta": {"model-config": {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true,
       "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 70,
       "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
-  "tasks": [{"task": "mqar:pairs=64,vocabulary=640", "settings": {"length": 256, "batch": 16}},
-            {"task": "mqar:pairs=256,vocabulary=640", "settings": {"length": 1024, "batch": 4}}]
+  "tasks": [{"task": "mqar:pairs=64,vocabulary=289,values=32", "settings": {"length": 256, "batch": 4}},
+            {"task": "mqar:pairs=256,vocabulary=289,values=32", "settings": {"length": 1024, "batch": 1}}]
 })"},
     {"paper",
      "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token "

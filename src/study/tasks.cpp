@@ -102,16 +102,16 @@ static std::vector<size_t> early(const Random& random, size_t n, size_t all) {
 }
 
 // Recall as arXiv 2312.04927 has it: key value key value …, then keys at gaps of a power law among
-// blanks (the last token of the vocabulary), each once. Half of the tokens after the pairs are
-// keys, or all keys are asked. Nothing after the pairs tells a value.
+// blanks (the last token of the vocabulary), each once, or as many as half of the tokens left.
+// Nothing after the pairs tells a value.
 static int64_t mqar_values(const Shape& s) {
-  return s.vocabulary - 1 - s.vocabulary / 2;
+  return s.values > 0 ? s.values : s.vocabulary - 1 - s.vocabulary / 2;
 }
 static void mqar(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
-  const int64_t half = s.vocabulary / 2;
-  const std::vector<int64_t> keys = drawn(random, s.pairs, half);
+  const int64_t first = s.vocabulary - 1 - mqar_values(s);  // the keys are below the first value
+  const std::vector<int64_t> keys = drawn(random, s.pairs, first);
   std::vector<int64_t> values(s.pairs);
-  for (int64_t& v : values) v = half + int64_t(random(uint64_t(mqar_values(s))));
+  for (int64_t& v : values) v = first + int64_t(random(uint64_t(mqar_values(s))));
   std::fill(tokens.begin(), tokens.end(), s.vocabulary - 1);
   for (int64_t i = 0; i < s.pairs; ++i) tokens[2 * i] = keys[i], tokens[2 * i + 1] = values[i];
   const size_t begin = size_t(2 * s.pairs), left = tokens.size() - begin;
@@ -121,10 +121,17 @@ static void mqar(const Shape& s, const Random& random, Tokens tokens, Tokens tar
   for (size_t i = 0; i < asked; ++i)
     tokens[begin + places[i]] = keys[order[i]], targets[begin + places[i]] = values[order[i]];
 }
+// Training has sequences of fewer pairs too, as there: pairs, pairs / 2, pairs / 4, … down to 4.
+static void practise_mqar(Shape& s, const Random& random) {
+  constexpr int64_t kLeast = 4;
+  uint64_t sizes = 1;
+  while (s.pairs >> sizes >= kLeast) ++sizes;
+  s.pairs >>= random(sizes);
+}
 static void check_mqar(const Shape& s, size_t length) {
-  check(s.pairs >= 1 && s.vocabulary >= std::max<int64_t>(2 * s.pairs, 4), "mqar of ", s.pairs,
-        " pairs requires a vocabulary of at least ", std::max<int64_t>(2 * s.pairs, 4), ", not ",
-        s.vocabulary);
+  const int64_t least = s.values > 0 ? s.pairs + s.values + 1 : std::max<int64_t>(2 * s.pairs, 4);
+  check(s.pairs >= 1 && s.vocabulary >= least, "mqar of ", s.pairs,
+        " pairs requires a vocabulary of at least ", least, ", not ", s.vocabulary);
   check(length > size_t(2 * s.pairs), "mqar of ", s.pairs, " pairs requires sequences longer than ",
         2 * s.pairs, " tokens, not ", length);
 }
@@ -158,12 +165,12 @@ static void check_bits(const Shape&, size_t length) {
 
 // clang-format off
 static const Task kTasks[] = {
-    {"recall",    "key-value pairs, then keys: predict the value of each", {64, 16},  false, recall,    check_recall,    [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
-    {"copy",      "a random string, then the same string again",           {64, 0},   false, copy,      check_copy,      [](const Shape& s) { return 1.0 / double(s.vocabulary - 1); }},
-    {"induction", "noise in which some tokens always have the same successor", {64, 4},   false, induction, check_induction, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 4); }},
-    {"mqar",      "key-value pairs, then keys at gaps of a power law among blanks", {1024, 64}, false, mqar,  check_mqar,      [](const Shape& s) { return 1.0 / double(mqar_values(s)); }},
-    {"parity",    "bits: predict the parity of all bits so far",           {3, 0},    true,  parity,    check_bits,      [](const Shape&) { return 1.0 / 2; }},
-    {"s3",        "exchanges of two of three things: predict their order so far", {7, 0}, true, s3,     check_bits,      [](const Shape&) { return 1.0 / 6; }},
+    {"recall",    "key-value pairs, then keys: predict the value of each", {64, 16},  false, recall, nullptr,    check_recall,    [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
+    {"copy",      "a random string, then the same string again",           {64, 0},   false, copy, nullptr,      check_copy,      [](const Shape& s) { return 1.0 / double(s.vocabulary - 1); }},
+    {"induction", "noise in which some tokens always have the same successor", {64, 4},   false, induction, nullptr, check_induction, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 4); }},
+    {"mqar",      "key-value pairs, then keys at gaps of a power law among blanks", {1024, 64}, false, mqar, practise_mqar,  check_mqar,      [](const Shape& s) { return 1.0 / double(mqar_values(s)); }},
+    {"parity",    "bits: predict the parity of all bits so far",           {3, 0},    true,  parity, nullptr,    check_bits,      [](const Shape&) { return 1.0 / 2; }},
+    {"s3",        "exchanges of two of three things: predict their order so far", {7, 0}, true, s3, nullptr,     check_bits,      [](const Shape&) { return 1.0 / 6; }},
 };
 // clang-format on
 
@@ -195,11 +202,16 @@ Chosen find_task(std::string_view text) {
     left.remove_prefix(std::min(left.size(), part.size() + 1));
     const size_t equals = part.find('=');
     const std::string_view key = part.substr(0, equals);
-    const bool sized = c.task && !c.task->fixed;
-    check(sized && equals != part.npos && (key == "pairs" || key == "vocabulary"), "task '", text,
-          "': no parameter '", part,
-          "'; possible: ", sized ? "'pairs=N', 'vocabulary=N'" : "none for '" + name + "'");
-    (key == "pairs" ? c.shape.pairs : c.shape.vocabulary) = whole(part.substr(equals + 1), text);
+    std::vector<std::pair<std::string_view, int64_t*>> known;
+    if (c.task && !c.task->fixed)
+      known = {{"pairs", &c.shape.pairs}, {"vocabulary", &c.shape.vocabulary}};
+    if (name == "mqar") known.emplace_back("values", &c.shape.values);
+    const auto at = std::ranges::find(known, key, &std::pair<std::string_view, int64_t*>::first);
+    std::vector<std::string> possible;
+    for (const auto& [each, to] : known) possible.push_back(std::string(each) + "=N");
+    check(at != known.end() && equals != part.npos, "task '", text, "': no parameter '", part,
+          "'; possible: ", known.empty() ? "none for '" + name + "'" : quoted(possible));
+    *at->second = whole(part.substr(equals + 1), text);
   }
   return c;
 }
@@ -222,7 +234,9 @@ train::Source make_source(std::string_view text, const std::string& data, uint64
     constexpr int kTries = 10000;
     for (int i = 0; i < kTries; ++i) {
       std::fill(targets.begin(), targets.end(), -1);
-      c.task->fill(c.shape, random, tokens, targets);
+      Shape shape = c.shape;
+      if (split == train::Split::train && c.task->practice) c.task->practice(shape, random);
+      c.task->fill(shape, random, tokens, targets);
       if (is_validation(tokens) == (split == train::Split::validation)) return;
     }
     fail("task '", c.text, "' has too few different sequences of ", tokens.size(), " tokens");

@@ -12,6 +12,7 @@ namespace horner::study {
 
 struct Shape {
   int64_t vocabulary, pairs;  // pairs of recall and mqar, triggers of induction; 0: none
+  int64_t values = 0;         // of mqar; 0: half of the vocabulary
 };
 using Random = std::function<uint64_t(uint64_t below)>;
 
@@ -21,6 +22,8 @@ struct Task {
   bool fixed;   // the shape has no parameters
   // Writes one sequence; `targets` come filled with -1.
   void (*fill)(const Shape&, const Random&, std::span<int64_t> tokens, std::span<int64_t> targets);
+  // Changes the shape of a training sequence; null: it is that of validation.
+  void (*practice)(Shape&, const Random&);
   void (*check)(const Shape&, size_t length);
   double (*chance)(const Shape&);  // the accuracy of guessing
 };
