@@ -62,17 +62,28 @@ def test_models_without_attention_and_in_part():
     torch.testing.assert_close(model(pixels).last_hidden_state, wanted, atol=1e-4, rtol=0)
 
 
+def weights(model, inputs, **options):
+    out = model(**inputs, **options)
+    return {name: x for name, x in out.items() if name.endswith("attentions") and x}
+
+
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "OPT", "BERT", "T5"])
-def test_weights_are_not_returned(family):
+def test_weights_are_those_of_eager(family):
     model, (inputs, _) = families.build(family, "horner"), families.batch(family)
-    with pytest.raises(NotImplementedError, match=r"returning weights \(output_attentions\): load the model with attn_implementation='eager'"):
-        model(**inputs, output_attentions=True)
+    got = weights(model, inputs, output_attentions=True)
+    assert not weights(model, inputs)
     model.set_attn_implementation("eager")
-    assert model(**inputs, output_attentions=True)[-1] is not None
+    wanted = weights(model, inputs, output_attentions=True)
+    assert len(wanted) == (3 if family == "T5" else 1)
     model.config.output_attentions = True
+    by_config = weights(model, inputs)  # of T5 none: its parts have configs of their own
     model.set_attn_implementation("horner")
-    with pytest.raises(NotImplementedError, match="returning weights"):
-        model(**inputs)
+    for found, wanted in ((got, wanted), (weights(model, inputs), by_config)):
+        assert list(found) == list(wanted)
+        for name, layers in wanted.items():
+            assert len(found[name]) == len(layers) == 2, name
+            for x, y in zip(found[name], layers):
+                torch.testing.assert_close(x, y, atol=1e-4, rtol=0)  # the rule of the table
 
 
 def test_a_sink_needs_a_sum():
