@@ -65,7 +65,7 @@ static const Preset kPresets[] = {
      "minutes on 16 cores: parity and S3 at 1, 2 and 4 times the length of training",
      R"({
   "title": "What the delta rule is for: tracking a state beyond the length of training",
-  "about": "Parity of bits and products of transpositions of S3, with an answer after every token. Solved: at least 99 % of the answers at 4 times the length of training. The same for every variant: no positions and no short convolution (arXiv 2411.12537 has neither here; both would favour the lengths of training), torch's initial weights (with a standard deviation of 0.02 the gates of so small a model hardly move at first), no weight decay (it pulls gates away from 0 and 1, which exact counting needs), and three learning rates, of which the report takes that with the lowest loss at the length of training.",
+  "about": "Parity of bits and products of transpositions of S3, with an answer after every token. Solved: at least 99 % of the answers at 4 times the length of training. The same for every variant: no positions and no short convolution (both would favour the lengths of training), torch's initial weights (with a standard deviation of 0.02 the gates of so small a model hardly move at first), no weight decay (it pulls gates away from 0 and 1, which exact counting needs), and three learning rates, of which the report takes that with the lowest loss at the length of training.",
   "attention": ["softmax", "gla", "delta", "delta_negative"],
   "seeds": [0, 1, 2],
   "learning-rates": [1e-3, 3e-3, 1e-2],
@@ -81,7 +81,7 @@ static const Preset kPresets[] = {
      "minutes on 16 cores: recall of up to 256 pairs with states of about 4,900 numbers",
      R"({
   "title": "How much fits in a small state? Multi-query recall with the delta rule and the series of exp",
-  "about": "Multi-query associative recall (arXiv 2312.04927) of 256 keys and 32 values with one layer, whose keys come from the previous token. The states of the linear variants have about the same size: delta and gated_delta 1 head of 70 channels, 4,900 numbers; delta_taylor2 and taylor2 2 heads of 16 channels with 153 features, 4,896 and 5,202. softmax keeps all keys and values. Solved: at least 99 % of the answers. The same for every variant: training with fewer pairs too, as in that paper; no positions, no short convolution, torch's initial weights, no weight decay, and two learning rates, of which the report takes that with the lowest loss.",
+  "about": "Multi-query associative recall (arXiv 2312.04927) of 256 keys and 32 values with one layer, whose keys come from the previous token. The states of the linear variants have about the same size: delta and gated_delta 1 head of 70 channels, 4,900 numbers; delta_taylor2 and taylor2 2 heads of 16 channels with 153 features, 4,896 and 5,202. softmax keeps all keys and values. Solved: at least 99 % of the answers. The same for every variant: training with fewer pairs too; no positions, no short convolution, torch's initial weights, no weight decay, and two learning rates, of which the report takes that with the lowest loss.",
   "attention": ["softmax", "taylor2", "delta_taylor2", "delta", "gated_delta"],
   "seeds": [0, 1, 2],
   "learning-rates": [3e-3, 1e-2],
