@@ -68,8 +68,8 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
     return "does not support decay with a sum as denominator, other than of exp";
   if (spec.bias) return "does not support a bias, whose reads take longer than what it saves";
   const bool centred = spec.centred || spec.less_log_count;
-  if (spec.softcap != 0 && (centred || !is<Exp>(spec.weight)))
-    return "supports a soft cap only for exp, and not with scores less log n";
+  if (spec.softcap != 0 && (centred || decays || !is<Exp>(spec.weight)))
+    return "supports a soft cap only for exp, and not with decay or scores less log n";
   if (centred && decays) return "does not support centred scores, or scores less log n, with decay";
   if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxHopperChannels)
     return "supports head dimensions up to 128";

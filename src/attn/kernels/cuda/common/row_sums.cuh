@@ -28,7 +28,6 @@ struct RunningSums {
   // Whether it has code for changed scores, of which the decay of exp is one.
   static constexpr bool kChanges = Shape::kDecay && (factored || !kHasDecayFactors<T, W>);
   using Products = float[kAtoms][kTiles][4];
-  using Type = T;
 
   const Fused& f;
   const W& w;

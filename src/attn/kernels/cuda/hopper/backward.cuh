@@ -223,8 +223,7 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
     wgmma_wait<1>();
     register_fence(x), register_fence(weights), register_fence(slopes);
     if (i > 0) mbarrier_arrive(memory.free((i - 1) % kStages));
-    if constexpr (kIsExp<W>)
-      if (f.softcap != 0) cap<T>(f, x);
+    if constexpr (kHasCap<W>) cap<T>(f, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 2>(f, w, of, flags, bits, decay, x, weights);
@@ -239,8 +238,8 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
       if (f.d_decay_key)
         add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
                                                           weights, dp, gates.of);
-    hopper_score_gradients<T, W>(f, Head(tiles.b, now.h, tiles.g), now.t0, of, bits, decay, x, dp,
-                                 slopes, sums.decay);
+    hopper_score_gradients<T, W>(f, Head(tiles.b, now.h, tiles.g), now.t0, of, bits, x, dp, slopes,
+                                 sums.decay);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
     wgmma_commit();
@@ -279,8 +278,7 @@ __device__ __forceinline__ void backward_with_shared_dq(
     const uint32_t flags = of.flags[warpgroup];
     wgmma_wait<1>();
     register_fence(x);
-    if constexpr (kIsExp<W>)
-      if (f.softcap != 0) cap<T>(f, x);
+    if constexpr (kHasCap<W>) cap<T>(f, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 1>(f, w, of, flags, bits, decay, x, weights);
@@ -295,8 +293,8 @@ __device__ __forceinline__ void backward_with_shared_dq(
       if (f.d_decay_key)
         add_decay_rows<T, std::is_same_v<Weight, Linear>>(f, Head(tiles.b, now.h, tiles.g), now.t0,
                                                           weights, dp, gates.of);
-    hopper_score_gradients<T, W>(f, Head(tiles.b, now.h, tiles.g), now.t0, of, bits, decay, x, dp,
-                                 slopes, sums.decay);
+    hopper_score_gradients<T, W>(f, Head(tiles.b, now.h, tiles.g), now.t0, of, bits, x, dp, slopes,
+                                 sums.decay);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
     wgmma_commit();

@@ -3,6 +3,7 @@
 // dq, with ones.
 #pragma once
 
+#include "attn/kernels/cuda/hopper/cap.cuh"
 #include "attn/kernels/cuda/hopper/decay.cuh"
 #include "attn/kernels/cuda/hopper/wgmma.cuh"
 

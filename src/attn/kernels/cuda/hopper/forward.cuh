@@ -207,14 +207,6 @@ __device__ __forceinline__ void decayed_exp(Sums& sums, typename Sums::Products&
   }
 }
 
-// c tanh(x / c), in units of q.k.
-template <class T, int columns>
-__device__ __forceinline__ void cap(const Fused& f, float (&x)[columns][4]) {
-  const float in = __fdividef(f.scale, f.softcap), out = __fdividef(f.softcap, f.scale);
-#pragma unroll
-  for (int j = 0; j < 4 * columns; ++j) x[j / 4][j % 4] = tanh_of<T>(x[j / 4][j % 4] * in) * out;
-}
-
 // From products to weights, in place, and added to the sum. Tiles that need a mask or a clamp apply
 // it in place: otherwise all tiles run the same code.
 template <class Sums, class Weight, class Decay>
@@ -230,8 +222,6 @@ __device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
     for (int j = 0; j < n; ++j)
       if (!(seen >> j & 1)) x[0][j / 2][i * 2 + j % 2] = other;
   };
-  if constexpr (Sums::kIsExp)
-    if (f.softcap != 0) cap<typename Sums::Type>(f, x[0]);
   if (Sums::kIsExp && masked) hide(0, -INFINITY), hide(1, -INFINITY);
   if (f.clamp < INFINITY) {
     const float most = f.clamp / f.scale;
@@ -294,6 +284,7 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // varies with i, as in_round
     centres.subtract(x[0]);
+    if constexpr (kHasCap<W>) cap<T>(f, x[0]);
     tile_weights(
         sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
         rows.decay(given.in_round(i).decay_factors(i % kStages), factors, i >= log_space_at));

@@ -49,14 +49,15 @@ static void with_channels(const Fused& p, const W& w, const F& f) {
   if (p.D <= 64 && p.E <= 64) return f(w, std::integral_constant<int, 64>());
   f(w, std::integral_constant<int, 128>());
 }
-// The same with Exp or Polynomial, or these with decay or a centre.
+// The same with Exp or Polynomial, or these with decay or a centre, or Exp with a soft cap.
 template <class F>
 static void with_kernel(const Fused& p, const Weights& weights, const float* factors, const F& f) {
   const auto with = [&]<class W>(const W& w) {
     if (p.decay) return with_channels(p, WithDecay<W>{w, factors}, f);
     p.centre ? with_channels(p, WithCentre<W>{w}, f) : with_channels(p, w, f);
   };
-  if (const Exp* w = std::get_if<Exp>(&weights)) return with(*w);
+  if (const Exp* w = std::get_if<Exp>(&weights))
+    return p.softcap != 0 ? with_channels(p, WithCap<Exp>{*w}, f) : with(*w);
   with(std::get<Polynomial>(weights));
 }
 

@@ -263,31 +263,11 @@ __device__ __forceinline__ void add_decay_gradients(const Fused& f, const Head& 
   keys[0] += sum[0], keys[1] += sum[1];
 }
 
-// The slope of the soft cap at weights times a: their logs are the scores.
-template <bool has_decay>
-__device__ __forceinline__ void cap_slopes(const Fused& f, const QueryColumns& of,
-                                           const KeyDecay<has_decay>& decay, const float (&x)[8][4],
-                                           float (&dx)[8][4]) {
-  const float per = __fdividef(1, f.softcap * kLog2e);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float y = __log2f(fabsf(x[j][i])) + (i % 2 ? sub.y : sub.x);
-      if constexpr (has_decay) y -= decay.of[i / 2];
-      const float z = y * per;
-      dx[j][i] *= 1 - fminf(z * z, 1);  // a weight of 0 has none
-    }
-  }
-}
-
 // From slopes and the products dp of values and gradients to score gradients, rounded. `keys`: the
 // keys' part of the decay's gradient, if that is in the scores.
 template <class T, class W>
 __device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Head& head, int t0,
                                                        const QueryColumns& of, const MaskBits& bits,
-                                                       const KeyDecay<kHasDecay<W>>& decay,
                                                        const float (&x)[8][4], float (&dp)[8][4],
                                                        uint32_t (&slopes)[4][4], float (&keys)[2]) {
 #pragma unroll
@@ -313,8 +293,7 @@ __device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Hea
       }
       add_decay_gradients(f, head, t0, dp, keys);
     }
-  if constexpr (kIsExp<W>)
-    if (f.softcap != 0) cap_slopes(f, of, decay, x, dp);
+  if constexpr (kHasCap<W>) cap_slopes(f, of.first, x, dp);
   if (bits.some) {
 #pragma unroll
     for (int j = 0; j < 32; ++j)
