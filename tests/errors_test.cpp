@@ -150,8 +150,10 @@ TEST(Packing, IsASequenceFromZeroToTheEnd) {
   EXPECT_EQ(of_packing(at::tensor({5}, at::kInt)),
             "cu_seqlens must have at least 2 elements, 0 and the length, got 1");
   EXPECT_EQ(of_packing(at::zeros({1, 2}, at::kInt)), "cu_seqlens must have shape [n], got [1, 2]");
-  EXPECT_EQ(of_inputs("softmax", [](Inputs& in) { in.cu_seqlens = at::tensor({0, 5}, at::kInt); }),
-            "cu_seqlens requires as many keys as queries, got 5 queries and 7 keys");
+  EXPECT_EQ(
+      of_inputs("softmax", [](Inputs& in) { in.cu_seqlens = at::tensor({0, 5}, at::kInt); }),
+      "cu_seqlens requires as many keys as queries, got 5 queries and 7 keys; cu_seqlens_k gives "
+      "the keys cuts of their own");
 }
 
 TEST(Names, OfVariantsHaveASuggestion) {
