@@ -52,7 +52,9 @@ struct Block {
   at::Tensor before() const { return w.narrow(3, 0, from); }
   at::Tensor inside() const { return w.narrow(3, from, n); }
   at::Tensor rows(const at::Tensor& x) const { return x.narrow(2, from, n); }
-  at::Tensor system() const { return (share * inside()).tril(-1); }
+  // What is solved inside a block is in double: there values and answers cancel.
+  static at::Tensor exact(const at::Tensor& x) { return x.to(at::kDouble); }
+  at::Tensor system() const { return (exact(share) * exact(inside())).tril(-1); }
 };
 
 RowsResult forward(const RowsJob& job, const RowsTensors& x, bool) {
@@ -60,12 +62,13 @@ RowsResult forward(const RowsJob& job, const RowsTensors& x, bool) {
   for (int64_t from = 0; from < x.k.size(2); from += kRows) {
     const Block b(job, x, from);
     const at::Tensor given = (-b.shift).exp() * b.rows(x.v);
-    const at::Tensor left = (given - at::matmul(b.before(), r.u.narrow(2, 0, from)))
+    const at::Tensor left = b.exact(given - at::matmul(b.before(), r.u.narrow(2, 0, from)))
                                 .masked_fill(b.nothing, 0);  // of a hidden key: not NaN
-    const at::Tensor u = at::linalg_solve_triangular(b.system(), b.share * left, /*upper=*/false,
-                                                     /*left=*/true, /*unitriangular=*/true);
+    const at::Tensor u =
+        at::linalg_solve_triangular(b.system(), b.exact(b.share) * left, /*upper=*/false,
+                                    /*left=*/true, /*unitriangular=*/true);
     b.rows(r.u).copy_(u);
-    b.rows(r.rest).copy_(left - at::matmul(b.inside().tril(-1), u));
+    b.rows(r.rest).copy_(left - at::matmul(b.exact(b.inside()).tril(-1), u));
   }
   return r;
 }
@@ -94,14 +97,16 @@ RowsTensors backward(const RowsJob& job, const RowsTensors& x, const RowsResult&
   const at::Tensor du = grads.u.clone();  // less what later blocks take
   for (int64_t from = (x.k.size(2) - 1) / kRows * kRows; from >= 0; from -= kRows) {
     const Block b(job, x, from);
-    const at::Tensor back = at::linalg_solve_triangular(b.system().transpose(-1, -2), b.rows(du),
-                                                        /*upper=*/true, /*left=*/true,
-                                                        /*unitriangular=*/true);
-    const at::Tensor p = b.share * back;
+    const at::Tensor back =
+        at::linalg_solve_triangular(b.system().transpose(-1, -2), b.exact(b.rows(du)),
+                                    /*upper=*/true, /*left=*/true,
+                                    /*unitriangular=*/true);
+    const at::Tensor p = (b.exact(b.share) * back).to(du.scalar_type());
     du.narrow(2, 0, from).sub_(at::matmul(b.before().transpose(-1, -2), p));
     b.rows(d.v).copy_((-b.shift).exp() * p);
     const at::Tensor d_w = -at::matmul(p, r.u.narrow(2, 0, from + b.n).transpose(-1, -2));
-    add_gradients(job, x, from, d_w, (back * b.rows(r.rest)).sum(-1, true), d);
+    add_gradients(job, x, from, d_w, (back * b.rows(r.rest)).sum(-1, true).to(d_w.scalar_type()),
+                  d);
   }
   return d;
 }
