@@ -49,7 +49,7 @@ foreach(name ${tests})
   foreach(part ${parts})
     add_test(NAME ${name}_${part} COMMAND ${name} ${arguments})
     set_tests_properties(${name}_${part} PROPERTIES ENVIRONMENT
-      "GTEST_TOTAL_SHARDS=${all};GTEST_SHARD_INDEX=${part};ASAN_OPTIONS=detect_leaks=0;OMP_WAIT_POLICY=PASSIVE;${memory}")
+      "GTEST_TOTAL_SHARDS=${all};GTEST_SHARD_INDEX=${part};ASAN_OPTIONS=detect_leaks=0;UBSAN_OPTIONS=halt_on_error=1;OMP_WAIT_POLICY=PASSIVE;${memory}")
   endforeach()
 endforeach()
 if(NOT HORNER_SANITIZED)
