@@ -16,6 +16,10 @@ at::ScalarType wide(at::ScalarType dtype) {
 at::Tensor plain(const at::Tensor& x) {
   return x.defined() ? x.to(at::kFloat).contiguous() : x;
 }
+at::Tensor sink_of_rows(const Inputs& in) {
+  if (!in.sink.defined()) return {};
+  return plain(in.sink.view({1, -1, 1}).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+}
 
 Inputs one_key_head_each(Inputs in) {
   const int64_t H = in.q.size(1), G = in.k.size(1);

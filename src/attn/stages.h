@@ -88,8 +88,9 @@ at::Tensor log_sum(const Sums&);  // log W without the e^-shift, [B, H, T], a co
 // Denominator, output gates and norm; in the dtype of q.
 at::Tensor finish(const Spec&, const Inputs&, const Sums&);
 
-at::ScalarType wide(at::ScalarType);  // float32 for the 16-bit types, else the type itself
-at::Tensor plain(const at::Tensor&);  // float32, contiguous; undefined for none
+at::ScalarType wide(at::ScalarType);     // float32 for the 16-bit types, else the type itself
+at::Tensor plain(const at::Tensor&);     // float32, contiguous; undefined for none
+at::Tensor sink_of_rows(const Inputs&);  // likewise, [B, H, T]
 
 // The memory [4, B, H, T] to which a kernel writes statistics, with views of it in `to`; undefined
 // where `to` is null or wants only the log of the sum.

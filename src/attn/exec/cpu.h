@@ -23,13 +23,12 @@ struct Intervals {
 // The inputs as the kernels take them, differentiable.
 struct Prepared {
   Intervals seen;
-  int64_t repeats;   // query heads per key head
-  at::Tensor ones;   // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
-  at::Tensor count;  // [1 or B, 1, T, 1]
-  at::Tensor q, k;   // f(q), f(k)
-  at::Tensor
-      factor;  // of q.k: one number, or [1 or B, H, T, 1]; undefined where keys are not counted
-  std::optional<double> one_factor;  // the same, of one number
+  int64_t repeats;                   // query heads per key head
+  at::Tensor ones;                   // [1 or B, 1, S, 1]: 0 for a key that `keep` hides
+  at::Tensor count;                  // [1 or B, 1, T, 1]
+  at::Tensor q, k;                   // f(q), f(k)
+  at::Tensor factor;                 // of q.k: one number, or [1 or B, H, T, 1]
+  std::optional<double> one_factor;  // of q.k, where it is one number
   at::Tensor decay;                  // [B, G, S], running sums in double, or undefined
 
   // `before` [B]: how many keys precede these; undefined for none. `ones` and `count` are left

@@ -245,8 +245,7 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   x.gate = plain(value_gates(spec, in));
   x.decay = p.decay;
   x.divisor = divisor;
-  if (in.sink.defined())
-    x.sink = plain(in.sink.view({1, -1, 1}).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+  x.sink = sink_of_rows(in);
   x.bias = plain(in.bias);
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);

@@ -272,8 +272,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
   job.own_k = !spec.centred && !x.k.is_alias_of(in.k);
   x.decay = gates(log_gates(spec.decay, in));
   x.divisor = divisor_on_gpu(spec, in, counted);
-  if (in.sink.defined())
-    x.sink = plain(in.sink.view({1, -1, 1}).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+  x.sink = sink_of_rows(in);
   x.bias = plain(in.bias);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
