@@ -1,4 +1,4 @@
-// horner data: convert text to token files, and inspect them.
+// horner data: convert text to token files, inspect them, and train tokenizers.
 #include "cli/data.h"
 
 #include "cli/options.h"
@@ -25,7 +25,9 @@ std::vector<int64_t> model_tokens(const text::Tokenizer& t, std::string_view tex
 static Action add_pack(CLI::App& app) {
   const auto o = std::make_shared<PackOptions>();
   option(app, "INPUT", o->inputs, "",
-         "text files, folders of them, .jsonl files [the Python sources of torch]");
+         "text files, folders of them, .jsonl files, each also as .xz, .gz or .zst [the Python "
+         "sources "
+         "of torch]");
   option(app, "--out", o->out, "FILE", "the token file to write, in llm.c's layout [tokens.bin]");
   option(app, "--tokenizer", o->tokenizer, "FILE",
          "a tokenizer.json, or a folder with one [bytes]");
@@ -39,6 +41,21 @@ static Action add_pack(CLI::App& app) {
   app.add_flag("--force", o->force, "replace files that are not token files");
   app.add_flag("--json", o->json, "print a summary as JSON");
   return [o] { return pack(*o); };
+}
+
+static Action add_tokenizer(CLI::App& app) {
+  const auto o = std::make_shared<TokenizerOptions>();
+  option(app, "--train", o->inputs, "FILE",
+         "text files and folders of them, each file also as .xz, .gz or .zst")
+      ->required();
+  option(app, "--vocabulary", o->vocabulary, "N", "number of tokens [16384]")
+      ->check(within(256, 1 << 24));
+  option(app, "--special", o->special, "TOKEN",
+         "special tokens, the first of the vocabulary, such as '<|endoftext|>'");
+  option(app, "--out", o->out, "FILE", "the file to write [tokenizer.json]");
+  app.add_flag("--force", o->force, "replace a file that is not a tokenizer.json");
+  app.add_flag("--json", o->json, "print a summary as JSON");
+  return [o] { return train_tokenizer(*o); };
 }
 
 static Action add_info(CLI::App& app) {
@@ -55,10 +72,14 @@ Action data(CLI::App& app) {
   app.require_subcommand(1);
   CLI::App* const pack = app.add_subcommand("pack", "convert text to a token file");
   CLI::App* const info = app.add_subcommand("info", "inspect a token file");
-  pack->allow_extras(false);  // they would take it from above
-  info->allow_extras(false);
-  const Action pack_action = add_pack(*pack), info_action = add_info(*info);
-  return [=] { return pack->parsed() ? pack_action() : info_action(); };
+  CLI::App* const tokenizer =
+      app.add_subcommand("tokenizer", "train a byte-level BPE tokenizer on text");
+  for (CLI::App* each : {pack, info, tokenizer}) each->allow_extras(false);  // not from above
+  const Action pack_action = add_pack(*pack), info_action = add_info(*info),
+               tokenizer_action = add_tokenizer(*tokenizer);
+  return [=] {
+    return pack->parsed() ? pack_action() : info->parsed() ? info_action() : tokenizer_action();
+  };
 }
 
 }  // namespace horner::cli

@@ -17,6 +17,15 @@ struct PackOptions {
 };
 Outcome pack(const PackOptions&);
 
+struct TokenizerOptions {
+  std::vector<std::string> inputs;
+  std::string out = "tokenizer.json";
+  std::vector<std::string> special;
+  size_t vocabulary = 16384;
+  bool force = false, json = false;
+};
+Outcome train_tokenizer(const TokenizerOptions&);
+
 struct TokensOptions {
   std::vector<std::string> files;
   std::string tokenizer;

@@ -9,6 +9,7 @@
 #include "core/stopwatch.h"
 #include "files/files.h"
 #include "files/output.h"
+#include "text/compressed.h"
 #include "text/corpus.h"
 #include "text/token_file.h"
 
@@ -69,7 +70,7 @@ bool pack_text(Packing& p, std::string_view text, size_t size, const std::string
     p.out.write(p.buffer);
     p.bytes = before + std::min(done, size);
     if (file) file->forget(done);
-    if (file) show(p);
+    if (file || text.size() > kPiece) show(p);
   }
   p.out.write(p.end);
   ++p.documents;
@@ -77,8 +78,8 @@ bool pack_text(Packing& p, std::string_view text, size_t size, const std::string
   return true;
 }
 
-bool pack_lines(Packing& p, const files::MappedFile& file) {
-  const std::string_view all = file.text();
+// `all` is the content of the file at `path`; `file` is null where it was decompressed.
+bool pack_lines(Packing& p, std::string_view all, const Path& path, const files::MappedFile* file) {
   size_t number = 0, shown = 0;
   for (size_t at = 0; at < all.size();) {
     const size_t end = std::min(all.find('\n', at), all.size());
@@ -90,21 +91,34 @@ bool pack_lines(Packing& p, const files::MappedFile& file) {
       p.bytes += size;
       continue;
     }
-    const std::string where = "'" + file.path().string() + "' line " + std::to_string(number);
+    const std::string where = "'" + path.string() + "' line " + std::to_string(number);
     const std::string text = text::text_of_line(line, p.options.key, where);
     if (!pack_text(p, text, size, where, nullptr)) return false;
     if (at - shown < kPiece) continue;
     shown = at;
-    file.forget(at);
+    if (file) file->forget(at);
     show(p);
   }
   return true;
 }
 
+bool is_lines(const Path& path) {
+  return path.extension() == ".jsonl" || path.extension() == ".ndjson";
+}
+
+// Compressed files are read into memory whole; their bytes count as those of their content.
+bool pack_compressed(Packing& p, const Path& path) {
+  std::string all;
+  text::decompress(path, [&](std::string_view part) { all += part; });
+  p.bytes_all += all.size() - std::filesystem::file_size(path);
+  if (is_lines(path.stem())) return pack_lines(p, all, path, nullptr);
+  return pack_text(p, all, all.size(), "'" + path.string() + "'", nullptr);
+}
+
 bool pack_file(Packing& p, const Path& path) {
+  if (text::is_compressed(path)) return pack_compressed(p, path);
   const files::MappedFile file(path);
-  const std::string extension = path.extension().string();
-  if (extension == ".jsonl" || extension == ".ndjson") return pack_lines(p, file);
+  if (is_lines(path)) return pack_lines(p, file.text(), path, &file);
   return pack_text(p, file.text(), file.text().size(), "'" + path.string() + "'", &file);
 }
 

@@ -16,6 +16,7 @@
 #include "files/lock.h"
 #include "files/output.h"
 #include "study/runner.h"
+#include "study/sweep.h"
 #include "study/taylor.h"
 
 namespace horner::cli {
@@ -51,7 +52,8 @@ struct Live {
     Table t{.head = {"run", "step", "loss", "tokens/s", "time left"}, .right = {1, 2, 3, 4}};
     size_t done = 0, failed = 0;
     for (size_t i = 0; i < all.size(); ++i) {
-      done += all[i].status == Status::finished, failed += all[i].status == Status::failed;
+      done += all[i].status == Status::finished || all[i].status == Status::given_up;
+      failed += all[i].status == Status::failed;
       if (all[i].status == Status::running) t.rows.push_back(row(i, all[i]));
     }
     std::string out = lines > 0 ? "\033[" + std::to_string(lines) + "A\r\033[J" : "";
@@ -76,7 +78,7 @@ struct Live {
       seen[i] = p.status;
       if (!changed && !(time && p.status == Status::running)) continue;
       if (live && lines > 0) std::cerr << "\033[" << lines << "A\r\033[J", lines = 0;
-      static const char* const kWords[] = {"", "", "done", "FAILED", "interrupted"};
+      static const char* const kWords[] = {"", "", "done", "FAILED", "interrupted", "given up"};
       const Row r = row(i, p);
       std::cerr << r[0] << "  " << r[1];
       if (p.step > 0) std::cerr << "  loss " << r[2] << "  " << r[3] << " tokens/s";
@@ -99,6 +101,15 @@ static void tidy(const study::Run& r, bool keep_weights) {
       fs::remove_all(entry.path());
 }
 
+// The runs that --only does not name.
+static void leave_out(const StudyOptions& o, std::vector<study::Run>& runs) {
+  std::erase_if(runs, [&](const study::Run& r) {
+    return !o.only.empty() &&
+           std::none_of(o.only.begin(), o.only.end(),
+                        [&](const std::string& pattern) { return matches(pattern, r.name); });
+  });
+}
+
 static study::Study prepared(const StudyOptions& o) {
   study::Json j = study::find_study(o.study);
   if (!o.set.empty()) {
@@ -119,15 +130,9 @@ static study::Study prepared(const StudyOptions& o) {
         for (const auto& [name, value] : more.items()) own.erase(name);
   }
   study::Study s = study::read_study(j, o.study, o.out);
-  if (!o.only.empty()) {
-    const auto left_out = [&](const study::Run& r) {
-      return std::none_of(o.only.begin(), o.only.end(),
-                          [&](const std::string& pattern) { return matches(pattern, r.name); });
-    };
-    std::erase_if(s.runs, left_out);
-    horner::check(!s.runs.empty(), "--only matches no run; 'horner study ", o.study,
-                  " --out DIR --list' lists them");
-  }
+  leave_out(o, s.runs);
+  horner::check(!s.runs.empty(), "--only matches no run; 'horner study ", o.study,
+                " --out DIR --list' lists them");
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   for (study::Run& r : s.runs) {
     if (!o.device.empty()) r.settings.device = o.device;
@@ -138,7 +143,8 @@ static study::Study prepared(const StudyOptions& o) {
 
 static Json summary_json(const study::Study& s, const std::vector<RunState>& all,
                          const report::Report& r, const std::string& page) {
-  static const char* const kWords[] = {"waiting", "running", "finished", "failed", "interrupted"};
+  static const char* const kWords[] = {"waiting", "running",     "finished",
+                                       "failed",  "interrupted", "given up"};
   Json runs = Json::array();
   for (size_t i = 0; i < all.size(); ++i)
     runs.push_back({{"name", s.runs[i].name},
@@ -149,9 +155,44 @@ static Json summary_json(const study::Study& s, const std::vector<RunState>& all
   return {{"title", s.title}, {"report", page}, {"findings", r.summary}, {"runs", runs}};
 }
 
+// Runs the study, and the runs that its sweeps add to s.runs while a best rate is at an edge.
+static std::vector<RunState> run_sweeps(study::Study& s, const StudyOptions& o) {
+  const Stopwatch clock;
+  const std::vector<study::Run> grid = s.runs;
+  const auto stop = [&] { return stopped() || (o.minutes > 0 && clock.ms() > o.minutes * 60000); };
+  Live live{s};
+  std::vector<RunState> all;
+  for (std::vector<study::Run> next = grid; !next.empty();) {
+    study::check_runs(next);
+    const std::vector<RunState> before = all;
+    const auto joined = [&](const std::vector<RunState>& now) {
+      std::vector<RunState> out = before;
+      out.insert(out.end(), now.begin(), now.end());
+      return out;
+    };
+    all = joined(study::run_all(
+        next, {.program = fs::read_symlink("/proc/self/exe"),
+               .jobs = o.jobs,
+               .stop = stop,
+               .show = [&](const auto& p) { live.show(joined(p)); },
+               .finished = [&](const study::Run& r) { tidy(r, o.keep_weights); },
+               .hopeless = [&](const study::Run& r) { return hopeless(r, s.runs, s.give_up); }}));
+    if (stop()) break;
+    next = study::beyond_edges(grid, s.runs, s.extend_rates);
+    leave_out(o, next);
+    for (const study::Run& r : next) {
+      if (r.settings.seed == next[0].settings.seed)
+        std::cerr << fs::path(r.name).parent_path().string()
+                  << ": added, because the best learning rate is at the edge of the grid\n";
+      s.runs.push_back(r);
+    }
+  }
+  return all;
+}
+
 static Outcome run(StudyOptions o) {
   if (o.jobs == 0) o.jobs = std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
-  const study::Study s = prepared(o);
+  study::Study s = prepared(o);
   if (o.list) {
     if (!s.about.empty()) std::cerr << s.about << "\n";
     Json listed = Json::array();
@@ -179,15 +220,7 @@ static Outcome run(StudyOptions o) {
   files::write_json(fs::path(o.out) / "origin.json", {{"title", s.title}, {"command", command}});
   catch_interrupt();
   catch_termination();
-  const Stopwatch clock;
-  const auto out_of_time = [&] { return o.minutes > 0 && clock.ms() > o.minutes * 60000; };
-  Live live{s};
-  const auto all =
-      run_all(s.runs, {.program = fs::read_symlink("/proc/self/exe"),
-                       .jobs = o.jobs,
-                       .stop = [&] { return stopped() || out_of_time(); },
-                       .show = [&](const auto& p) { live.show(p); },
-                       .finished = [&](const study::Run& r) { tidy(r, o.keep_weights); }});
+  const std::vector<RunState> all = run_sweeps(s, o);
   const auto count = [&](Status status) {
     return size_t(std::count_if(all.begin(), all.end(),
                                 [&](const RunState& p) { return p.status == status; }));

@@ -105,7 +105,7 @@ static Outcome run(const TrainOptions& o) {
                          .inputs = {o.config}});
   const train::Settings s = settings_of(o);
   train::check_settings(s);
-  const train::Source source = study::make_source(s.task, s.data, s.seed);
+  const train::Source source = study::make_source(s.task, s.data, s.seed, s.validation);
   const bool first = train::ranks_from_environment().rank == 0;
   if (!o.json && first) print_settings(s);
   catch_interrupt();
@@ -154,7 +154,7 @@ static Choices choices_of(const train::Setting& row) {
 static std::string word_of(const train::Setting& row) {
   static const char* const kWords[] = {"NAME", "N", "N", "X", "", "JSON"};
   const std::string name = row.name;
-  return name == "model" ? "MODEL" : name == "data" ? "FILE" : kWords[row.at.index()];
+  return name == "model" ? "MODEL" : name == "data" || name == "validation" ? "FILE" : kWords[row.at.index()];
 }
 
 Action train(CLI::App& app) {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <map>
 
-#include "core/median.h"
 #include "diag/series.h"
 
 namespace horner::study {
@@ -61,10 +60,34 @@ static std::vector<const Group*> of_kind(const TaskData& t, Kind kind) {
   return out;
 }
 
+std::string change_text(const TaskData& t, const Comparison& c) {
+  const auto one = [&](double x) {
+    if (t.chance == 0) return signed_percent(x);
+    return (x < 0 ? "−" : "+") + formatted("%.1f", 100 * std::abs(x));
+  };
+  const Interval& i = c.change;
+  return one(i.mean) + (i.n > 1 ? " (" + one(i.low) + " to " + one(i.high) + ")" : "");
+}
+
+static std::string change_text(const TaskData& t, const Group& g) {
+  const Comparison* const c = t.find(g, t.softmax);
+  return c && c->change.n > 0 ? change_text(t, *c) : signed_percent(behind(t, g));
+}
+
 static std::string each(const TaskData& t, const std::vector<const Group*>& groups) {
   std::vector<std::string> parts;
-  for (const Group* g : groups) parts.push_back(g->name + " " + signed_percent(behind(t, *g)));
+  for (const Group* g : groups) parts.push_back(g->name + " " + change_text(t, *g));
   return joined(parts);
+}
+
+// The upper end of the interval of a loss relative to softmax's; with one seed, that loss.
+static double at_most(const TaskData& t, const Group& g) {
+  const Comparison* const c = t.find(g, t.softmax);
+  return c && c->change.n > 1 ? c->change.high : behind(t, g);
+}
+static bool shown(const TaskData& t, const Group& g) {
+  const Comparison* const c = t.find(g, t.softmax);
+  return c && c->shown();
 }
 
 using Sentences = std::vector<std::string>;
@@ -80,19 +103,24 @@ static void say_softmax(const TaskData& t, Sentences& out) {
 }
 
 static void say_norms(const TaskData& t, Sentences& out) {
+  constexpr double kNear = 0.03;
   const auto norms = of_kind(t, Kind::norms);
   if (norms.empty()) return;
-  double worst = -INFINITY;
-  for (const Group* g : norms) worst = std::max(worst, behind(t, *g));
-  out.push_back((worst < 0.03 ? "A norm can replace the denominator: "
-                              : "A norm replaces the denominator only in part: ") +
+  bool near = true, far = false;
+  for (const Group* g : norms) {
+    near = near && at_most(t, *g) < kNear;
+    far = far || (shown(t, *g) && behind(t, *g) > 0 && at_most(t, *g) >= kNear);
+  }
+  out.push_back((near  ? "A norm in place of the denominator stays within 3 % of softmax: "
+                 : far ? "A norm replaces the denominator only in part: "
+                       : "Whether a norm can replace the denominator is not decided: ") +
                 each(t, norms) + ".");
 }
 
 // The smallest order from which every order is within `share`; -1: none.
 static int from_order(const TaskData& t, const std::vector<const Group*>& orders, double share) {
   int from = -1;
-  for (auto g = orders.rbegin(); g != orders.rend() && behind(t, **g) <= share; ++g)
+  for (auto g = orders.rbegin(); g != orders.rend() && at_most(t, **g) <= share; ++g)
     from = (*g)->order;
   return from;
 }
@@ -103,7 +131,7 @@ static void say_family(const TaskData& t, Kind kind, const std::string& name, Se
   if (orders.size() < 2) return;
   std::vector<std::string> parts;
   for (const Group* g : orders)
-    parts.push_back(std::to_string(g->order) + " " + signed_percent(behind(t, *g)));
+    parts.push_back(std::to_string(g->order) + " " + change_text(t, *g));
   std::string s = name + ", truncated at order " + joined(parts) + ".";
   std::map<int, double> within;  // from an order: the tightest share
   for (const double share : {0.1, 0.05, 0.03, 0.01})
@@ -124,21 +152,20 @@ static void say_orders(const TaskData& t, Sentences& out) {
 static void say_centred(const TaskData& t, Sentences& out) {
   std::map<int, const Group*> plain;
   for (const Group* g : of_kind(t, Kind::taylor)) plain[g->order] = g;
-  std::vector<std::string> parts;
-  int better = 0;
+  std::vector<std::string> lower, higher, open;
   for (const Group* g : of_kind(t, Kind::centred_taylor)) {
-    if (!plain.contains(g->order)) continue;
-    const double change = g->loss.mean / plain[g->order]->loss.mean - 1;
-    parts.push_back("order " + std::to_string(g->order) + " " + signed_percent(change));
-    better += change < 0;
+    const Comparison* const c = plain.contains(g->order) ? t.find(*g, plain[g->order]) : nullptr;
+    if (!c || c->change.n == 0) continue;
+    auto& to = !c->shown() ? open : c->change.mean < 0 ? lower : higher;
+    to.push_back("order " + std::to_string(g->order) + " " + change_text(t, *c));
   }
-  if (parts.empty()) return;
-  const bool all = better == int(parts.size());
-  out.push_back(std::string("Centring the scores of a row ") +
-                (all          ? "lowers the loss of the series"
-                 : better > 0 ? "helps at some orders"
-                              : "does not help") +
-                ": " + joined(parts) + ".");
+  std::vector<std::string> parts;
+  if (!lower.empty()) parts.push_back("lowers the loss at " + joined(lower));
+  if (!higher.empty()) parts.push_back("raises it at " + joined(higher));
+  if (!open.empty()) parts.push_back("is not shown to change it at " + joined(open));
+  std::string s;
+  for (const std::string& part : parts) s += (s.empty() ? "" : "; it ") + part;
+  if (!s.empty()) out.push_back("Centring the scores of a row " + s + ".");
 }
 
 static void say_linear(const TaskData& t, Sentences& out) {
@@ -148,12 +175,12 @@ static void say_linear(const TaskData& t, Sentences& out) {
   std::string s;
   if (!linear.empty()) s = "Linear kernels: " + each(t, linear) + ".";
   if (!powers.empty()) {
-    const double best = behind(t, *powers[0]);
-    s += std::string(s.empty() ? "" : " ") + "The best with powers added, " + powers[0]->name +
-         ", is " +
-         (best > 0.01    ? "still " + percent(best) + " behind softmax."
-          : best < -0.01 ? percent(best) + " ahead of softmax."
-                         : "level with softmax (" + signed_percent(best) + ").");
+    const Group& best = *powers[0];
+    s += std::string(s.empty() ? "" : " ") + "The lowest loss with powers added, that of " +
+         best.name + ", is " + change_text(t, best) + ": " +
+         (!shown(t, best)       ? "not shown to differ from softmax."
+          : behind(t, best) > 0 ? "still behind softmax."
+                                : "ahead of softmax.");
   }
   if (!s.empty()) out.push_back(s);
 }
@@ -165,32 +192,33 @@ static void say_others(const TaskData& t, Sentences& out) {
       out.push_back(words(kind).intro + each(t, groups) + ".");
 }
 
-// Deviation of the distance from softmax over seeds: runs of a seed share weights and batches.
-static double paired_deviation(const TaskData& t, const Group& g) {
-  std::vector<double> distance;
-  for (const RunData* mine : g.runs)
-    for (const RunData* its : t.softmax->runs)
-      if (mine->settings.seed == its->settings.seed && mine->finished && its->finished)
-        distance.push_back(mine->result.value("validation_loss", std::nan("")) /
-                               its->result.value("validation_loss", std::nan("")) -
-                           1);
-  return distance.size() > 1 ? spread(distance).deviation : std::nan("");
-}
-
-static void say_spread(const TaskData& t, Sentences& out) {
-  std::vector<double> own, paired;  // medians: one outlier must not decide
+// What the differences in the other sentences are, and which of them are shown.
+static void say_compared(const TaskData& t, Sentences& out) {
+  if (!t.softmax) return;
+  std::vector<std::string> higher, lower, open;
+  size_t seeds = 0;
   for (const Group& g : t.groups) {
-    if (g.loss.n < 2 || g.diverged > 0) continue;
-    own.push_back(g.loss.deviation / g.loss.mean);
-    if (t.softmax && &g != t.softmax) paired.push_back(paired_deviation(t, g));
+    const Comparison* const c = t.find(g, t.softmax);
+    if (!c || c->change.n < 2) continue;
+    seeds = std::max(seeds, c->change.n);
+    (!c->shown() ? open : c->change.mean > 0 ? higher : lower).push_back(g.name);
   }
-  if (own.empty()) return out.push_back("One seed per variant: small differences may be chance.");
-  std::erase_if(paired, [](double x) { return std::isnan(x); });
-  std::string s = "Seeds of one variant differ by " + percent(median(own));
-  if (!paired.empty())
-    s += ", the distances from softmax at the same seed by " + percent(median(paired));
-  out.push_back(s +
-                " (standard deviation, median over variants): smaller differences mean little.");
+  if (seeds == 0)
+    return out.push_back(task_title(t) + ": one seed per variant, so no difference is shown; the " +
+                         "numbers are those of single runs.");
+  std::vector<std::string> parts;
+  const bool loss = t.chance == 0;
+  if (!lower.empty())
+    parts.push_back((loss ? "ahead of" : "behind") + (" softmax: " + joined(lower)));
+  if (!higher.empty())
+    parts.push_back((loss ? "behind" : "ahead of") + (" softmax: " + joined(higher)));
+  if (!open.empty()) parts.push_back("not shown to differ from softmax: " + joined(open));
+  std::string s;
+  for (const std::string& part : parts) s += (s.empty() ? "" : "; ") + part;
+  out.push_back(task_title(t) +
+                ", at the level of 5 % for all comparisons of this page together: " + s +
+                ". (In brackets: 95 % t-intervals of differences paired by seed and data order, " +
+                std::to_string(seeds) + " seeds, each variant at its own learning rate.)");
 }
 
 static void say_accuracy(const TaskData& t, Sentences& out) {
@@ -217,8 +245,15 @@ static void say_accuracy(const TaskData& t, Sentences& out) {
   if (!partly.empty()) s += (solved.empty() ? "" : "; ") + joined(partly);
   if (!lost.empty())
     s += (solved.empty() && partly.empty() ? "" : "; ") + joined(lost) +
-         (lost.size() > 1 ? " are" : " is") + " hardly better than guessing";
+         (lost.size() > 1 ? " stay" : " stays") + " near the level of guessing";
   out.push_back(s + " (guessing: " + percent(t.chance) + ").");
+  std::vector<std::string> parts;
+  for (const Group& g : t.groups)
+    if (const Comparison* c = t.find(g, t.softmax); c && c->change.n > 1)
+      parts.push_back(g.name + " " + change_text(t, *c));
+  if (!parts.empty())
+    out.push_back(task_title(t) +
+                  ", right answers against softmax in percentage points: " + joined(parts) + ".");
 }
 
 // Sequences longer than those of training: by each variant, in how many seeds.
@@ -302,6 +337,39 @@ std::vector<std::string> repeated_steps(const std::vector<RunData>& runs) {
   return out;
 }
 
+// Rates that were added to the grid, and best rates that are still at its edge.
+static void say_rates(const TaskData& t, Sentences& out) {
+  std::vector<std::string> added, edge, given_up;
+  for (const Group& g : t.groups) {
+    if (g.tried.empty()) continue;
+    std::vector<std::string> more;
+    size_t stopped = 0;
+    for (const Tried& each : g.tried) {
+      stopped += each.given_up;
+      const bool common = std::all_of(t.groups.begin(), t.groups.end(), [&](const Group& other) {
+        return other.tried.empty() ||
+               std::ranges::find(other.tried, each.rate, &Tried::rate) != other.tried.end();
+      });
+      if (!common) more.push_back(formatted("%g", each.rate));
+    }
+    if (!more.empty()) added.push_back(g.name + " (" + joined(more) + ")");
+    if (stopped > 0) given_up.push_back(g.name + " " + std::to_string(stopped));
+    const bool solved = t.chance > 0 && g.accuracy.mean >= kSolved;
+    if (!solved && (g.tried.front().chosen || g.tried.back().chosen))
+      edge.push_back(g.name + " (" + formatted("%g", g.runs[0]->settings.learning_rate) + ")");
+  }
+  if (!added.empty())
+    out.push_back(task_title(t) + ": the best learning rate was at the edge of the grid, which " +
+                  "was extended for " + joined(added) + ".");
+  if (!edge.empty())
+    out.push_back(task_title(t) + ": the best learning rate is still at the edge of the grid for " +
+                  joined(edge) + "; with another, the loss may be lower.");
+  if (!given_up.empty())
+    out.push_back(
+        task_title(t) + ": runs given up before their last step, because another rate " +
+        "of the same variant and seed was far ahead at the same step: " + joined(given_up) + ".");
+}
+
 static void say_trouble(const std::vector<TaskData>& tasks, Sentences& out) {
   size_t open = 0, all = 0;
   std::vector<std::string> lost;
@@ -327,12 +395,14 @@ Sentences findings(const std::vector<TaskData>& tasks) {
   for (const TaskData& t : tasks) {
     if (t.chance > 0) {
       say_accuracy(t, out);
+      say_compared(t, out);
       say_lengths(t, out);
     } else if (t.softmax && t.softmax->loss.n > 0) {
       for (auto* say :
-           {say_softmax, say_norms, say_orders, say_centred, say_linear, say_others, say_spread})
+           {say_softmax, say_norms, say_orders, say_centred, say_linear, say_others, say_compared})
         say(t, out);
     }
+    say_rates(t, out);
     say_dominant(t, out);
   }
   say_pairs(tasks, out);

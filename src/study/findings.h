@@ -15,6 +15,9 @@ std::string percent(double share);                    // 0.0312 -> "3.1 %"
 std::string signed_percent(double share);             // "+3.1 %", "−0.2 %"
 std::string task_title(const TaskData&);              // "Recall of 16 pairs", "Text"
 
+// "+3.1 % (+2.2 % to +4.0 %)", or in points of accuracy; without brackets for one seed.
+std::string change_text(const TaskData&, const Comparison&);
+
 // A group's loss relative to softmax's, minus 1; NaN without softmax.
 double behind(const TaskData&, const Group&);
 

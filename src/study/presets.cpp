@@ -77,26 +77,25 @@ static const Preset kPresets[] = {
   },
   "tasks": ["parity", "s3"]
 })"},
-    {"recall-state",
-     "minutes on 16 cores: recall of up to 256 pairs with states of about 4,900 numbers",
+    {"recall-state", "minutes on 16 cores: recall of 256 pairs with states of about 4,900 numbers",
      R"({
   "title": "How much fits in a small state? Multi-query recall with the delta rule and the series of exp",
-  "about": "Multi-query associative recall (arXiv 2312.04927) of 256 keys and 32 values with one layer, whose keys come from the previous token. The states of the linear variants have about the same size: delta and gated_delta 1 head of 70 channels, 4,900 numbers; delta_taylor2 and taylor2 2 heads of 16 channels with 153 features, 4,896 and 5,202. softmax keeps all keys and values. Solved: at least 99 % of the answers. The same for every variant: training with fewer pairs too; no positions, no short convolution, torch's initial weights, no weight decay, and two learning rates, of which the report takes that with the lowest loss.",
-  "attention": ["softmax", "taylor2", "delta_taylor2", "delta", "gated_delta"],
+  "about": "Multi-query associative recall (arXiv 2312.04927) of 256 keys and 32 values with one layer, whose keys come from the previous token. The states of the linear variants have about the same size: gated_delta 1 head of 70 channels, 4,900 numbers; delta_taylor2 and taylor2 2 heads of 16 channels with 153 features, 4,896 and 5,202. softmax keeps all keys and values. Solved: at least 99 % of the answers. The same for every variant: budget, learning rates, no positions, no short convolution, torch's initial weights, no weight decay, and a curriculum as in that paper's code: training begins with 4 pairs in 16 tokens and adds 8, 16, … up to 256 over the first 7,000 of 10,000 sequences. How the setting was fixed: of trials with 16, 64 and then 256 pairs, one seed each, the first in which gated_delta and delta_taylor2, which earlier stayed at the level of guessing, both leave it with 256 pairs; nothing was chosen by which of them is ahead.",
+  "attention": ["softmax", "gated_delta", "delta_taylor2", "taylor2"],
   "seeds": [0, 1, 2],
-  "learning-rates": [3e-3, 1e-2],
+  "learning-rates": [3e-4, 1e-3, 3e-3],
+  "extend-rates": 1,
   "settings": {
-    "model": "tiny", "device": "cpu", "steps": 800, "weight-decay": 0, "evaluate-every": 100, "evaluate-sequences": 16,
-    "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip",
+    "model": "tiny", "device": "cpu", "steps": 1250, "batch": 8, "length": 768, "weight-decay": 0,
+    "evaluate-every": 250, "evaluate-sequences": 64, "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip",
     "model-config": {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true,
       "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
       "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}
   },
-  "attention-settings": {"*delta": {"model-config": {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true,
+  "attention-settings": {"gated_delta": {"model-config": {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true,
       "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 70,
       "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
-  "tasks": [{"task": "mqar:pairs=64,vocabulary=289,values=32", "settings": {"length": 256, "batch": 4}},
-            {"task": "mqar:pairs=256,vocabulary=289,values=32", "settings": {"length": 1024, "batch": 1}}]
+  "tasks": ["mqar:pairs=256,vocabulary=289,values=32,curriculum=7000"]
 })"},
     {"paper",
      "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token "

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/check.h"
+#include "core/stopwatch.h"
 #include "files/json.h"
 #include "files/lock.h"
 #include "train/start.h"
@@ -100,9 +101,27 @@ static std::string last_words(const Run& r, int status) {
   return text.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : text;
 }
 
+bool is_given_up(const Run& r) {
+  return fs::exists(r.folder / "given_up.json");
+}
+
+// Every few seconds, of a run that has validated again.
+static void give_up_hopeless(const Run& r, pid_t child, const Runner& by, RunState& p) {
+  if (p.step == p.judged || !p.why.empty()) return;
+  p.judged = p.step;
+  p.why = by.hopeless(r);
+  if (!p.why.empty()) kill(child, SIGINT);
+}
+
 // Records how a child ended.
 static void ended(const Run& r, int status, bool stopping, RunState& p) {
   look(r, p);
+  if (!p.why.empty() && !is_finished(r)) {
+    p.status = Status::given_up;
+    files::write_json(r.folder / "given_up.json", {{"step", p.step}, {"why", p.why}});
+    return;
+  }
+  p.why.clear();
   const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0 && is_finished(r);
   p.status = fine ? Status::finished : stopping ? Status::stopped : Status::failed;
   if (p.status == Status::failed) p.why = last_words(r, status);
@@ -111,6 +130,7 @@ static void ended(const Run& r, int status, bool stopping, RunState& p) {
 std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
   std::vector<RunState> all(runs.size());
   for (size_t i = 0; i < runs.size(); ++i) {
+    if (is_given_up(runs[i])) all[i].status = Status::given_up;
     if (!is_finished(runs[i])) continue;
     all[i].status = Status::finished;
     by.finished(runs[i]);
@@ -118,6 +138,7 @@ std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
   std::map<pid_t, size_t> children;
   bool stopping = false;
   size_t next = 0;
+  Stopwatch judged;  // since runs were last judged
   while (true) {
     while (!stopping && next < runs.size() && children.size() < by.jobs) {
       const size_t i = next++;
@@ -140,9 +161,11 @@ std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
         it = children.erase(it);
       } else {
         look(runs[i], all[i]);
+        if (!stopping && judged.ms() > 2000) give_up_hopeless(runs[i], child, by, all[i]);
         ++it;
       }
     }
+    if (judged.ms() > 2000) judged = Stopwatch();
     by.show(all);
   }
   return all;

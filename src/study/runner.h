@@ -8,14 +8,14 @@
 
 namespace horner::study {
 
-enum class Status { waiting, running, finished, failed, stopped };
+enum class Status { waiting, running, finished, failed, stopped, given_up };
 
 struct RunState {
   Status status = Status::waiting;
-  bool here = false;  // started by this process
-  int64_t step = 0;
+  bool here = false;             // started by this process
+  int64_t step = 0, judged = 0;  // the latest; the one at which it was last judged
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
-  std::string why = "";  // why it failed: the last line of its log
+  std::string why = "";  // why it failed: the last line of its log; why it was given up
 };
 
 struct Runner {
@@ -24,6 +24,8 @@ struct Runner {
   std::function<bool()> stop = [] { return false; };
   std::function<void(const std::vector<RunState>&)> show = [](const std::vector<RunState>&) {};
   std::function<void(const Run&)> finished = [](const Run&) {};  // called when a run has finished
+  // Why to give up a run that is running, or "".
+  std::function<std::string(const Run&)> hopeless = [](const Run&) { return ""; };
 };
 
 // Throws if a run cannot begin in its folder, because that holds a run with other settings or is in

@@ -58,6 +58,8 @@ static RunData read_run(const fs::path& folder) {
       r.lengths.push_back({at.value("length", int64_t(0)), number(at, "validation_accuracy")});
   }
   read_metrics(folder / "metrics.jsonl", r);
+  if (fs::exists(folder / "given_up.json"))
+    r.given_up = files::read_json(folder / "given_up.json").value("step", int64_t(0));
   if (fs::exists(folder / "taylor.json"))
     for (const Json& layer : files::read_json(folder / "taylor.json").value("layers", Json())) {
       r.taylor.emplace_back();
@@ -72,7 +74,7 @@ static std::string identity(const train::Settings& s) {
   Json j = to_json(s);
   for (const train::Setting& row : train::setting_table())
     if (row.on_resume != train::Change::never) j.erase(row.name);
-  j.erase("data");  // the file's path may differ between machines
+  j.erase("data"), j.erase("validation");  // paths of files may differ between machines
   return j.dump();
 }
 
@@ -183,7 +185,8 @@ static double last_loss(const RunData& r) {
 }
 
 // Of several learning rates the one with the lowest mean loss, at the length of training. A rate
-// with a seed that diverged is worse than any without, and so is one with fewer seeds.
+// with a seed that diverged or was given up is worse than any without, and so is one with fewer
+// seeds.
 static void choose_rate(Group& g) {
   std::map<double, std::vector<const RunData*>> by_rate;
   for (const RunData* r : g.runs) by_rate[r->settings.learning_rate].push_back(r);
@@ -192,11 +195,14 @@ static void choose_rate(Group& g) {
   double rate = by_rate.begin()->first;
   for (const auto& [each, runs] : by_rate) {
     std::vector<double> losses, accuracies;
+    size_t given_up = 0;
     for (const RunData* r : runs) {
-      if (std::isfinite(last_loss(*r))) losses.push_back(last_loss(*r));
+      given_up += r->given_up > 0;
+      if (r->given_up > 0 || !std::isfinite(last_loss(*r))) continue;
+      losses.push_back(last_loss(*r));
       if (!r->validation_accuracy.empty()) accuracies.push_back(r->validation_accuracy.back().y);
     }
-    g.tried.push_back({each, spread(losses), spread(accuracies), false});
+    g.tried.push_back({each, spread(losses), spread(accuracies), false, given_up});
     const std::tuple mine(losses.size(), losses.empty() ? 0 : -g.tried.back().loss.mean);
     if (mine > best) best = mine, rate = each;
   }
@@ -257,6 +263,47 @@ static T& named(std::vector<T>& all, const std::string& name, T (*make)(const st
   return all.emplace_back(make(name));
 }
 
+const Comparison* TaskData::find(const Group& mine, const Group* other) const {
+  for (const Comparison& c : comparisons)
+    if (c.mine == &mine && c.other == other) return &c;
+  return nullptr;
+}
+
+// The finished runs of both variants that have the same seed.
+static Comparison compared(const TaskData& t, const Group& mine, const Group& other) {
+  std::vector<double> changes;
+  for (const RunData* a : mine.runs)
+    for (const RunData* b : other.runs) {
+      if (a->settings.seed != b->settings.seed || !a->finished || !b->finished) continue;
+      const char* const name = t.chance > 0 ? "validation_accuracy" : "validation_loss";
+      const double x = number(a->result, name), y = number(b->result, name);
+      const double change = t.chance > 0 ? x - y : x / y - 1;
+      if (std::isfinite(change)) changes.push_back(change);
+    }
+  return {&mine, &other, t_interval(changes)};
+}
+
+static void add_comparisons(TaskData& t) {
+  if (!t.softmax) return;
+  for (const Group& g : t.groups)
+    if (&g != t.softmax && g.loss.n > 0) t.comparisons.push_back(compared(t, g, *t.softmax));
+  for (const Group& centred : t.groups)
+    for (const Group& plain : t.groups)
+      if (centred.kind == Kind::centred_taylor && plain.kind == Kind::taylor &&
+          centred.order == plain.order && centred.loss.n > 0 && plain.loss.n > 0)
+        t.comparisons.push_back(compared(t, centred, plain));
+}
+
+static void correct(std::vector<TaskData>& tasks) {
+  std::vector<double> p;
+  for (const TaskData& t : tasks)
+    for (const Comparison& c : t.comparisons) p.push_back(c.change.n > 1 ? c.change.p : NAN);
+  const std::vector<double> all = holm(p);
+  size_t i = 0;
+  for (TaskData& t : tasks)
+    for (Comparison& c : t.comparisons) c.p_holm = c.change.n > 1 ? all[i++] : (++i, 1.0);
+}
+
 std::vector<TaskData> by_task(const std::vector<RunData>& runs) {
   std::vector<TaskData> out;
   for (const RunData& r : runs) {
@@ -268,7 +315,9 @@ std::vector<TaskData> by_task(const std::vector<RunData>& runs) {
     std::stable_sort(t.groups.begin(), t.groups.end(), before);
     for (const Group& g : t.groups)
       if (g.name == "softmax") t.softmax = &g;
+    add_comparisons(t);
   }
+  correct(out);
   return out;
 }
 

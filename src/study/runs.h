@@ -7,6 +7,7 @@
 
 #include "attn/spec.h"
 #include "report/svg.h"
+#include "study/statistics.h"
 #include "train/settings.h"
 
 namespace horner::study {
@@ -28,6 +29,7 @@ struct RunData {
   bool finished;
   int64_t step;                   // the latest
   int64_t repeated = 0;           // lines of steps that are not after all earlier ones
+  int64_t given_up = 0;           // the step at which the study gave it up; 0: it did not
   Json result;                    // null unless finished
   std::vector<AtLength> lengths;  // of the setting evaluate-lengths, if finished
   Points loss, gradient, validation_loss, validation_accuracy;
@@ -59,6 +61,7 @@ struct Tried {
   double rate;
   Spread loss, accuracy;
   bool chosen;
+  size_t given_up = 0;  // runs
 };
 
 // The seeds of a variant on a task.
@@ -80,12 +83,24 @@ struct Group {
   size_t diverged = 0;  // runs whose loss is not finite, or no better than at the start
 };
 
+// Two variants, each at its own rate, paired by seed: relative losses (0.01: 1 % higher), or
+// differences of accuracies on tasks that have right answers.
+struct Comparison {
+  const Group *mine, *other;
+  Interval change;
+  double p_holm = 1;  // corrected for all comparisons of the page
+  bool shown() const { return p_holm < 0.05; }
+};
+
 struct TaskData {
   std::string name;
   double chance = 0;  // accuracy of guessing; 0 for text
   int64_t pairs = 0;  // of recall; otherwise 0
   std::vector<Group> groups;
   const Group* softmax = nullptr;
+  std::vector<Comparison> comparisons = {};  // with softmax; of a centred series with the plain one
+
+  const Comparison* find(const Group& mine, const Group* other) const;  // null: none
 };
 // Tasks in order of first appearance; their groups by kind and order, softmax first.
 std::vector<TaskData> by_task(const std::vector<RunData>&);

@@ -97,14 +97,31 @@ static std::string folder_name(const std::string& text) {
   return out;
 }
 
+// How the sweep of learning rates goes on: "extend-rates" and "give-up".
+static void read_sweep(const Json& j, const std::string& where, Study& s) {
+  const Json most = j.value("extend-rates", Json(s.extend_rates));
+  check(most.is_number_unsigned() && most.get<size_t>() <= 10, where,
+        ": 'extend-rates' must be an integer from 0 to 10, not ", most.dump());
+  s.extend_rates = most;
+  if (!j.contains("give-up")) return;
+  check_fields(j["give-up"], {"after", "behind"}, where + ": 'give-up'");
+  const Json after = j["give-up"].value("after", Json()), by = j["give-up"].value("behind", Json());
+  check(after.is_number() && after > 0 && after < 1 && by.is_number() && by >= 0, where,
+        ": 'give-up' must be like {\"after\": 0.5, \"behind\": 0.2}: shares of the steps, above 0 "
+        "and below 1, and of the loss, not ",
+        j["give-up"].dump());
+  s.give_up = {after, by};
+}
+
 Study read_study(const Json& j, const std::string& where, const std::filesystem::path& out) {
   check_fields(j,
-               {"title", "about", "attention", "seeds", "learning-rates", "settings",
-                "attention-settings", "tasks"},
+               {"title", "about", "attention", "seeds", "learning-rates", "extend-rates", "give-up",
+                "settings", "attention-settings", "tasks"},
                where);
   Study s{.title = j.value("title", std::string("A study")),
           .about = j.value("about", std::string()),
           .runs = {}};
+  read_sweep(j, where, s);
   const Json own = j.value("attention-settings", Json::object());
   check(own.is_object(), where, ": 'attention-settings' must be a JSON object, such as ",
         R"({"*gate*": {"clip": 1}})");

@@ -4,6 +4,8 @@
 //    (in "attention", "linear_decay*3,softmax" or a list in the list: a pattern of layers)
 //    "attention-settings": {"*gate*": {settings of the variants that match}},
 //    "learning-rates": [1e-3, 3e-3], each for every variant: the report takes the best of each
+//    "extend-rates": 2, how many rates may be added on a side where the best is at the edge
+//    "give-up": {"after": 0.5, "behind": 0.2}, the rule of GiveUp; without it no run is given up
 //    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […]}, …]}
 // The fields of a task override those of the study; the settings of a variant override both.
 #pragma once
@@ -24,8 +26,15 @@ struct Run {
   std::filesystem::path folder;
   train::Settings settings;
 };
+// A run is given up when, at a validation after this share of its steps, its loss exceeds that of
+// another learning rate of the same variant, task and seed by more than the share `behind`.
+struct GiveUp {
+  double after = 0, behind = 0;  // after = 0: never
+};
 struct Study {
   std::string title, about;
+  size_t extend_rates = 2;
+  GiveUp give_up = {};
   std::vector<Run> runs;  // seeds outermost, so that a study stopped early has every variant
 };
 

@@ -6,6 +6,7 @@
 
 #include "diag/series.h"
 #include "study/findings.h"
+#include "study/study_tables.h"
 
 namespace horner::study {
 
@@ -116,67 +117,6 @@ static Section ranking(const TaskData& t) {
   return {"Best first: " + task_title(t), "", b, true};
 }
 
-static double mean_of(const Group& g, const char* field) {
-  std::vector<double> values;
-  for (const RunData* r : g.runs)
-    if (r->result.is_object() && r->result.contains(field) && r->result[field].is_number())
-      values.push_back(r->result[field]);
-  return spread(values).mean;
-}
-
-static std::string with_spread(const char* format, const Spread& s) {
-  return formatted(format, s.mean) + (s.n > 1 ? " ± " + formatted(format, s.deviation) : "");
-}
-
-// Losses in percent, accuracies in percentage points.
-static Cell against_softmax(const TaskData& t, const Group& g) {
-  if (!t.softmax || &g == t.softmax || score(t, g).n == 0) return {"–", &g == t.softmax ? 0 : NAN};
-  if (t.chance == 0) return {signed_percent(behind(t, g)), behind(t, g)};
-  const double by = g.accuracy.mean - t.softmax->accuracy.mean;
-  return {(by < 0 ? "−" : "+") + formatted("%.1f points", 100 * std::abs(by)), by};
-}
-
-static Section ablation(const std::vector<TaskData>& tasks) {
-  Table table{
-      .columns = {
-          {"variant"},
-          {"task"},
-          {"validation loss", true, "at the end; ± standard deviation over seeds"},
-          {"against softmax", true, "losses in percent, accuracies in points"},
-          {"accuracy", true, "over the tokens that have a target"},
-          {"seeds", true},
-          {"spikes", true, "steps per run with a spike of the loss or gradient norm"},
-          {"tokens/s", true, "median over steps; runs that share a machine slow each other down"},
-          {"memory, MB", true, "peak"},
-          {"weights", true},
-          {"state", true,
-           "numbers that decoding keeps of a sequence as long as those of training: sums, or keys "
-           "and values"},
-          {"what it is"}}};
-  for (const TaskData& t : tasks)
-    for (const Group& g : t.groups) {
-      const double rate = mean_of(g, "tokens_per_second"), bytes = mean_of(g, "peak_bytes"),
-                   spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters"),
-                   state = mean_of(g, "state_numbers");
-      table.rows.push_back({{g.name},
-                            {t.name},
-                            {with_spread("%.4f", g.loss), g.loss.mean},
-                            against_softmax(t, g),
-                            {with_spread("%.3f", g.accuracy), g.accuracy.mean},
-                            {std::to_string(g.runs.size()), double(g.runs.size())},
-                            {formatted("%.3g", spikes), spikes},
-                            {formatted("%.0f", rate), rate},
-                            {formatted("%.0f", bytes / 1e6), bytes},
-                            {formatted("%.0f", weights), weights},
-                            {formatted("%.0f", state), state},
-                            {g.about}});
-    }
-  return {"The ablation",
-          "Every variant under the same conditions: the runs of a seed share batches, schedule and "
-          "initial weights. Click a column to sort by it.",
-          table};
-}
-
 // Accuracy against the length of the sequences, for runs with evaluate-lengths.
 static void add_lengths(const TaskData& t, std::vector<Section>& out) {
   Chart c{.x_label = "tokens", .y_label = "validation accuracy", .log_x = true};
@@ -199,60 +139,6 @@ static void add_lengths(const TaskData& t, std::vector<Section>& out) {
                  "The share of right answers of the finished models; means and standard deviations "
                  "over seeds.",
                  c, true});
-}
-
-static void add_length_table(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
-  Table table{.columns = {{"variant"},
-                          {"task"},
-                          {"tokens", true},
-                          {"of training", true, "multiple of the length of training"},
-                          {"accuracy", true, "± standard deviation over seeds"},
-                          {"least seed", true},
-                          {"best seed", true},
-                          {"guessing", true},
-                          {"solved", true, "seeds with at least 99 % right answers"}}};
-  for (const TaskData& t : tasks)
-    for (const Group& g : t.groups)
-      for (const Group::Longer& at : g.lengths) {
-        const double times = double(at.length) / double(g.runs[0]->settings.length);
-        table.rows.push_back({{g.name},
-                              {t.name},
-                              {std::to_string(at.length), double(at.length)},
-                              {formatted("%.3g ×", times), times},
-                              {with_spread("%.4f", at.accuracy), at.accuracy.mean},
-                              {formatted("%.4f", at.least), at.least},
-                              {formatted("%.4f", at.most), at.most},
-                              {formatted("%.4f", t.chance), t.chance},
-                              {std::to_string(at.solved) + " of " + std::to_string(at.accuracy.n),
-                               double(at.solved)}});
-      }
-  if (!table.rows.empty())
-    out.push_back({"Accuracy by length", "The same models on sequences of other lengths.", table});
-}
-
-static void add_rates(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
-  Table table{.columns = {{"variant"},
-                          {"task"},
-                          {"learning rate", true},
-                          {"validation loss", true, "± standard deviation over seeds"},
-                          {"accuracy", true},
-                          {"seeds", true},
-                          {"reported"}}};
-  for (const TaskData& t : tasks)
-    for (const Group& g : t.groups)
-      for (const Tried& each : g.tried)
-        table.rows.push_back({{g.name},
-                              {t.name},
-                              {formatted("%g", each.rate), each.rate},
-                              {with_spread("%.4f", each.loss), each.loss.mean},
-                              {with_spread("%.4f", each.accuracy), each.accuracy.mean},
-                              {std::to_string(each.loss.n), double(each.loss.n)},
-                              {each.chosen ? "yes" : ""}});
-  if (!table.rows.empty())
-    out.push_back({"Learning rates",
-                   "Every variant was trained with each; the other sections have the one with the "
-                   "lowest mean validation loss at the length of training.",
-                   table});
 }
 
 static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
@@ -382,7 +268,9 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
   for (const TaskData& t : tasks) add_lengths(t, out);
   for (const TaskData& t : tasks) out.push_back(ranking(t));
   add_length_table(tasks, out);
+  add_comparisons(tasks, out);
   out.push_back(ablation(tasks));
+  for (const TaskData& t : tasks) add_rate_chart(t, colour_group, out);
   add_rates(tasks, out);
   for (const TaskData& t : tasks) {
     out.push_back(curves(t, "training loss", &RunData::loss, true, true));

@@ -114,19 +114,25 @@ static void mqar(const Shape& s, const Random& random, Tokens tokens, Tokens tar
   for (int64_t& v : values) v = first + int64_t(random(uint64_t(mqar_values(s))));
   std::fill(tokens.begin(), tokens.end(), s.vocabulary - 1);
   for (int64_t i = 0; i < s.pairs; ++i) tokens[2 * i] = keys[i], tokens[2 * i + 1] = values[i];
-  const size_t begin = size_t(2 * s.pairs), left = tokens.size() - begin;
+  const size_t used = s.used > 0 ? std::min(size_t(s.used), tokens.size()) : tokens.size();
+  const size_t begin = size_t(2 * s.pairs), left = used - begin;
   const size_t asked = std::min(size_t(s.pairs), (left + 1) / 2);
   const std::vector<int64_t> order = drawn(random, int64_t(asked), s.pairs);
   const std::vector<size_t> places = early(random, asked, left);
   for (size_t i = 0; i < asked; ++i)
     tokens[begin + places[i]] = keys[order[i]], targets[begin + places[i]] = values[order[i]];
 }
-// Training has sequences of fewer pairs too, as there: pairs, pairs / 2, pairs / 4, … down to 4.
-static void practise_mqar(Shape& s, const Random& random) {
+// Training has sequences of fewer pairs too, as there: pairs, pairs / 2, pairs / 4, … down to 4. A
+// curriculum begins with the fewest and adds the next size after equal parts of its sequences; as
+// there, sequences of few pairs are short: they ask within 4 tokens a pair, and blanks follow.
+static void practise_mqar(Shape& s, const Random& random, uint64_t index) {
   constexpr int64_t kLeast = 4;
   uint64_t sizes = 1;
   while (s.pairs >> sizes >= kLeast) ++sizes;
-  s.pairs >>= random(sizes);
+  const auto over = uint64_t(s.curriculum);
+  const uint64_t allowed = index < over ? 1 + index * sizes / over : sizes;
+  s.pairs >>= sizes - allowed + random(allowed);
+  if (over > 0) s.used = 4 * s.pairs;
 }
 static void check_mqar(const Shape& s, size_t length) {
   const int64_t least = s.values > 0 ? s.pairs + s.values + 1 : std::max<int64_t>(2 * s.pairs, 4);
@@ -205,7 +211,8 @@ Chosen find_task(std::string_view text) {
     std::vector<std::pair<std::string_view, int64_t*>> known;
     if (c.task && !c.task->fixed)
       known = {{"pairs", &c.shape.pairs}, {"vocabulary", &c.shape.vocabulary}};
-    if (name == "mqar") known.emplace_back("values", &c.shape.values);
+    if (name == "mqar")
+      known.insert(known.end(), {{"values", &c.shape.values}, {"curriculum", &c.shape.curriculum}});
     const auto at = std::ranges::find(known, key, &std::pair<std::string_view, int64_t*>::first);
     std::vector<std::string> possible;
     for (const auto& [each, to] : known) possible.push_back(std::string(each) + "=N");
@@ -223,9 +230,12 @@ static bool is_validation(Tokens tokens) {
   return hash % kShare == 0;
 }
 
-train::Source make_source(std::string_view text, const std::string& data, uint64_t seed) {
+train::Source make_source(std::string_view text, const std::string& data, uint64_t seed,
+                          const std::string& validation) {
   const Chosen c = find_task(text);
-  if (!c.task) return train::text_source(data, seed);
+  if (!c.task) return train::text_source(data, seed, validation);
+  check(validation.empty(), "'validation' is a token file for the task 'text'; '", text,
+        "' makes its own sequences");
   const auto fill = [c, seed](train::Split split, uint64_t index, Tokens tokens, Tokens targets) {
     c.task->check(c.shape, tokens.size());
     const uint64_t own = random_bits(seed, uint64_t(split), index);
@@ -235,7 +245,7 @@ train::Source make_source(std::string_view text, const std::string& data, uint64
     for (int i = 0; i < kTries; ++i) {
       std::fill(targets.begin(), targets.end(), -1);
       Shape shape = c.shape;
-      if (split == train::Split::train && c.task->practice) c.task->practice(shape, random);
+      if (split == train::Split::train && c.task->practice) c.task->practice(shape, random, index);
       c.task->fill(shape, random, tokens, targets);
       if (is_validation(tokens) == (split == train::Split::validation)) return;
     }

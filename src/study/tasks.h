@@ -13,6 +13,8 @@ namespace horner::study {
 struct Shape {
   int64_t vocabulary, pairs;  // pairs of recall and mqar, triggers of induction; 0: none
   int64_t values = 0;         // of mqar; 0: half of the vocabulary
+  int64_t curriculum = 0;     // of mqar: sequences over which the number of pairs grows; 0: none
+  int64_t used = 0;           // tokens before the rest, which is blank; 0: all
 };
 using Random = std::function<uint64_t(uint64_t below)>;
 
@@ -23,7 +25,7 @@ struct Task {
   // Writes one sequence; `targets` come filled with -1.
   void (*fill)(const Shape&, const Random&, std::span<int64_t> tokens, std::span<int64_t> targets);
   // Changes the shape of a training sequence; null: it is that of validation.
-  void (*practice)(Shape&, const Random&);
+  void (*practice)(Shape&, const Random&, uint64_t index);
   void (*check)(const Shape&, size_t length);
   double (*chance)(const Shape&);  // the accuracy of guessing
 };
@@ -39,7 +41,9 @@ struct Chosen {
 Chosen find_task(std::string_view);
 
 // The hash of a sequence decides its split, so none is in both, whatever the seed. `data`, for
-// text: a token file, or "" for the default text.
-train::Source make_source(std::string_view task, const std::string& data, uint64_t seed);
+// text: a token file, or "" for the default text; `validation`: a token file, or "" to hold
+// parts of the data out.
+train::Source make_source(std::string_view task, const std::string& data, uint64_t seed,
+                          const std::string& validation = "");
 
 }  // namespace horner::study

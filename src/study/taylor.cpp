@@ -59,7 +59,8 @@ void measure_run(const std::filesystem::path& run, const train::Settings& s) {
   const auto last = train::newest_checkpoint(run);
   if (!last || std::filesystem::exists(run / "taylor.json")) return;
   const nn::Model m = nn::load_model(*last);
-  files::write_json(run / "taylor.json", measure(m, make_source(s.task, s.data, s.seed), s.length));
+  files::write_json(run / "taylor.json",
+                    measure(m, make_source(s.task, s.data, s.seed, s.validation), s.length));
 }
 
 }  // namespace horner::study

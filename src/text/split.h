@@ -19,6 +19,10 @@ struct Split {
   Behaviour behaviour;
   bool invert = false;
 };
+// The words of GPT-2, which ByteLevel cuts text into by default.
+inline constexpr const char* kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
 struct ByteLevel {  // always the last step: its words are bytes
   bool prefix_space;
   std::optional<Regex> pattern;

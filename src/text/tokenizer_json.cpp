@@ -134,9 +134,6 @@ Behaviour behaviour(const Field& f) {
                                {"Contiguous", Behaviour::contiguous}});
 }
 
-constexpr const char* kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
 void add_splitter(const Field& f, const std::string& type, std::vector<Splitter>& out) {
   check(out.empty() || !std::holds_alternative<ByteLevel>(out.back()), f.path,
         ": ByteLevel must be the last step");

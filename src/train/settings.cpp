@@ -28,6 +28,7 @@ static const Setting kSettings[] = {
     {"model-config",       &S::model_config,       never,    {},                  "fields of config.json to override, as JSON"},
     {"task",               &S::task,               never,    {},                  "task to train on"},
     {"data",               &S::data,               never,    {},                  "token file made by 'horner data pack'; empty: the Python sources of torch, as bytes"},
+    {"validation",         &S::validation,         never,    {},                  "token file for validation; empty: parts of the data are held out"},
     {"steps",              &S::steps,              schedule, {.least = 1},        "number of training steps"},
     {"batch",              &S::batch,              never,    {.least = 1},        "sequences per step, over all processes"},
     {"length",             &S::length,             never,    {.least = 1},        "tokens per sequence"},

@@ -15,7 +15,7 @@ namespace horner::train {
 using Json = nlohmann::ordered_json;
 
 struct Settings {
-  std::string model = "tiny", attention, task = "text", data;
+  std::string model = "tiny", attention, task = "text", data, validation;
   Json model_config = Json::object();
   int64_t steps = 1000, batch = 8, length = 512, micro_batch = 0;
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1;

@@ -24,7 +24,9 @@ struct Source {
 
 // Sequences at random positions of a token file, or of the default text as bytes if there is none.
 // The text is split into up to 64 pieces of at least a million tokens; the last twentieth of each
-// is held out for validation.
-Source text_source(const std::filesystem::path& token_file, uint64_t seed);
+// is held out for validation. With a file for validation nothing is held out: sequence i of
+// validation begins at the fraction i·φ of that file (φ the golden ratio), whatever the seed.
+Source text_source(const std::filesystem::path& token_file, uint64_t seed,
+                   const std::filesystem::path& validation = {});
 
 }  // namespace horner::train
