@@ -66,7 +66,7 @@ def run(tmp_path_factory):
         (["study", "quick", "--out", "x", "--jobs", -1], ["--jobs", "non-negative"]),
         (["study", "quick", "--out", "x", "--jobs", 10**6], ["--jobs", "1 to 1024"]),
         (["study", "quick", "--out", "x", "--minutes", "nan"], ["--minutes", "a number"]),
-        (["data"], ["'pack' or 'info'"]),
+        (["data"], ["'pack', 'info' or 'tokenizer'"]),
         (["generate", "--model", "nowhere", "--prompt", "a"], ["'nowhere'", "Hugging Face folder", "horner train"]),
     ],
     ids=lambda x: " ".join(map(str, x))[:40],

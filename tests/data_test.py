@@ -1,10 +1,15 @@
 """horner data: the command as people call it."""
 
+import gzip
 import json
+import lzma
 import os
+import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 HORNER = os.environ["HORNER"]
@@ -60,6 +65,40 @@ def test_tokenizer_and_shards(tmp_path):
     assert info["layout"] == "llm.c" and info["tokens"] == 300_000 and info["fits"] and info["text"].startswith("The quick brown")
     assert info["different"] == len(set(wanted[:300_000])) and info["largest"] == max(wanted[:300_000])
     assert "does not fit this tokenizer" in horner("info", files[0])
+
+
+def test_a_tokenizer_is_the_one_of_the_tokenizers_package(tmp_path):
+    """The whole file: vocabulary, merges and settings."""
+    text = ("The quick brown fox, and the other one's.\n\n  Naïve café — “quote” 1234 don't aaaa aaaaaaa\n" * 7 + Path(__file__).read_text()) * 3
+    (tmp_path / "a.txt").write_text(text)
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    t.train_from_iterator([text], trainers.BpeTrainer(vocab_size=700, show_progress=False, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    t.save(str(tmp_path / "theirs.json"))
+    out = json.loads(horner("tokenizer", "--train", tmp_path / "a.txt", "--vocabulary", 700, "--special", "<|end|>", "--out", tmp_path / "ours.json", "--json"))
+    assert out["vocabulary"] == 700 and out["bytes"] == len(text.encode())
+    assert json.loads((tmp_path / "ours.json").read_text()) == json.loads((tmp_path / "theirs.json").read_text())
+    assert "at least 257 tokens, not 256" in horner("tokenizer", "--train", tmp_path / "a.txt", "--vocabulary", 256, "--special", "x", "--out", tmp_path / "y.json", rc=2)
+
+
+@pytest.mark.parametrize("suffix", ["xz", "gz", "zst"])
+def test_compressed_texts(tmp_path, suffix):
+    """Equal to the plain file, or refused where the build has no library for it; two parts are one file after the other."""
+    parts = [bytes(range(1, 128)) * 30_000, b"the end\n"]
+    packers = {"xz": lzma.compress, "gz": gzip.compress}
+    if suffix == "zst":
+        if not shutil.which("zstd"):
+            pytest.skip("no zstd command to compress with")
+        packers["zst"] = lambda x: subprocess.run(["zstd", "-c"], input=x, capture_output=True, check=True).stdout
+    packed = b"".join(map(packers[suffix], parts))
+    (tmp_path / f"a.txt.{suffix}").write_bytes(packed)
+    run = subprocess.run([HORNER, "data", "pack", tmp_path / f"a.txt.{suffix}", "--out", tmp_path / "x.bin"], capture_output=True, text=True)
+    if "requires" in run.stderr and "when horner is built" in run.stderr:
+        pytest.skip(run.stderr)
+    assert run.returncode == 0, run.stderr
+    assert bytes(tokens(tmp_path / "x.bin")) == b"".join(parts)
+    (tmp_path / f"b.txt.{suffix}").write_bytes(packed[: len(packed) // 2])
+    assert "damaged or incomplete" in (e := horner("pack", tmp_path / f"b.txt.{suffix}", "--out", tmp_path / "y.bin", rc=2)) or "is incomplete" in e
 
 
 def test_nanogpt_layout(tmp_path):

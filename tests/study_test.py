@@ -132,11 +132,11 @@ def test_longer_sequences_and_learning_rates(tmp_path, preset, variants):
     """The presets of the delta rule, with few steps: every length, and the best rate by the loss at that of training."""
     out = tmp_path / "out"
     small = {"steps": 3, "batch": 2, "threads": 1, "evaluate-sequences": 4, "evaluate-lengths": "600,40,1200" if preset == "recall-state" else "100,16"}
-    only = [p for v in variants for p in (f"parity/{v}/*/seed0", f"parity/{v}/*/seed1", f"s3/{v}/*/seed0", f"mqar-pairs=64*/{v}/*/seed0")]
+    only = [p for v in variants for p in (f"parity/{v}/*/seed0", f"parity/{v}/*/seed1", f"s3/{v}/*/seed0", f"mqar-pairs=256*/{v}/*/seed0")]
     lengths = sorted(map(int, small["evaluate-lengths"].split(",")))
-    if preset == "recall-state":  # 64 pairs do not fit in 40 tokens: an error before the first step
+    if preset == "recall-state":  # 256 pairs do not fit in 40 tokens: an error before the first step
         error = horner("study", preset, "--out", tmp_path / "short", "--set", json.dumps(small), "--only", *only, code=2)
-        assert "requires sequences longer than 128 tokens, not 40" in error
+        assert "requires sequences longer than 512 tokens, not 40" in error
         small["evaluate-lengths"], lengths = "600,1200", lengths[1:]
     horner("study", preset, "--out", out, "--jobs", 2, "--set", json.dumps(small), "--only", *only)
     runs = {p.parent: json.loads(p.read_text()) for p in out.rglob("result.json")}
@@ -160,9 +160,56 @@ def test_longer_sequences_and_learning_rates(tmp_path, preset, variants):
                 assert row[4]["value"] == pytest.approx(sum(right) / len(right))
                 assert row[5]["value"] == pytest.approx(min(right)) and row[6]["value"] == pytest.approx(max(right))
                 assert row[8]["text"] == f"{sum(x >= 0.99 for x in right)} of {len(right)}"
-    states = {row[0]: row[10]["value"] for row in tables["The ablation"]}
+    states = {row[0]: row[7]["value"] / 4 for row in tables["The ablation"]}
     assert states == ({"delta_taylor2": 2 * 153 * 16, "gated_delta": 70 * 70} if preset == "recall-state" else dict.fromkeys(variants, 2 * 4 * 16 * 16))
     assert any(f"sequences of {lengths[-1]:,} tokens after training with" in s for s in report["summary"])
+
+
+def test_a_grid_is_extended_and_differences_have_intervals(tmp_path):
+    """The best rate at the edge adds one beyond; comparisons are paired by seed, by hand here."""
+    grid = study_file(tmp_path, attention=["softmax", "taylor2"], tasks=["copy"], seeds=[0, 1, 2],
+                      settings={**TINY, "steps": 40}, **{"learning-rates": [1e-5, 1e-4], "extend-rates": 1})  # fmt: skip
+    out = tmp_path / "out"
+    said = horner("study", grid, "--out", out, "--jobs", 2)
+    rates = {p.parent.name for p in out.glob("copy/softmax/*/seed0")}
+    assert rates == {"lr1e-05", "lr0.0001", "lr0.001"}
+    assert "added because the best one was at the edge of the grid: copy/softmax/lr0.001, copy/taylor2/lr0.001" in " ".join(said.split())
+    report = json.loads((out / "report.json").read_text())
+    sections = {s["heading"]: s["content"] for s in report["sections"]}
+    assert [p[0] for p in sections["Loss against learning rate: Copy"]["series"][0]["points"]] == [1e-5, 1e-4, 1e-3]
+    row = sections["Comparisons"]["rows"][0]
+    best = {}
+    for v in ("softmax", "taylor2"):
+        by = {r: [json.loads((out / f"copy/{v}/{r}/seed{s}/result.json").read_text()) for s in range(3)] for r in rates}
+        best[v] = min(by.values(), key=lambda runs: sum(r["validation_loss"] for r in runs))
+    gaps = [a["validation_accuracy"] - b["validation_accuracy"] for a, b in zip(best["taylor2"], best["softmax"])]
+    mean = sum(gaps) / 3
+    error = (sum((g - mean) ** 2 for g in gaps) / 2 / 3) ** 0.5
+    assert row[3]["value"] == pytest.approx(mean, abs=1e-12)
+    assert row[4]["value"] == pytest.approx(mean - 4.302652729749462 * error, abs=1e-9)
+    assert row[5]["value"] == pytest.approx(mean + 4.302652729749462 * error, abs=1e-9)
+    shown = row[9] == "yes"
+    if row[4]["value"] < 0 < row[5]["value"]:
+        assert not shown and any("not shown to differ from softmax: taylor2" in s for s in report["summary"])
+    assert "better" not in " ".join(report["summary"])
+    # Run again: nothing changes, and nothing is added twice.
+    horner("study", grid, "--out", out)
+    assert {p.parent.name for p in out.glob("copy/softmax/*/seed0")} == rates
+
+
+def test_hopeless_runs_are_given_up(tmp_path):
+    grid = study_file(tmp_path, attention=["softmax"], tasks=["recall:pairs=4"], settings={**TINY, "steps": 3000, "evaluate-every": 50},
+                      **{"learning-rates": [1e-7, 3e-3], "extend-rates": 0, "give-up": {"after": 0.1, "behind": 0.05}})  # fmt: skip
+    out = tmp_path / "out"
+    said = horner("study", grid, "--out", out, "--jobs", 2)
+    given_up = json.loads((out / "recall-pairs=4/softmax/lr1e-07/seed0/given_up.json").read_text())
+    assert 300 <= given_up["step"] < 3000 and "lr0.003/seed0" in given_up["why"]
+    assert "runs given up before their last step" in " ".join(said.split())
+    assert not (out / "recall-pairs=4/softmax/lr1e-07/seed0/result.json").exists()
+    before = (out / "recall-pairs=4/softmax/lr1e-07/seed0/metrics.jsonl").read_bytes()
+    horner("study", grid, "--out", out)  # it stays as it is
+    assert before == (out / "recall-pairs=4/softmax/lr1e-07/seed0/metrics.jsonl").read_bytes()
+    assert "'give-up' must be like" in horner("study", study_file(tmp_path, **{"give-up": {"after": 2}}), "--out", tmp_path / "x", code=2)
 
 
 def test_a_learning_rate_replaces_the_grid(tmp_path):

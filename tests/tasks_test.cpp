@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 
@@ -71,6 +73,85 @@ int64_t product_of(const std::vector<int64_t>& tokens, size_t t) {
     if (each == order) return number;
 }
 
+// The digit that followed the same two letters and the same digits before.
+int64_t digit_of(const std::vector<int64_t>& tokens, size_t t) {
+  size_t colon = t;
+  while (tokens[colon] != 10) --colon;
+  for (size_t s = 2; s < colon; ++s)
+    if (tokens[s] == 10 && tokens[s - 1] == tokens[colon - 1] && tokens[s - 2] == tokens[colon - 2])
+      return tokens[s + t - colon + 1];
+  return -2;
+}
+// Keys of several tokens: the runs of tokens below 8, each before its value.
+int64_t fuzzy(const std::vector<int64_t>& tokens, size_t t) {
+  std::map<std::vector<int64_t>, std::vector<int64_t>> known;
+  std::vector<int64_t> key, value;
+  for (size_t s = 0; s <= t; ++s) {
+    if (tokens[s] < 8 && !value.empty()) known.emplace(key, value), key.clear(), value.clear();
+    (tokens[s] < 8 ? key : value).push_back(tokens[s]);
+  }
+  return known.contains(key) ? known[key].at(value.size()) : -2;
+}
+// By the values of all keys, from sequences of training.
+int64_t memorized(const std::vector<int64_t>& tokens, size_t t) {
+  static const auto known = [] {
+    std::map<int64_t, int64_t> out;
+    const train::Source source = make_source("mad_memorize", "", 77);
+    for (uint64_t i = 0; i < 200; ++i) {
+      const Sequence q = sequence(source, Split::train, i, 32);
+      for (size_t s = 1; s < 32; s += 2) out[q.tokens[s - 1]] = q.targets[s];
+    }
+    return out;
+  }();
+  return known.at(tokens[t - 1]);
+}
+int64_t from_the_start(const std::vector<int64_t>& tokens, size_t t) {
+  return tokens[t - (tokens.size() - 1) / 2 - 1];
+}
+// The tokens that are not blank, in order.
+int64_t selected(const std::vector<int64_t>& tokens, size_t t) {
+  const size_t ask = size_t(std::find(tokens.begin(), tokens.end(), 15) - tokens.begin());
+  std::vector<int64_t> found;
+  for (size_t s = 0; s < ask; ++s)
+    if (tokens[s] != 14) found.push_back(tokens[s]);
+  return found.at(t - ask - 1);
+}
+// What followed the same beginning in an earlier word.
+int64_t same_beginning(const std::vector<int64_t>& tokens, size_t t) {
+  size_t begin = t;
+  while (tokens[begin] != 18) --begin;
+  for (size_t s = 0; s < begin; ++s) {
+    if (tokens[s] != 18) continue;
+    size_t i = 0;
+    while (i < t - begin && tokens[s + 1 + i] == tokens[begin + 1 + i]) ++i;
+    if (i == t - begin && tokens[s + 1 + i] != 18) return tokens[s + 1 + i];
+  }
+  return -2;
+}
+int64_t value_so_far(const std::vector<int64_t>& tokens, size_t t) {
+  int64_t value = 0;
+  for (size_t s = 2; s <= t; s += 2)
+    value += tokens[s - 1] == 5   ? tokens[s]
+             : tokens[s - 1] == 6 ? -tokens[s]
+                                  : value * (tokens[s] - 1),
+        value = ((value % 5) + 5) % 5;
+  return value;
+}
+// Permutations as a list in lexical order.
+int64_t s5_product(const std::vector<int64_t>& tokens, size_t t) {
+  static const auto all = [] {
+    std::vector<std::array<int, 5>> out;
+    std::array<int, 5> each = {0, 1, 2, 3, 4};
+    do out.push_back(each);
+    while (std::next_permutation(each.begin(), each.end()));
+    return out;
+  }();
+  std::array<int, 5> at = all[0];
+  for (size_t s = 1; s <= t; ++s)
+    for (int& x : at) x = all[size_t(tokens[s])][size_t(x)];
+  return std::find(all.begin(), all.end(), at) - all.begin();
+}
+
 struct Setting {
   const char* task;
   size_t T;
@@ -94,6 +175,18 @@ const Setting kSettings[] = {
     {"parity", 13, parity_of, 12, false},
     {"s3", 64, product_of, 63, false},
     {"s3", 31, product_of, 30, false},
+    {"mqar:pairs=16,vocabulary=64,curriculum=200", 64, looked_up, 4, false},
+    {"phone_book:pairs=4", 80, digit_of, 21},
+    {"phone_book:pairs=16,vocabulary=18", 256, digit_of, 49},
+    {"mad_recall", 128, looked_up, 40},
+    {"mad_noisy", 128, looked_up, 25},
+    {"mad_fuzzy", 128, fuzzy, 20},
+    {"mad_memorize", 32, memorized, 16, false},
+    {"mad_compress", 32, from_the_start, 15, false},
+    {"mad_select", 256, selected, 16, false},
+    {"automata", 256, same_beginning, 0},
+    {"modular", 64, value_so_far, 31, false},
+    {"s5", 64, s5_product, 63, false},
 };
 
 TEST(Tasks, AProgramSolvesThem) {
@@ -200,6 +293,58 @@ TEST(Tasks, KeysOfMqarAreAskedAtGrowingGaps) {
   for (const size_t n : {4, 8, 16, 32}) EXPECT_GT(pairs[n], 60u) << n;
 }
 
+// A curriculum begins with 4 pairs in 16 tokens and has all sizes at its end.
+TEST(Tasks, ACurriculumAddsPairs) {
+  const train::Source source = make_source("mqar:pairs=32,vocabulary=128,curriculum=400", "", 1);
+  for (const uint64_t from : {0, 100, 200, 300, 400}) {
+    std::map<size_t, size_t> seen;
+    for (uint64_t i = from; i < from + 100; ++i) {
+      const Sequence q = sequence(source, Split::train, i, 320);
+      size_t pairs = 0, last = 0;
+      for (size_t t = 0; t < 320; ++t) {
+        pairs += t % 2 == 1 && q.tokens[t] >= 64 && q.tokens[t] < 127 && q.targets[t] < 0;
+        if (q.tokens[t] != 127) last = t;
+      }
+      EXPECT_LT(last, 4 * pairs);
+      ++seen[pairs];
+    }
+    EXPECT_EQ(seen.size(), std::min<size_t>(4, 1 + from / 100));
+    EXPECT_EQ(seen.rbegin()->first, std::min<size_t>(32, size_t(4) << (from / 100)));
+  }
+}
+
+// A file for validation: the same sequences for every seed, spread over the file; training has all
+// of its own file.
+TEST(Tasks, ValidationOnAFile) {
+  const auto folder = std::filesystem::temp_directory_path() / "horner_validation_test";
+  std::filesystem::create_directories(folder);
+  const auto write = [&](const char* name, uint16_t n, uint16_t first) {
+    std::vector<uint16_t> tokens(n);
+    for (uint16_t i = 0; i < n; ++i) tokens[i] = uint16_t(first + i);
+    std::ofstream(folder / name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(tokens.data()), 2 * n);
+    return (folder / name).string();
+  };
+  const std::string data = write("data.bin", 1000, 0), other = write("valid.bin", 500, 5000);
+  const train::Source a = make_source("text", data, 1, other),
+                      b = make_source("text", data, 2, other);
+  int64_t least = 1 << 20, most = 0, furthest = 0;
+  for (uint64_t i = 0; i < 64; ++i) {
+    const Sequence q = sequence(a, Split::validation, i, 16);
+    EXPECT_EQ(q.tokens, sequence(b, Split::validation, i, 16).tokens);
+    EXPECT_EQ(q.targets[0], q.tokens[1]);
+    least = std::min(least, q.tokens[0]), most = std::max(most, q.tokens[0]);
+    for (uint64_t k = 0; k < 8; ++k)
+      furthest = std::max(furthest, sequence(a, Split::train, 8 * i + k, 16).targets[15]);
+  }
+  EXPECT_LT(least, 5020);
+  EXPECT_GT(most, 5460);
+  EXPECT_LE(most, 5484);
+  EXPECT_GT(furthest, 960);
+  EXPECT_THROW(make_source("copy", "", 1, other), Error);
+  std::filesystem::remove_all(folder);
+}
+
 // The rules, by hand: exchanges of the places (0 1), (1 2) and (2 0).
 TEST(Tasks, S3ByHand) {
   const std::vector<int64_t> tokens = {6, 0, 1, 2, 2, 1, 0};
@@ -218,13 +363,16 @@ void expect_error(const std::string& task, size_t T, const std::string& words) {
 }
 
 TEST(Tasks, ErrorsSayWhatIsPossible) {
-  expect_error("recal", 64,
-               "possible: 'text', 'recall', 'copy', 'induction', 'mqar', 'parity' or 's3'");
+  expect_error(
+      "recal", 64,
+      "possible: 'text', 'recall', 'copy', 'induction', 'mqar', 'phone_book', 'mad_recall', ");
   expect_error("recall:pairs=40", 100, "requires a vocabulary of at least 80, not 64");
   expect_error("recall", 32, "requires sequences longer than 32 tokens, not 32");
   expect_error("recall:pairs=x", 64, "'x' is not a positive integer");
   expect_error("recall:pair=3", 64, "possible: 'pairs=N' or 'vocabulary=N'");
-  expect_error("mqar:value=3", 64, "possible: 'pairs=N', 'vocabulary=N' or 'values=N'");
+  expect_error("mqar:value=3", 64, "'pairs=N', 'vocabulary=N', 'values=N' or 'curriculum=N'");
+  expect_error("phone_book", 100, "requires sequences of at least 187 tokens, not 100");
+  expect_error("mad_select", 30, "requires sequences of at least 34 tokens, not 30");
   expect_error("mqar:pairs=64,vocabulary=96,values=32", 256, "at least 97, not 96");
   expect_error("text:pairs=3", 64, "possible: none for 'text'");
   expect_error("induction", 20, "requires sequences of at least 32 tokens");

@@ -50,6 +50,7 @@ study::Origin origin_of(const fs::path& folder) {
   if (!fs::exists(folder / "origin.json")) return o;
   const train::Json j = files::read_json(folder / "origin.json");
   o.title = j.value("title", o.title), o.command = j.value("command", o.command);
+  o.added = j.value("added", o.added);
   return o;
 }
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <set>
 #include <thread>
 
 #include "cli/options.h"
@@ -156,12 +157,13 @@ static Json summary_json(const study::Study& s, const std::vector<RunState>& all
 }
 
 // Runs the study, and the runs that its sweeps add to s.runs while a best rate is at an edge.
-static std::vector<RunState> run_sweeps(study::Study& s, const StudyOptions& o) {
+static std::vector<RunState> run_sweeps(study::Study& s, const StudyOptions& o, Json origin) {
   const Stopwatch clock;
   const std::vector<study::Run> grid = s.runs;
   const auto stop = [&] { return stopped() || (o.minutes > 0 && clock.ms() > o.minutes * 60000); };
   Live live{s};
   std::vector<RunState> all;
+  std::set<std::string> added;
   for (std::vector<study::Run> next = grid; !next.empty();) {
     study::check_runs(next);
     const std::vector<RunState> before = all;
@@ -181,11 +183,14 @@ static std::vector<RunState> run_sweeps(study::Study& s, const StudyOptions& o) 
     next = study::beyond_edges(grid, s.runs, s.extend_rates);
     leave_out(o, next);
     for (const study::Run& r : next) {
-      if (r.settings.seed == next[0].settings.seed)
-        std::cerr << fs::path(r.name).parent_path().string()
-                  << ": added, because the best learning rate is at the edge of the grid\n";
+      const std::string rate = fs::path(r.name).parent_path().string();
+      if (added.insert(rate).second)
+        std::cerr << rate << ": added, because the best learning rate is at the edge of the grid\n";
       s.runs.push_back(r);
     }
+    if (next.empty()) break;
+    origin["added"] = added;
+    files::write_json(fs::path(o.out) / "origin.json", origin);
   }
   return all;
 }
@@ -217,10 +222,11 @@ static Outcome run(StudyOptions o) {
       {.path = fs::path(o.out) / "origin.json", .ours = is_origin, .inputs = inputs}, o.force);
   check_report(o.out, o.force, inputs);
   study::check_runs(s.runs);
-  files::write_json(fs::path(o.out) / "origin.json", {{"title", s.title}, {"command", command}});
+  const Json origin = {{"title", s.title}, {"command", command}};
+  files::write_json(fs::path(o.out) / "origin.json", origin);
   catch_interrupt();
   catch_termination();
-  const std::vector<RunState> all = run_sweeps(s, o);
+  const std::vector<RunState> all = run_sweeps(s, o, origin);
   const auto count = [&](Status status) {
     return size_t(std::count_if(all.begin(), all.end(),
                                 [&](const RunState& p) { return p.status == status; }));

@@ -337,32 +337,20 @@ std::vector<std::string> repeated_steps(const std::vector<RunData>& runs) {
   return out;
 }
 
-// Rates that were added to the grid, and best rates that are still at its edge.
+// Best rates that are at the edge of the grid, and runs that were given up.
 static void say_rates(const TaskData& t, Sentences& out) {
-  std::vector<std::string> added, edge, given_up;
+  std::vector<std::string> edge, given_up;
   for (const Group& g : t.groups) {
     if (g.tried.empty()) continue;
-    std::vector<std::string> more;
     size_t stopped = 0;
-    for (const Tried& each : g.tried) {
-      stopped += each.given_up;
-      const bool common = std::all_of(t.groups.begin(), t.groups.end(), [&](const Group& other) {
-        return other.tried.empty() ||
-               std::ranges::find(other.tried, each.rate, &Tried::rate) != other.tried.end();
-      });
-      if (!common) more.push_back(formatted("%g", each.rate));
-    }
-    if (!more.empty()) added.push_back(g.name + " (" + joined(more) + ")");
+    for (const Tried& each : g.tried) stopped += each.given_up;
     if (stopped > 0) given_up.push_back(g.name + " " + std::to_string(stopped));
     const bool solved = t.chance > 0 && g.accuracy.mean >= kSolved;
     if (!solved && (g.tried.front().chosen || g.tried.back().chosen))
       edge.push_back(g.name + " (" + formatted("%g", g.runs[0]->settings.learning_rate) + ")");
   }
-  if (!added.empty())
-    out.push_back(task_title(t) + ": the best learning rate was at the edge of the grid, which " +
-                  "was extended for " + joined(added) + ".");
   if (!edge.empty())
-    out.push_back(task_title(t) + ": the best learning rate is still at the edge of the grid for " +
+    out.push_back(task_title(t) + ": the best learning rate is at the edge of the grid for " +
                   joined(edge) + "; with another, the loss may be lower.");
   if (!given_up.empty())
     out.push_back(

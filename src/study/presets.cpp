@@ -36,6 +36,41 @@ static const Preset kPresets[] = {
   },
   "tasks": ["text"]
 })"},
+    {"books-small",
+     "for a GPU: the rows of the first paper with 17 M weights on books, 3 rates, 3 seeds; "
+     "requires token files",
+     R"({
+  "title": "The ablation on books: what softmax attention is made of",
+  "about": "Language: books.bin and books-valid.bin are token files of English books with a BPE vocabulary of 16,384 (docs/text.md has the commands); other books are for validation, the same sequences for every run. Three learning rates for every variant, more where the best is at the edge.",
+  "attention": ["softmax", "l2", "rms", "rms:clamp=inf", "layer_norm", "layer_norm:clamp=inf,denominator=nothing",
+                "clamped_sum", "detached_sum", "by_count", "by_count_gate", "gate", "gated", "gated_no_norm", "l2_post_gate",
+                "relu_l2", "taylor{1..10}", "centred_taylor{1..4}", "centred_taylor{6,8,10}",
+                "linear_elu", "linear_relu", "linear_cosine", "elu_taylor{2,4,10}", "relu_taylor{2,4,10}", "cosine_taylor{2,4,10}"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [1e-3, 2e-3, 4e-3],
+  "settings": {
+    "model": "10m", "data": "books.bin", "validation": "books-valid.bin", "dtype": "bfloat16", "steps": 1000, "batch": 64,
+    "length": 512, "warmup": 100, "model-config": {"vocab_size": 16384, "tie_word_embeddings": true},
+    "evaluate-every": 250, "evaluate-sequences": 256, "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
+    {"books-paper",
+     "for a GPU: softmax, l2 and taylor10 with the first paper's 275 M weights on books, 151 M "
+     "tokens; requires token files",
+     R"({
+  "title": "The paper's model on books",
+  "about": "The first paper's model (275 M weights with its vocabulary of 32,000, of which the 16,384 tokens of the books use a part) and batch, 4,100 steps of 36 sequences of 1,024 tokens: 151 M tokens, a twenty-fourth of the paper's. Its schedule does not fit so few steps: warmup over 400 steps, then linear decay to 0, three learning rates. For 4,096 tokens with as many in a step: --set '{\"length\": 4096, \"batch\": 9}'.",
+  "attention": ["softmax", "l2", "taylor10"],
+  "seeds": [0],
+  "learning-rates": [3e-4, 6e-4, 1.2e-3],
+  "settings": {
+    "model": "small", "data": "books.bin", "validation": "books-valid.bin", "dtype": "bfloat16", "steps": 4100, "batch": 36,
+    "length": 1024, "warmup": 400, "beta2": 0.95, "weight-decay": 0.1, "evaluate-every": 400, "evaluate-sequences": 256,
+    "checkpoint-every": 1000, "entropy-every": 500, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
     {"orders",
      "for a GPU: the order sweep, 1 to 10, plain, centred and without a floor, 3 seeds, 10 M model",
      R"({
@@ -96,6 +131,30 @@ static const Preset kPresets[] = {
       "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 70,
       "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
   "tasks": ["mqar:pairs=256,vocabulary=289,values=32,curriculum=7000"]
+})"},
+    {"arena", "for a GPU: 12 variants on recall, copying, state tracking and the tasks of MAD",
+     R"({
+  "title": "The arena: twelve variants, tasks that tell them apart",
+  "about": "Models of two layers with 4 heads of 32 channels and a short convolution over 4 tokens for every variant, because recall takes what comes after a key. Sizes of the tasks as in their papers, where a length does not stand for itself; three learning rates for every variant.",
+  "attention": ["softmax", "l2", "taylor2", "based", "linear_elu", "retention", "gla", "delta", "gated_delta", "delta_negative",
+                "forgetting", "ssmax"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [1e-3, 3e-3, 1e-2],
+  "settings": {
+    "model": "tiny", "steps": 2000, "batch": 64, "weight-decay": 0.1, "evaluate-every": 500, "evaluate-sequences": 256,
+    "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip",
+    "model-config": {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
+      "head_dim": 32, "vocab_size": 256, "tie_word_embeddings": true, "horner": {"short_conv": 4}}
+  },
+  "tasks": [{"task": "mqar:pairs=32,vocabulary=256,curriculum=60000", "settings": {"length": 128}},
+            {"task": "phone_book:pairs=16", "settings": {"length": 256}}, {"task": "copy", "settings": {"length": 128}},
+            {"task": "mad_recall", "settings": {"length": 128}}, {"task": "mad_noisy", "settings": {"length": 128}},
+            {"task": "mad_fuzzy", "settings": {"length": 128}}, {"task": "mad_memorize", "settings": {"length": 32}},
+            {"task": "mad_compress", "settings": {"length": 32}}, {"task": "mad_select", "settings": {"length": 256}},
+            {"task": "automata", "settings": {"length": 256}},
+            {"task": "parity", "settings": {"length": 64, "evaluate-lengths": "64,128,256,512"}},
+            {"task": "modular", "settings": {"length": 64, "evaluate-lengths": "64,128,256,512"}},
+            {"task": "s5", "settings": {"length": 64, "evaluate-lengths": "64,128,256,512"}}]
 })"},
     {"paper",
      "the first paper's own setting, 275 M parameters: days on a GPU; requires your own token "

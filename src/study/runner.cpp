@@ -139,6 +139,7 @@ std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
   bool stopping = false;
   size_t next = 0;
   Stopwatch judged;  // since runs were last judged
+  constexpr double kJudge = 500;
   while (true) {
     while (!stopping && next < runs.size() && children.size() < by.jobs) {
       const size_t i = next++;
@@ -161,11 +162,11 @@ std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
         it = children.erase(it);
       } else {
         look(runs[i], all[i]);
-        if (!stopping && judged.ms() > 2000) give_up_hopeless(runs[i], child, by, all[i]);
+        if (!stopping && judged.ms() > kJudge) give_up_hopeless(runs[i], child, by, all[i]);
         ++it;
       }
     }
-    if (judged.ms() > 2000) judged = Stopwatch();
+    if (judged.ms() > kJudge) judged = Stopwatch();
     by.show(all);
   }
   return all;

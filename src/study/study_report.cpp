@@ -262,6 +262,13 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
                        std::to_string(seeds) + (seeds == 1 ? " seed: " : " seeds: ") +
                        std::to_string(runs.size()) + (runs.size() == 1 ? " run" : " runs")};
   r.summary = findings(tasks);
+  if (!o.added.empty()) {
+    std::string all;
+    for (const std::string& each : o.added) all += (all.empty() ? "" : ", ") + each;
+    r.summary.push_back(
+        "Learning rates that were added because the best one was at the edge of the grid: " + all +
+        ".");
+  }
   auto& out = r.sections;
   for (const TaskData& t : tasks) add_sweep(t, out);
   add_pairs(tasks, out);

@@ -8,6 +8,7 @@ namespace horner::study {
 
 struct Origin {
   std::string title = "Runs", command = "", version = "";
+  std::vector<std::string> added = {};  // rates that the sweep added: "text/l2/lr0.008"
 };
 report::Report make_report(const std::vector<RunData>&, const Origin&);
 

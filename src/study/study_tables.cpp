@@ -33,7 +33,7 @@ struct Budget {
 static Budget budget(const Group& g) {
   const train::Settings& s = g.runs[0]->settings;
   const double tokens = double(g.runs[0]->step) * double(s.batch) * double(s.length);
-  return {tokens, tokens * mean_of(g, "flops_per_second") / mean_of(g, "tokens_per_second")};
+  return {tokens, tokens * mean_of(g, "flops_per_token")};
 }
 
 static std::vector<Cell> ablation_row(const TaskData& t, const Group& g) {
@@ -161,8 +161,8 @@ void add_rates(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
                           {"validation loss", true, "± standard deviation over seeds"},
                           {"accuracy", true},
                           {"seeds", true},
-                          {"given up", true, "runs that the study stopped early"},
-                          {"reported"}}};
+                          {"reported"},
+                          {"given up", true, "runs that the study stopped early"}}};
   for (const TaskData& t : tasks)
     for (const Group& g : t.groups)
       for (const Tried& each : g.tried)
@@ -172,8 +172,8 @@ void add_rates(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
                               {with_spread("%.4f", each.loss), each.loss.mean},
                               {with_spread("%.4f", each.accuracy), each.accuracy.mean},
                               {std::to_string(each.loss.n), double(each.loss.n)},
-                              {std::to_string(each.given_up), double(each.given_up)},
-                              {each.chosen ? "yes" : ""}});
+                              {each.chosen ? "yes" : ""},
+                              {std::to_string(each.given_up), double(each.given_up)}});
   if (!table.rows.empty())
     out.push_back({"Learning rates",
                    "Every variant was trained with each; the other sections have the one with the "

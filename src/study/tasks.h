@@ -11,7 +11,7 @@
 namespace horner::study {
 
 struct Shape {
-  int64_t vocabulary, pairs;  // pairs of recall and mqar, triggers of induction; 0: none
+  int64_t vocabulary, pairs;  // pairs, triggers, entries or tokens to copy; 0: none
   int64_t values = 0;         // of mqar; 0: half of the vocabulary
   int64_t curriculum = 0;     // of mqar: sequences over which the number of pairs grows; 0: none
   int64_t used = 0;           // tokens before the rest, which is blank; 0: all
@@ -20,8 +20,8 @@ using Random = std::function<uint64_t(uint64_t below)>;
 
 struct Task {
   const char *name, *about;
-  Shape shape;  // defaults
-  bool fixed;   // the shape has no parameters
+  Shape shape;             // defaults
+  const char* parameters;  // of the shape that a text may set, by name
   // Writes one sequence; `targets` come filled with -1.
   void (*fill)(const Shape&, const Random&, std::span<int64_t> tokens, std::span<int64_t> targets);
   // Changes the shape of a training sequence; null: it is that of validation.

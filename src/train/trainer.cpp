@@ -213,6 +213,7 @@ Json result(const Trainer& r) {
           {"attention", nn::pattern_text(nn::variants_of(t.model.config))},
           {"seconds", t.at.seconds},
           {"tokens_per_second", speed},
+          {"flops_per_token", r.flops_per_token},
           {"flops_per_second", speed * r.flops_per_token},
           {"share_of_peak", number(speed * r.flops_per_token / r.peak)},
           {"peak_bytes", peak_bytes(t.device)},
