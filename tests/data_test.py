@@ -126,7 +126,7 @@ def test_errors(tmp_path):
     assert "no token '<eos>'" in horner("pack", tmp_path / "bad.jsonl", "--end", "<eos>", "--out", out, rc=2)
     assert "cannot write" in horner("pack", tmp_path / "bad.txt", "--out", tmp_path / "no/x.bin", rc=2)
     assert "--bogus" in horner("pack", "--bogus", rc=2)
-    assert "needs 'pack' or 'info'" in horner(rc=2)
+    assert "needs 'pack', 'info' or 'tokenizer'" in horner(rc=2)
     assert not out.exists() and not list(tmp_path.glob("*.part*"))
     (tmp_path / "odd").write_bytes(b"abc")
     assert "is not a token file" in horner("info", tmp_path / "odd", rc=2)

@@ -111,7 +111,7 @@ static void say_norms(const TaskData& t, Sentences& out) {
     near = near && at_most(t, *g) < kNear;
     far = far || (shown(t, *g) && behind(t, *g) > 0 && at_most(t, *g) >= kNear);
   }
-  out.push_back((near  ? "A norm in place of the denominator stays within 3 % of softmax: "
+  out.push_back((near  ? "A norm in place of the denominator is at most 3 % behind softmax: "
                  : far ? "A norm replaces the denominator only in part: "
                        : "Whether a norm can replace the denominator is not decided: ") +
                 each(t, norms) + ".");
@@ -161,8 +161,8 @@ static void say_centred(const TaskData& t, Sentences& out) {
   }
   std::vector<std::string> parts;
   if (!lower.empty()) parts.push_back("lowers the loss at " + joined(lower));
-  if (!higher.empty()) parts.push_back("raises it at " + joined(higher));
-  if (!open.empty()) parts.push_back("is not shown to change it at " + joined(open));
+  if (!higher.empty()) parts.push_back("raises the loss at " + joined(higher));
+  if (!open.empty()) parts.push_back("is not shown to change the loss at " + joined(open));
   std::string s;
   for (const std::string& part : parts) s += (s.empty() ? "" : "; it ") + part;
   if (!s.empty()) out.push_back("Centring the scores of a row " + s + ".");
