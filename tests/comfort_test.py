@@ -236,7 +236,7 @@ def test_bash_completes(tmp_path):
     assert completions("horner train --out ", tmp_path) == {"models"}
     assert {"tiny", "models", "notes.txt"} <= completions("horner train --model ", tmp_path)
     assert "--steps" in completions("horner train --attention taylor2 --st")
-    assert {"pack", "info"} == completions("horner data ")
+    assert {"pack", "info", "tokenizer"} == completions("horner data ")
     assert "--tokenizer" in completions("horner data pack --tok")
     assert {"softmax", "sparsemax"} <= completions("horner show s")
     assert {"softmax", "l2"} <= completions("horner check --variant softmax ")

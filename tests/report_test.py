@@ -235,13 +235,21 @@ def made_up_runs(folder, names):
                 (run / "result.json").write_text(json.dumps(result))
 
 
+def change(i):
+    """The loss of the i-th made-up variant against the first: mean and 95 % interval of two seeds, in words."""
+    by = [(2 + 0.1 * i + 0.01 * seed) / (2 + 0.01 * seed) - 1 for seed in (0, 1)]
+    mean, half = sum(by) / 2, 12.706204736174694 * abs(by[0] - by[1]) / 2  # t of 1 degree of freedom; the mean's error is |a - b| / 2
+    words = [("+" if x >= 0 else "−") + f"{abs(100 * x):.{1 if abs(100 * x) < 9.95 else 0}f} %" for x in (mean, mean - half, mean + half)]
+    return f"{words[0]} ({words[1]} to {words[2]})"
+
+
 def test_an_order_is_a_point_of_its_own_family(tmp_path):
     made_up_runs(tmp_path, ["softmax", "taylor1", "taylor2", "raw_taylor1", "raw_taylor3", "centred_taylor2", "taylor2:norm=l2", "taylor2:denominator=nothing"])
     done = subprocess.run([BUILD / "horner", "report", tmp_path, "--json"], check=True, capture_output=True, text=True)
     said = " ".join(json.loads(done.stdout)["findings"])
-    assert "The series of exp, truncated at order 1 +5.0 % and 2 +10 %." in said
-    assert "without a floor under its sum, truncated at order 1 +15 % and 3 +20 %." in said
-    assert "The series with other stages: taylor2:denominator=nothing +35 % and taylor2:norm=l2 +30 %." in said
+    assert f"The series of exp, truncated at order 1 {change(1)} and 2 {change(2)}." in said
+    assert f"without a floor under its sum, truncated at order 1 {change(3)} and 3 {change(4)}." in said
+    assert f"The series with other stages: taylor2:denominator=nothing {change(7)} and taylor2:norm=l2 {change(6)}." in said
     sections = {s["heading"]: s["content"] for s in json.loads((tmp_path / "report.json").read_text())["sections"]}
     sweep = {s["name"]: [p[0] for p in s["points"]] for s in sections["Orders: Text"]["series"]}
     assert sweep["plain"] == [1, 2] and sweep["plain, raw sum"] == [1, 3] and sweep["centred"] == [2]
@@ -282,11 +290,11 @@ def test_the_report_of_runs_shows_every_run(browser, tmp_path, scheme, width):
         section = page.locator("section", has=page.get_by_role("heading", name=heading, exact=True))
         assert set(section.locator(".legend .entry").all_inner_texts()) == set(names)
     first = page.locator("table tbody td:first-child").all_inner_texts()
-    assert sorted(first) == sorted(2 * names)
+    assert sorted(first) == sorted(2 * names + names[1:] + ["centred_taylor2"])  # results, and comparisons of losses
     entry = page.locator("section", has=page.get_by_role("heading", name="Text: training loss")).locator(".entry", has_text="<b>mine")
     entry.click()
     assert entry.get_attribute("aria-pressed") == "false"
     words = page.locator(".summary li").all_inner_texts()
     assert any(w.startswith("Text: softmax reaches a validation loss of 2.0050 ± 0.0071") for w in words)
-    assert any("order 1 +10 % and 2 +15 %" in w for w in words)
+    assert any(f"order 1 {change(2)} and 2 {change(3)}" in w for w in words)
     assert wrong == []

@@ -199,9 +199,9 @@ def test_a_grid_is_extended_and_differences_have_intervals(tmp_path):
 
 def test_hopeless_runs_are_given_up(tmp_path):
     grid = study_file(tmp_path, attention=["softmax"], tasks=["recall:pairs=4"], settings={**TINY, "steps": 3000, "evaluate-every": 50},
-                      **{"learning-rates": [1e-7, 3e-3], "extend-rates": 0, "give-up": {"after": 0.1, "behind": 0.05}})  # fmt: skip
+                      **{"learning-rates": [3e-3, 1e-7], "extend-rates": 0, "give-up": {"after": 0.1, "behind": 0.05}})  # fmt: skip
     out = tmp_path / "out"
-    said = horner("study", grid, "--out", out, "--jobs", 2)
+    said = horner("study", grid, "--out", out, "--jobs", 1)
     given_up = json.loads((out / "recall-pairs=4/softmax/lr1e-07/seed0/given_up.json").read_text())
     assert 300 <= given_up["step"] < 3000 and "lr0.003/seed0" in given_up["why"]
     assert "runs given up before their last step" in " ".join(said.split())

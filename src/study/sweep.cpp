@@ -113,20 +113,22 @@ static std::map<int64_t, double> validations(const fs::path& folder) {
 std::string hopeless(const Run& run, const std::vector<Run>& all, const GiveUp& rule) {
   if (rule.after <= 0) return "";
   const auto own = validations(run.folder);
-  if (own.empty()) return "";
-  const auto [step, loss] = *own.rbegin();
-  if (double(step) < rule.after * double(run.settings.steps) || step >= run.settings.steps)
-    return "";
+  if (own.empty() || own.rbegin()->first >= run.settings.steps) return "";
   for (const Run& other : all) {
     if (other.settings.task != run.settings.task || other.settings.seed != run.settings.seed ||
         other.settings.attention != run.settings.attention || other.name == run.name)
       continue;
     const auto its = validations(other.folder);
-    const auto at = its.find(step);
-    if (at == its.end() || !(loss > at->second * (1 + rule.behind) || std::isnan(loss))) continue;
-    if (std::isfinite(at->second))
-      return "at step " + std::to_string(step) + " its validation loss is " + Json(loss).dump() +
-             ", that of " + other.name + " " + Json(at->second).dump();
+    for (auto mine = own.rbegin(); mine != own.rend(); ++mine) {
+      const auto [step, loss] = *mine;
+      if (double(step) < rule.after * double(run.settings.steps)) break;
+      const auto at = its.find(step);
+      if (at == its.end() || !std::isfinite(at->second)) continue;
+      if (loss > at->second * (1 + rule.behind) || std::isnan(loss))
+        return "at step " + std::to_string(step) + " its validation loss is " + Json(loss).dump() +
+               ", that of " + other.name + " " + Json(at->second).dump();
+      break;  // the latest step that both have decides
+    }
   }
   return "";
 }

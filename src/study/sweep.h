@@ -16,9 +16,9 @@ std::vector<Run> beyond_edges(const std::vector<Run>& grid, const std::vector<Ru
 // The same run at another rate, in the folder beside.
 Run at_rate(const Run&, double rate);
 
-// Why the run is given up, or "": at its latest validation, which is not before the share `after`
-// of its steps, its loss exceeds that of another rate of the same variant, task and seed at the
-// same step by more than the share `behind`, or is not finite.
+// Why the run is given up, or "": at the latest validation that it and another rate of the same
+// variant, task and seed have in common, not before the share `after` of its steps, its loss
+// exceeds that of the other by more than the share `behind`, or is not finite.
 std::string hopeless(const Run&, const std::vector<Run>& all, const GiveUp&);
 
 }  // namespace horner::study
