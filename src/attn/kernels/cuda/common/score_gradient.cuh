@@ -73,27 +73,32 @@ struct KeyScoreGradients {
       above |= !(x[i / (4 * kTiles)][i / 4 % kTiles][i % 4] < most * 0.9999f);
     return __any_sync(~0u, above);
   }
-  // One bit per element of the thread: whether its query, t or t + 1 of sequence b, sees its kept
-  // key.
-  __device__ __forceinline__ uint32_t seen_by_two(int b, int t, uint32_t kept) const {
+  // One bit per element of the thread: whether its query, t or t + 1, sees its kept key.
+  __device__ __forceinline__ uint32_t seen_by_two(int t, uint32_t kept) const {
     uint32_t bits = 0;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const auto sees = [&](const auto& within) {
+      const int lo = f.seen.lo(min(t + c, f.T - 1)), hi = f.seen.hi(min(t + c, f.T - 1));
 #pragma unroll
-        for (int i = 0; i < 2 * kAtoms; ++i)
-          bits |= uint32_t(within(key(i)) && kept >> i & 1) << (2 * i + c);
-      };
-      const int at = min(t + c, f.T - 1);
-      if constexpr (kIsSpecial<Shape>) {
-        const KeysOfQuery keys(f, b, at);
-        sees([&](int s) { return keys.has(s); });
-      } else {
-        const int lo = f.seen.lo(at), hi = f.seen.hi(at);
-        sees([&](int s) { return s >= lo && s < hi; });
-      }
+      for (int i = 0; i < 2 * kAtoms; ++i)
+        bits |= uint32_t(key(i) >= lo && key(i) < hi && kept >> i & 1) << (2 * i + c);
     }
     return bits;
+  }
+  __device__ __forceinline__ uint32_t seen_by_two(const Head& head, int t, uint32_t kept) const {
+    if constexpr (kIsSpecial<Shape>) {
+      uint32_t bits = 0;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const KeysOfQuery keys(f, head.b, min(t + c, f.T - 1));
+#pragma unroll
+        for (int i = 0; i < 2 * kAtoms; ++i)
+          bits |= uint32_t(keys.has(key(i)) && kept >> i & 1) << (2 * i + c);
+      }
+      return bits;
+    } else {
+      return seen_by_two(t, kept);
+    }
   }
   // Zeroes elements whose query does not see the key.
   __device__ __forceinline__ void hide(const Queries& tile, int at, Fragments& aw,
@@ -101,7 +106,7 @@ struct KeyScoreGradients {
     const uint32_t kept = f.seen.keep ? kept_keys(tile.head.b) : ~0u;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
-      const uint32_t seen = seen_by_two(tile.head.b, tile.t0 + at + 8 * j + lane() % 4 * 2, kept);
+      const uint32_t seen = seen_by_two(tile.t0 + at + 8 * j + lane() % 4 * 2, kept);
 #pragma unroll
       for (int i = 0; i < kAtoms; ++i)
         Mma<T>::keep(aw[i][j], seen >> 4 * i), Mma<T>::keep(dx[i][j], seen >> 4 * i);
@@ -187,7 +192,7 @@ struct KeyScoreGradients {
 #pragma unroll
         for (int i = 0; i < kTilesPerStep * kAtoms; ++i) {
           const uint32_t two =
-              seen_by_two(tile.head.b, tile.t0 + column_of(i % kTilesPerStep * 4), kept);
+              seen_by_two(tile.head, tile.t0 + column_of(i % kTilesPerStep * 4), kept);
           s.seen |= (two >> i / kTilesPerStep * 4 & 15) << 4 * i;
         }
       }
@@ -362,7 +367,7 @@ struct KeyScoreGradients {
       }
       s.a = vec<n>([&](int i) { return query[i % 2].a; });
       s.dW = vec<n>([&](int i) { return query[i % 2].dW; });
-      s.seen = path == Path::general ? seen_by_two(tile.head.b, tile.t0 + first, kept) : ~0u;
+      s.seen = path == Path::general ? seen_by_two(tile.head, tile.t0 + first, kept) : ~0u;
       ScoreGradients<n> y = score_gradients<path, n>(weight, f, s, [](int) { return 0; });
       if (f.decay && !kIsExp) {
         const auto decay = vec<n>([&](int i) {

@@ -60,8 +60,7 @@ struct KeyTilesWithGap : KeyTiles<n> {
   }
 };
 template <int n>
-__device__ inline KeyTilesWithGap<n> key_tiles(const Fused& f, int b, int t0, int queries) {
-  const int last = min(t0 + queries, f.T) - 1;
+__device__ inline KeyTilesWithGap<n> key_tiles(const Fused& f, int b, int t0, int last) {
   const Gap gap = gap_of(f, t0, last);
   return {{first_key(f, t0) / n * n, hi_of(f, b, last)}, {gap.begin, gap.end / n * n}};
 }

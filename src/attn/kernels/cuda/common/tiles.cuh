@@ -124,8 +124,7 @@ struct VisibleRange {
   }
   __device__ bool has_all(int begin, int end) const { return begin >= all_begin && end <= all_end; }
 };
-// Tiles of n keys that a block of queries, from t0 on, loops over: s0 = begin, after(s0), ... <
-// end.
+// Tiles of n keys that the queries from t0 to `last` loop over: s0 = begin, after(s0), ... < end.
 template <int n>
 struct KeyTiles {
   int begin, end;
@@ -133,8 +132,8 @@ struct KeyTiles {
   __device__ int after(int s0) const { return s0 + n; }
 };
 template <int n>
-__device__ inline KeyTiles<n> key_tiles(const Seen& seen, int, int t0, int queries) {
-  return {seen.lo(t0) / n * n, seen.hi(min(t0 + queries, seen.T) - 1)};
+__device__ inline KeyTiles<n> key_tiles(const Seen& seen, int, int t0, int last) {
+  return {seen.lo(t0) / n * n, seen.hi(last)};
 }
 // The keys that queries [t0, t1) see.
 __device__ inline VisibleRange keys_seen_by(const Seen& seen, int, int t0, int t1) {

@@ -38,7 +38,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
   const BlockSchedule work(int(blockIdx.x), f.B * f.H, blocks);
   const Head head(f, work.head);
   const int t0 = (blocks - 1 - work.block) * kQueries;  // longest rows first
-  const auto tiles = key_tiles<kTile>(sight<Shape>(f), head.b, t0, kQueries);
+  const auto tiles = key_tiles<kTile>(sight<Shape>(f), head.b, t0, min(t0 + kQueries, f.T) - 1);
   const int begin = tiles.begin, end = tiles.end;
   const auto copy_keys = [&](int s0, int stage) {
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};

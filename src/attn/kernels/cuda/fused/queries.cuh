@@ -93,7 +93,7 @@ struct QueryBlock {
   template <bool Values, class F>
   __device__ void over_keys(const F& each) const {
     constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
-    const auto tiles = key_tiles<kKeys>(f, head.b, t0, Shape::kQueries);
+    const auto tiles = key_tiles<kKeys>(f, head.b, t0, min(t0 + Shape::kQueries, f.T) - 1);
     const int begin = tiles.begin, end = tiles.end;
     const auto tile = [&](int i) {
       return Tile<T, C>{first_tile.at + i * kKeys * Shape::kRowBytes};
