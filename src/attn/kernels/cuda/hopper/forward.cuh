@@ -208,11 +208,12 @@ __device__ __forceinline__ void decayed_exp(Sums& sums, typename Sums::Products&
 }
 
 // From products to weights, in place, and added to the sum. Tiles that need a mask or a clamp apply
-// it in place: otherwise all tiles run the same code.
+// it in place: otherwise all tiles run the same code. `bounded`: every row has scores, and none
+// needs another shift than 0.
 template <class Sums, class Weight, class Decay>
 __device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
                                              typename Sums::Products& x, int s0, bool masked,
-                                             const Decay& decay) {
+                                             bool bounded, const Decay& decay) {
   constexpr int n = 2 * Sums::kTiles;
   const Fused& f = sums.f;
   const int first = s0 + lane() % 4 * 2;
@@ -229,11 +230,15 @@ __device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
     for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = min_nan(x[0][j / 4][j % 4], most);
   }
   if constexpr (Decay::kInScores) return decayed_exp(sums, x, decay);
-  if constexpr (Sums::kIsExp)
-    sums.raise_shift([&](int i) {
-      const auto y = Sums::of_row(x, i);
-      return Sums::reduce4(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
-    });
+  if constexpr (Sums::kIsExp) {
+    if (bounded)
+      sums.raise_to_zero();
+    else
+      sums.raise_shift([&](int i) {
+        const auto y = Sums::of_row(x, i);
+        return Sums::reduce4(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
+      });
+  }
   if constexpr (Decay::kEnabled && !Decay::kInScores)
     decayed_weights(sums, weight, x, first, decay);
 #pragma unroll
@@ -284,9 +289,12 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // varies with i, as in_round
     centres.subtract(x[0]);
-    if constexpr (kHasCap<W>) cap<T>(f, x[0]);
+    const bool masked = s0 < first_seen || s0 + kKeys > last_seen;
+    bool bounded = false;
+    if constexpr (kHasCap<W>)
+      bounded = cap<T, kCapPolynomialForward>(w, x[0]) && !masked && kCapIsBounded<T>;
     tile_weights(
-        sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
+        sums, weight, x, s0, masked, bounded,
         rows.decay(given.in_round(i).decay_factors(i % kStages), factors, i >= log_space_at));
   };
   // Before iteration i, without a producer: the values of tile i - 2 have been used.
