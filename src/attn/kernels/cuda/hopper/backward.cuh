@@ -359,7 +359,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void hopper_backward_kernel(
   const BackwardMemory<C> memory{bytes, shared_address(bytes)};
   // Registers moved from the other two warpgroups, for keys that some polynomials hold.
   constexpr int kMore = Shape::kDqWarpgroup && !kIsExp<W> ? 8 : 0;
-  const QueryTiles tiles(f, Shape());
+  QueryTiles tiles(f, Shape());
+  if constexpr (kHasDecay<W>) tiles.end_with_decay(f, Shape::kKeys);
   const bool log_space = needs_log_space<W>(f, Head(tiles.b, 0, tiles.g), tiles.s0);
   if (threadIdx.x == 0) memory.init_barriers();
   if constexpr (kHasCentre<W>) memory.template make_ones<T>();

@@ -390,11 +390,18 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void hopper_forwar
   const HopperSchedule work(f.B * f.H, blocks, kNumSMs * Shape::kBlocks);
   const Head head(f, work.head);
   const int t0 = (blocks - 1 - work.block) * Shape::kQueries;
-  const int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
+  int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
   const auto tiles_of = [&](int queries) {
     const int end = f.seen.hi(min(t0 + queries, f.T) - 1);
     return end > begin ? (end - begin + Shape::kKeys - 1) / Shape::kKeys : 0;
   };
+  if constexpr (kHasDecay<W>) {
+    const int all = tiles_of(Shape::kQueries);
+    const auto ends = [&](int i) {
+      return is_decayed(f, head, t0, begin + (all - i) * Shape::kKeys - 1);
+    };
+    begin += (all - tiles_before(all, ends)) * Shape::kKeys;
+  }
   if (threadIdx.x == 0) memory.init_barriers();
   __syncthreads();
   const int warpgroup = warpgroup_index(), tiles = tiles_of(Shape::kQueries);
