@@ -87,12 +87,23 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
-// Issues the loads of tile i of the keys from `begin` on, once its stage is free.
-template <int C, class W>
+// The keys that a block processes: `tiles` of them from `begin` on. Exp with decay begins with the
+// last, whose weights are the largest, so that a row finds its shift in its first tile.
+template <class W, int keys>
+struct KeyTiles {
+  int begin, tiles;
+  __device__ int operator[](int i) const {  // the first key of the i-th
+    return begin + (kDecayInScores<W> ? tiles - 1 - i : i) * keys;
+  }
+};
+
+// Issues the loads of the i-th tile, once its stage is free.
+template <int C, class W, int keys>
 __device__ inline void load_key_tile(const Fused& f, const W& w, const ForwardMaps& maps,
-                                     ForwardMemory<C> memory, const Head& head, int begin, int i) {
+                                     ForwardMemory<C> memory, const Head& head,
+                                     const KeyTiles<W, keys>& tiles, int i) {
   using Shape = HopperForwardShape<C>;
-  const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
+  const int stage = i % Shape::kStages, s0 = tiles[i];
   const int free = (i / Shape::kStages & 1) ^ 1;  // a stage is initially free
   mbarrier_wait(memory.k_free(stage), free);
   constexpr int kDecayBytes = kHasDecay<W> ? Shape::kDecayBytes : 0;
@@ -256,12 +267,13 @@ __device__ inline void mbarrier_arrive_warp(uint32_t barrier) {
   if (lane() == 0) mbarrier_arrive(barrier);
 }
 
-// Processes a warpgroup's queries from t0 on over the tiles it sees: `own` of the block's `tiles`.
-template <class T, int C, class W, class Weight>
+// Processes a warpgroup's queries from t0 on over the tiles it sees: the first `own` of the
+// block's.
+template <class T, int C, class W, class Weight, int keys>
 __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const Weight& weight,
                                               const ForwardMemory<C>& given,
                                               const ForwardMaps& maps, const Head& head, int t0,
-                                              int begin, int own, int tiles) {
+                                              const KeyTiles<W, keys>& tiles, int own) {
   using Shape = HopperForwardShape<C>;
   constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
   const int warpgroup = warpgroup_index();
@@ -269,7 +281,9 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
   RunningSums<T, C, BaseWeight<W>, Shape> sums(f, base_weight(w), head, first_row);
   const RowDecay<T, kKeys, kDecayKind<W>> rows(f, head, t0, first_row);
   constexpr bool kHasFactors = kDecayKind<W> == DecayKind::factors;
-  const int log_space_at = rows.log_space_from(f, head, t0, begin, own);
+  const int log_space_at = rows.log_space_from(f, head, t0, tiles.begin, own);
+  // Its tiles, in the order of processing.
+  const int first = kDecayInScores<W> ? tiles.tiles - own : 0, end = first + own;
   const RowCentres<kHasCentre<W>> centres(f, sums.centre[0]);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
@@ -283,7 +297,7 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
       for (int j = 0; j < C / 2; ++j) sums.N[0][j / 4][j % 4] *= exp2_fast(rows.row[j % 4 / 2]);
   };
   const auto to_weights = [&](int i, const auto& factors) __attribute__((always_inline)) {
-    const int s0 = begin + i * kKeys;
+    const int s0 = tiles[i];
     if constexpr (kHasFactors && decltype(sums)::kScaled)
       if (i == log_space_at)
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
@@ -301,24 +315,36 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
   const auto load_next_tile = [&](int i) {
     const int next = i + kStages - 2;
     if (!Shape::kHasProducer && threadIdx.x == 128 * (Shape::kWarpgroups - 1) && i > 0 &&
-        next < tiles)
-      load_key_tile(f, w, maps, given, head, begin, next);
+        next < tiles.tiles)
+      load_key_tile(f, w, maps, given, head, tiles, next);
+  };
+  const auto pass = [&](int from, int to) {  // tiles that only other warpgroups see
+    for (int i = from; i < to; ++i) {
+      load_next_tile(i);
+      mbarrier_wait(given.k_full(i % kStages), phase(i));
+      mbarrier_arrive_warp(given.k_free(i % kStages));
+      mbarrier_wait(given.v_full(i % kStages), phase(i));
+      mbarrier_arrive_warp(given.v_free(i % kStages));
+    }
   };
   mbarrier_wait(given.q_full(), 0);
+  if constexpr (kDecayInScores<W>) pass(0, first);
   if (own > 0) {
-    mbarrier_wait(given.k_full(0), 0);
-    begin_qk<T>(x[0], given, warpgroup, 0);
-    const auto factors = rows.of_tile(given.decay_factors(0), log_space_at == 0);
+    const int stage = first % kStages;
+    load_next_tile(first);
+    mbarrier_wait(given.k_full(stage), phase(first));
+    begin_qk<T>(x[0], given, warpgroup, stage);
+    const auto factors = rows.of_tile(given.decay_factors(stage), log_space_at == 0);
     wgmma_wait<0>();
     register_fence(x[0]);
-    if (!kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
-    to_weights(0, factors);
-    if (kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
-    if (!kHasFactors && f.gate) gate(f, head, begin, x[0]);
+    if (!kHasDecay<W>) mbarrier_arrive_warp(given.k_free(stage));
+    to_weights(first, factors);
+    if (kHasDecay<W>) mbarrier_arrive_warp(given.k_free(stage));
+    if (!kHasFactors && f.gate) gate(f, head, tiles[first], x[0]);
     rounded<T>(weights, x[0]);
   }
 #pragma unroll 1
-  for (int i = 1; i < own; ++i) {
+  for (int i = first + 1; i < end; ++i) {
     const ForwardMemory<C> memory = given.in_round(i);
     const int stage = i % kStages, previous = (i - 1) % kStages;
     load_next_tile(i);
@@ -334,7 +360,7 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     if (kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));  // decay factors are read
     // The compiler does not move wgmma_wait across this branch; without it, the wait below would be
     // hoisted above the weights.
-    if (!kHasFactors && f.gate) gate(f, head, begin + i * kKeys, x[0]);
+    if (!kHasFactors && f.gate) gate(f, head, tiles[i], x[0]);
     wgmma_wait<0>();
     register_fence(sums.N[0]), register_fence(weights);
     mbarrier_arrive_warp(memory.v_free(previous));
@@ -343,20 +369,14 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
-    const int last = (own - 1) % kStages;
-    mbarrier_wait(given.v_full(last), phase(own - 1));
+    const int last = (end - 1) % kStages;
+    mbarrier_wait(given.v_full(last), phase(end - 1));
     begin_pv<T>(sums.N[0], weights, given, last);
     wgmma_wait<0>();
     register_fence(sums.N[0]), register_fence(weights);
     mbarrier_arrive_warp(given.v_free(last));
   }
-  for (int i = own; i < tiles; ++i) {  // tiles that only other warpgroups see
-    load_next_tile(i);
-    mbarrier_wait(given.k_full(i % kStages), phase(i));
-    mbarrier_arrive_warp(given.k_free(i % kStages));
-    mbarrier_wait(given.v_full(i % kStages), phase(i));
-    mbarrier_arrive_warp(given.v_free(i % kStages));
-  }
+  if constexpr (!kDecayInScores<W>) pass(own, tiles.tiles);
   if (kHasFactors && log_space_at >= own) decay_sums();
   if constexpr (kHasFactors && !decltype(sums)::kScaled)  // only whether there are weights
 #pragma unroll
@@ -404,25 +424,26 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void hopper_forwar
   }
   if (threadIdx.x == 0) memory.init_barriers();
   __syncthreads();
-  const int warpgroup = warpgroup_index(), tiles = tiles_of(Shape::kQueries);
+  const int warpgroup = warpgroup_index();
+  const KeyTiles<W, Shape::kKeys> tiles{begin, tiles_of(Shape::kQueries)};
   const int own = t0 + 64 * warpgroup < f.T ? tiles_of(64 * (warpgroup + 1)) : 0;
   const auto sum = [&]() __attribute__((always_inline)) {
     with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
-      sum_key_tiles<T>(f, w, weight, memory, maps, head, t0 + 64 * warpgroup, begin, own, tiles);
+      sum_key_tiles<T>(f, w, weight, memory, maps, head, t0 + 64 * warpgroup, tiles, own);
     });
   };
   if constexpr (!Shape::kHasProducer) {
     if (threadIdx.x == 0) {
       load_queries(maps, memory, head, t0);
-      for (int i = 0; i < min(tiles, Shape::kStages - 1); ++i)
-        load_key_tile(f, w, maps, memory, head, begin, i);
+      for (int i = 0; i < min(tiles.tiles, Shape::kStages - 1); ++i)
+        load_key_tile(f, w, maps, memory, head, tiles, i);
     }
     sum();
   } else if (warpgroup == Shape::kWarpgroups) {
     decrease_registers<Shape::kProducerRegisters>();
     if (threadIdx.x % 128 != 0) return;
     load_queries(maps, memory, head, t0);
-    for (int i = 0; i < tiles; ++i) load_key_tile(f, w, maps, memory, head, begin, i);
+    for (int i = 0; i < tiles.tiles; ++i) load_key_tile(f, w, maps, memory, head, tiles, i);
   } else {
     increase_registers<Shape::kConsumerRegisters>();
     sum();
