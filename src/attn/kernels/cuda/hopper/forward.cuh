@@ -27,11 +27,11 @@ struct HopperForwardShape {
   using Keys = SwizzledTile<kKeys, C>;
   static constexpr int kBarriers = Queries::kBytes + 2 * kStages * Keys::kBytes;  // offset
   static constexpr int kBytes = kBarriers + (1 + 4 * kStages) * 8;
-  // With decay: the keys' factors of each stage.
+  // With decay: the keys' factors of each stage, after their barriers.
   static constexpr int kDecayAt = kBarriers + 256;
   static constexpr int kDecayBytes = kKeys / kFactorTile * kFactorRow * 4;
   static constexpr int kBytesWithDecay = kDecayAt + kStages * kDecayBytes;
-  static_assert(kBytes <= kDecayAt);
+  static_assert(kBytes + 2 * kStages * 8 <= kDecayAt);
 };
 
 // Shared-memory layout.
@@ -58,12 +58,19 @@ struct ForwardMemory {
   __device__ uint32_t k_free(int stage) const { return barrier(3 + 4 * stage); }
   __device__ uint32_t v_free(int stage) const { return barrier(4 + 4 * stage); }
 
+  __device__ uint32_t decay_full(int stage) const {
+    return barrier(1 + 4 * Shape::kStages + 2 * stage);
+  }
+  __device__ uint32_t decay_free(int stage) const { return decay_full(stage) + 8; }
+
+  template <bool has_decay>
   __device__ void init_barriers() const {
     constexpr int kWarps = 4 * Shape::kWarpgroups;
     mbarrier_init(q_full(), 1);
     for (int i = 0; i < Shape::kStages; ++i) {
       mbarrier_init(k_full(i), 1), mbarrier_init(v_full(i), 1);
       mbarrier_init(k_free(i), kWarps), mbarrier_init(v_free(i), kWarps);
+      if (has_decay) mbarrier_init(decay_full(i), 1), mbarrier_init(decay_free(i), kWarps);
     }
     mbarrier_init_fence();
   }
@@ -106,12 +113,14 @@ __device__ inline void load_key_tile(const Fused& f, const W& w, const ForwardMa
   const int stage = i % Shape::kStages, s0 = tiles[i];
   const int free = (i / Shape::kStages & 1) ^ 1;  // a stage is initially free
   mbarrier_wait(memory.k_free(stage), free);
-  constexpr int kDecayBytes = kHasDecay<W> ? Shape::kDecayBytes : 0;
-  mbarrier_arrive_expect(memory.k_full(stage), Shape::Keys::kBytes + kDecayBytes);
+  mbarrier_arrive_expect(memory.k_full(stage), Shape::Keys::kBytes);
   tma_load_tile(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
-  if constexpr (kHasDecay<W>)
-    tma_load_bytes(memory.decay_factors(stage), tile_factors(f, w.factors, head, s0), kDecayBytes,
-                   memory.k_full(stage));
+  if constexpr (kHasDecay<W>) {
+    mbarrier_wait(memory.decay_free(stage), free);
+    mbarrier_arrive_expect(memory.decay_full(stage), Shape::kDecayBytes);
+    tma_load_bytes(memory.decay_factors(stage), tile_factors(f, w.factors, head, s0),
+                   Shape::kDecayBytes, memory.decay_full(stage));
+  }
   mbarrier_wait(memory.v_free(stage), free);
   mbarrier_arrive_expect(memory.v_full(stage), Shape::Keys::kBytes);
   tma_load_tile(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
@@ -323,6 +332,10 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
       load_next_tile(i);
       mbarrier_wait(given.k_full(i % kStages), phase(i));
       mbarrier_arrive_warp(given.k_free(i % kStages));
+      if constexpr (kHasDecay<W>) {
+        mbarrier_wait(given.decay_full(i % kStages), phase(i));
+        mbarrier_arrive_warp(given.decay_free(i % kStages));
+      }
       mbarrier_wait(given.v_full(i % kStages), phase(i));
       mbarrier_arrive_warp(given.v_free(i % kStages));
     }
@@ -334,12 +347,13 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     load_next_tile(first);
     mbarrier_wait(given.k_full(stage), phase(first));
     begin_qk<T>(x[0], given, warpgroup, stage);
+    if constexpr (kHasDecay<W>) mbarrier_wait(given.decay_full(stage), phase(first));
     const auto factors = rows.of_tile(given.decay_factors(stage), log_space_at == 0);
     wgmma_wait<0>();
     register_fence(x[0]);
-    if (!kHasDecay<W>) mbarrier_arrive_warp(given.k_free(stage));
+    mbarrier_arrive_warp(given.k_free(stage));
     to_weights(first, factors);
-    if (kHasDecay<W>) mbarrier_arrive_warp(given.k_free(stage));
+    if constexpr (kHasDecay<W>) mbarrier_arrive_warp(given.decay_free(stage));
     if (!kHasFactors && f.gate) gate(f, head, tiles[first], x[0]);
     rounded<T>(weights, x[0]);
   }
@@ -352,12 +366,13 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     begin_qk<T>(x[0], memory, warpgroup, stage);
     mbarrier_wait(memory.v_full(previous), phase(i - 1));
     begin_pv<T>(sums.N[0], weights, memory, previous);
+    if constexpr (kHasDecay<W>) mbarrier_wait(memory.decay_full(stage), phase(i));
     const auto factors = rows.of_tile(memory.decay_factors(stage), i >= log_space_at);
     wgmma_wait<1>();
     register_fence(x[0]);
-    if (!kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));
+    mbarrier_arrive_warp(memory.k_free(stage));
     to_weights(i, factors);
-    if (kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));  // decay factors are read
+    if constexpr (kHasDecay<W>) mbarrier_arrive_warp(memory.decay_free(stage));
     // The compiler does not move wgmma_wait across this branch; without it, the wait below would be
     // hoisted above the weights.
     if (!kHasFactors && f.gate) gate(f, head, tiles[i], x[0]);
@@ -422,7 +437,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void hopper_forwar
     };
     begin += (all - tiles_before(all, ends)) * Shape::kKeys;
   }
-  if (threadIdx.x == 0) memory.init_barriers();
+  if (threadIdx.x == 0) memory.template init_barriers<kHasDecay<W>>();
   __syncthreads();
   const int warpgroup = warpgroup_index();
   const KeyTiles<W, Shape::kKeys> tiles{begin, tiles_of(Shape::kQueries)};
