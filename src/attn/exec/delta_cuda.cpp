@@ -9,6 +9,7 @@
 #include "attn/exec/delta_chunks_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/series.h"
 #include "attn/kernels/cuda/delta/tokens.h"
 
 namespace horner::attn::exec {
@@ -111,7 +112,7 @@ struct Prepared {
 
 // 64 or 128, where the kernels in chunks run these inputs; else 0.
 int64_t chunk_channels(const Spec& spec, const Inputs& in) {
-  if (in.q.scalar_type() != at::kBFloat16) return 0;
+  if (in.q.scalar_type() != at::kBFloat16 || !is_linear(spec)) return 0;
   const int64_t most = std::max(mapped_channels(spec, in.q.size(3)), in.v.size(3));
   const int64_t C = most <= 64 ? 64 : 128;
   const bool fits = has_room_for_chunks(C, is<ChannelGate>(spec.decay), is<Delta>(spec.values),
@@ -159,16 +160,21 @@ bool needs_sum(const Spec& spec) {
 
 }  // namespace
 
-std::string why_no_linear(const Spec& spec, const StateShape& s) {
+bool is_linear(const Spec& spec) {
   const auto* power = std::get_if<Power>(&spec.weight);
-  if (!power || power->degree != 1)
-    return "supports values=delta and decay=channel_gate only with the weight power(1)";
+  return power && power->degree == 1;
+}
+
+std::string why_no_linear(const Spec& spec, const StateShape& s) {
+  if (!is_linear(spec) && is<ChannelGate>(spec.decay))
+    return "supports decay=channel_gate only with the weight power(1)";
   if (spec.centred || spec.less_log_count)
     return "does not support centred scores, or scores less log n";
   if (!is<Flat>(spec.sharpness)) return "does not support sharpness with these stages";
   if (is<CumulativeGate>(spec.denominator))
     return "does not support denominator=cumulative_gate with these stages";
   if (!is<NoKeys>(spec.near)) return "does not support near keys";
+  if (!is_linear(spec)) return why_too_large(spec, s);
   if (std::max(mapped_channels(spec, s.D), s.E) > cuda::kMaxTokenChannels)
     return "supports head dimensions up to " + std::to_string(cuda::kMaxTokenChannels);
   return "";
@@ -190,6 +196,11 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
     return newest(differentiable("chunked_cuda", job, x, forward, backward).N);
   };
   Sums sums;
+  if (!is_linear(spec)) {
+    sums = sums_by_series(spec, in);
+    if (!is<Nothing>(spec.denominator)) sums.count = CountedKeys(spec.mask, in).count();
+    return finish(spec, in, sums);
+  }
   sums.W = at::zeros({in.q.size(0), in.q.size(1), T, 1}, in.q.options().dtype(at::kFloat));
   if (C > 0) sums.N = newest(in_chunks(spec, in, C)).narrow(3, 0, E).to(at::kFloat);
   if (C == 0 || needs_sum(spec)) {
@@ -204,6 +215,7 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
 
 Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
   const c10::cuda::CUDAGuard guard(in.q.device());
+  if (!is_linear(spec)) return sums_by_series(spec, in, &carry);
   const Prepared p(spec, in, carry.count);
   const at::Tensor gates = exp_of(p.x.logs);
   const auto step = [&](const TokensInputs& x, const at::Tensor& state, int64_t row) {
