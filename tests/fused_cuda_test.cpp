@@ -247,6 +247,26 @@ TEST_F(Cuda, TheDeltaRuleAndGatesOfChannelsAreRight) {
     }
 }
 
+TEST_F(Cuda, TheDeltaRuleOfSeriesIsRight) {
+  for (const char* name : {"delta_taylor1", "delta_taylor2", "delta_taylor3"})
+    for (at::ScalarType dtype : kDtypes) {
+      for (const Case& c : standard_cases(dtype, at::kCUDA))
+        if (!c.packed) expect_right_in_linear_time(name, c);
+      for (int64_t T : {64, 65, 300})
+        expect_right_in_linear_time(name, {.B = 1,
+                                           .H = 4,
+                                           .G = 2,
+                                           .T = T - 1,
+                                           .S = T,
+                                           .D = 20,
+                                           .E = 12,
+                                           .dtype = dtype,
+                                           .device = at::kCUDA,
+                                           .seed = uint64_t(T),
+                                           .padded = T == 300});
+    }
+}
+
 // Gates down to e^-20 a token, and gates of 0: what they leave is 0, and nothing overflows.
 TEST_F(Cuda, StrongGatesAreRight) {
   for (const char* name : {"gated_delta", "gla", "kda"})
@@ -305,7 +325,7 @@ TEST_F(Cuda, StatesGiveWhatTheReferenceGives) {
   constexpr int64_t T = 150, kPrompt = 40, kLater = 60;
   for (const char* name : {"softmax", "softmax_window", "l2", "gated_decay", "taylor2", "taylor3",
                            "taylor4", "centred_taylor2", "linear_elu", "retention", "entmax15",
-                           "delta", "gated_delta", "gla", "hgrn2", "kda"})
+                           "delta", "gated_delta", "gla", "hgrn2", "kda", "delta_taylor2"})
     for (int64_t D : {24, 64}) {
       const Spec spec = find(name).spec;
       const Inputs in = random_inputs(
@@ -325,6 +345,37 @@ TEST_F(Cuda, StatesGiveWhatTheReferenceGives) {
       EXPECT_LE(distance(at::cat(results, 2)),
                 2 * own + 16 * 1.2e-7 * (1 + truth.abs().max().item<double>()))
           << name << " " << D;
+    }
+}
+
+// Prompts in whole chunks, from a state and to it, and single tokens behind each.
+TEST_F(Cuda, PromptsInBfloat16GiveWhatTheReferenceGives) {
+  for (const char* name : kCorrectedOrGated)
+    for (int64_t D : {24, 64, 128}) {
+      constexpr int64_t T = 260;
+      const Case c{.H = 4,
+                   .G = 2,
+                   .T = T,
+                   .S = T,
+                   .D = D,
+                   .E = D,
+                   .dtype = at::kBFloat16,
+                   .device = at::kCUDA,
+                   .seed = uint64_t(D),
+                   .padded = D == 64,
+                   .gradients = false};
+      const Spec spec = find(name).spec;
+      const Trial t = trial(spec, c);
+      State state = make_state(spec, {c.B, c.G, D, D}, c.dtype, 64, at::kCUDA);
+      std::vector<at::Tensor> results;
+      int64_t from = 0;
+      for (int64_t to : {100L, 101L, 102L, 230L, 240L, T}) {
+        results.push_back(step(state, tokens(t.in, from, to)));
+        from = to;
+      }
+      const Verdict v = judge(t, {at::cat(results, 2), {}});
+      EXPECT_TRUE(v.ok()) << name << " " << v.worst()->of << ": " << v.worst()->error
+                          << ", allowed " << v.worst()->allowed << ", on " << text(c);
     }
 }
 

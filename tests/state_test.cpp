@@ -202,6 +202,27 @@ TEST(Series, GiveTheReferenceAndTheState) {
   }
 }
 
+// As an execution, by the rule of `horner check`.
+TEST(Series, AreAsExactAsTheReference) {
+  const Execution series{
+      .name = "series",
+      .about = "",
+      .why_not = [](const Spec&, const Inputs& in) -> std::string {
+        return in.cu_seqlens.defined() ? "packed" : "";
+      },
+      .run = [](const Spec& spec, const Inputs& in,
+                Statistics*) { return finish(spec, in, exec::sums_by_series(spec, in)); }};
+  for (const char* name : {"delta_taylor1", "delta_taylor2", "delta_taylor3"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat})
+      for (const Case& c : standard_cases(dtype)) {
+        if (c.T > 200) continue;
+        const Verdict v = verify(find(name).spec, series, c);
+        EXPECT_TRUE(v.ok()) << name << " " << c10::toString(dtype) << " " << v.worst()->of << ": "
+                            << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
+                            << text(c);
+      }
+}
+
 TEST(Chunks, GiveTheSameBitsWhateverTheThreads) {
   for (const char* name : {"taylor3", "gated_delta", "kda"}) {
     const Spec spec = find(name).spec;

@@ -10,6 +10,7 @@
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
 #include "attn/exec/series.h"
+#include "attn/kernels/cuda/delta/chunks.h"
 #include "attn/kernels/cuda/delta/tokens.h"
 
 namespace horner::attn::exec {
@@ -120,8 +121,9 @@ int64_t chunk_channels(const Spec& spec, const Inputs& in) {
   return fits ? C : 0;
 }
 
-// N [B, H, S, C] in chunks, with queries for all keys.
-at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
+// N [B, H, S, C] in chunks, with queries for all keys; after `count` keys and a state, or none.
+at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C, const at::Tensor& count = {},
+                     const DeltaState& state = {}) {
   const int64_t repeats = in.q.size(1) / in.k.size(1), late = in.k.size(2) - in.q.size(2);
   const auto rows = [&](const at::Tensor& x, int64_t channels, int64_t before = 0) {
     const at::Tensor y = x.size(3) > channels ? x.narrow(3, 0, channels) : x;
@@ -132,7 +134,7 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
   };
   const int64_t D = mapped_channels(spec, in.q.size(3));
   at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats), v = in.v;
-  if (const at::Tensor gates = value_gates(spec, in); gates.defined())
+  if (const at::Tensor gates = value_gates(spec, in, count); gates.defined())
     v = (v * gates.unsqueeze(-1)).to(at::kBFloat16);
   if (in.keep.defined()) {
     const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
@@ -150,7 +152,19 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
   } else if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined()) {
     x.logs = plain(each_head(logs.expand_as(in.beta)));
   }
-  return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1);
+  return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1, state);
+}
+
+// z after the tokens of x.
+at::Tensor sum_of_keys(const TokensInputs& x, const at::Tensor& z) {
+  at::Tensor k = x.k.to(at::kDouble), before = z.to(at::kDouble);
+  if (x.logs.defined()) {
+    const at::Tensor logs = x.logs.clamp_min(2 * kNoDecayLeft);
+    const at::Tensor sums = (logs.dim() == 4 ? logs : logs.unsqueeze(-1)).cumsum(2);
+    const at::Tensor last = sums.narrow(2, sums.size(2) - 1, 1);
+    k = k * (last - sums).exp(), before = before * last.squeeze(2).exp();
+  }
+  return before + k.sum(2);
 }
 
 // Whether the result depends on W. A norm's bias is not added where a row sees nothing.
@@ -229,8 +243,21 @@ Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
     return N;
   };
   Sums sums;
-  sums.N = step(p.x, carry.S, carry.S.size(3));
-  sums.W = step(p.of_ones(), carry.z, 1);
+  const int64_t C = chunk_channels(spec, in), T = in.q.size(2), E = in.v.size(3);
+  const bool in_whole_chunks = C > 0 && T >= cuda::kChunkTokens;
+  if (in_whole_chunks) {
+    const DeltaState state{carry.S, at::zeros_like(carry.S), E};
+    sums.N = in_chunks(spec, in, C, carry.count, state).narrow(3, 0, E).to(at::kFloat);
+    carry.S.copy_(state.after);
+  } else {
+    sums.N = step(p.x, carry.S, carry.S.size(3));
+  }
+  if (in_whole_chunks && !needs_sum(spec)) {
+    sums.W = at::zeros({in.q.size(0), in.q.size(1), T, 1}, sums.N.options());
+    carry.z.copy_(sum_of_keys(p.x, carry.z));
+  } else {
+    sums.W = step(p.of_ones(), carry.z, 1);
+  }
   sums.shift = at::zeros({1}, sums.N.options());
   if (p.x.logs.defined()) carry.decay.add_(p.x.logs.sum(2));
   return sums;
