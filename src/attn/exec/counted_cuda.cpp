@@ -160,4 +160,15 @@ at::Tensor log_count_on_gpu(const Spec& spec, const Inputs& in, const CountedKey
   return y;
 }
 
+at::Tensor finish_on_gpu(const Spec& given, const Inputs& in, const CountedKeys& counted,
+                         Sums sums) {
+  Spec spec = given;
+  sums.count = counted.count();
+  if (is<CumulativeGate>(spec.denominator)) {
+    sums.N = sums.N / divisor_on_gpu(spec, in, counted).unsqueeze(-1);
+    spec.denominator = Nothing{};
+  }
+  return finish(spec, in, sums);
+}
+
 }  // namespace horner::attn::exec

@@ -30,6 +30,9 @@ struct CudaWeights {
   cuda::Weights operator()(SelfAdjusted) const {
     return RuntimeWeight{.kind = RuntimeWeight::self_adjusted};
   }
+  cuda::Weights operator()(Softpick) const {
+    return RuntimeWeight{.kind = RuntimeWeight::softpick};
+  }
   cuda::Weights operator()(OffGpu auto) const {
     fail("the CUDA kernels do not support this weight");
   }
@@ -39,10 +42,19 @@ cuda::Weights cuda_weights(const Weight& w) {
 }
 
 std::string why_not_on_cuda(const Spec& spec) {
-  if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not support its weight";
-  constexpr Has kHas{
-      .softcap = true, .bias = true, .sink = true, .dropout = true, .first_keys = true};
+  if (!facts(spec.weight).on_gpu && !is<StickBreaking>(spec.weight))
+    return "the CUDA kernels do not support its weight";
+  constexpr Has kHas{.softcap = true,
+                     .bias = true,
+                     .sink = true,
+                     .near = true,
+                     .dropout = true,
+                     .first_keys = true,
+                     .softpick = true,
+                     .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
+  if (is<Softpick>(spec.weight) && !is<NoDecay>(spec.decay))
+    return "the CUDA kernels do not support softpick with decay";
   if (spec.centred && (spec.softcap != 0 || spec.bias))
     return "the CUDA kernels do not support centred scores with a soft cap or a bias";
   return WithoutChannelGates::why_not(spec);

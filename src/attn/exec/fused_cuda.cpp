@@ -16,6 +16,8 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/near_cuda.h"
+#include "attn/exec/stick_cuda.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
@@ -41,6 +43,11 @@ struct CudaJob {
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
 
+  // Whether the score gradients of a row share sums.
+  bool shares_gradients() const {
+    const auto* w = std::get_if<cuda::RuntimeWeight>(&weights);
+    return thresholds.defined() && w && w->kind != cuda::RuntimeWeight::softpick;
+  }
   bool has_g() const { return epilogue.norm != cuda::Epilogue::none; }
   // Whether backward subtracts from the gradient its part along the row.
   bool projects() const { return has_g() || (epilogue.by_sum && !epilogue.detach); }
@@ -182,7 +189,7 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   // again.
   if (!keeps_graph()) g = r.u;
   if (job.has_g() && !g.defined()) g = at::empty_like(r.o);
-  if (job.thresholds.defined()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
+  if (job.shares_gradients()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
   if (job.centre || (x.centre.defined() && x.centre.requires_grad()))
     d.centre = at::zeros_like(x.centre);  // else a constant
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
@@ -243,8 +250,9 @@ static at::Tensor listed_centre(const Spec& spec, const Inputs& in, const Counte
 }
 
 bool needs_float32(const Spec& spec) {
-  return sharpness_from(spec.sharpness) == SharpnessFrom::count ||
-         (may_be_negative(spec) && !is<NoNorm>(spec.norm));
+  return sharpness_from(spec.sharpness) == SharpnessFrom::count || !is<NoKeys>(spec.near) ||
+         is<StickBreaking>(spec.weight) ||
+         ((may_be_negative(spec) || is<Softpick>(spec.weight)) && !is<NoNorm>(spec.norm));
 }
 
 at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const Inputs& inputs,
@@ -306,7 +314,8 @@ std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
-  const int64_t channels = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
+  int64_t channels = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
+  if (!is<NoKeys>(spec.near)) channels = std::max(channels, in.q.size(-1));
   if (channels > cuda::kMaxChannels) return "supports head dimensions up to 256";
   const int required = cuda::fused_shared_memory(dtype_of(in.q), int(channels));
   const int available = cuda::shared_memory(in.q.device().index());
@@ -332,13 +341,26 @@ static constexpr TileKernels kKernels{
 };
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
-  if (in.q.scalar_type() != at::kHalf || !needs_float32(spec))
-    return attend_in_tiles(kKernels, spec, in, statistics);
-  Inputs wide = in;
-  for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
-  return attend_in_tiles(kKernels, spec, wide, statistics).to(at::kHalf);
+  if (in.q.scalar_type() == at::kHalf && needs_float32(spec)) {
+    Inputs wide = in;
+    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
+    return run(spec, wide, statistics).to(at::kHalf);
+  }
+  if (!is<NoKeys>(spec.near)) return attend_near_on_gpu(spec, in, statistics);
+  if (is<StickBreaking>(spec.weight)) return attend_sticks_on_gpu(spec, in, statistics);
+  return attend_in_tiles(kKernels, spec, in, statistics);
 }
 
-const Execution fused_cuda = complete(kFusedCuda, why_not_in_tiles, run, work_in_tiles_on_gpu);
+static std::string why_not(const Spec& spec, const Inputs& in) {
+  const bool near = !is<NoKeys>(spec.near), sticks = is<StickBreaking>(spec.weight);
+  if ((near || sticks) && (spec.dropout != 0 || is_listed(spec.mask, in)))
+    return std::string("does not support ") + (near ? "near keys" : "stick breaking") +
+           " with dropout, a mask of more than one interval or cu_seqlens_k";
+  if (sticks)
+    if (const std::string reason = why_no_sticks(spec); !reason.empty()) return reason;
+  return why_not_in_tiles(spec, in);
+}
+
+const Execution fused_cuda = complete(kFusedCuda, why_not, run, work_in_tiles_on_gpu);
 
 }  // namespace horner::attn::exec

@@ -30,7 +30,7 @@ struct View {
 
 // Per-row statistics for weights that depend on the whole row.
 struct RowThreshold {
-  float top;        // largest score; 0 without keys, NaN if a score is not finite
+  float top;        // largest score; 0 without keys, NaN if a score is not finite. Softpick: >= 0
   float threshold;  // Entmax: tau; TopK: between the last kept and the next; SelfAdjusted: min
   float inv_sum;    // 1 / sum: Entmax of p^(2 - alpha); TopK, SelfAdjusted of e^(x - top)
   float beta;       // Adaptive: factor of the scores
@@ -42,7 +42,7 @@ struct RowGradientSums {
 
 // Less common weights, selected at run time: one kernel that branches.
 struct RuntimeWeight {
-  enum Kind { sigmoid, entmax, top_k, self_adjusted } kind;
+  enum Kind { sigmoid, entmax, top_k, self_adjusted, softpick } kind;
   float alpha;  // Entmax
   int k;        // TopK
   bool renormalise;
@@ -165,6 +165,7 @@ struct Fused {
   float *W, *shift, *r;  // [B, H, T], or null
   float* mean;           // [B, H, T]: LayerNorm, r times the mean it subtracted; or null
   float* statistics;     // [4, B, H, T]: entropy, largest, first, negative
+  float* abs_sum;        // [B, H, T], with statistics: the sum of |w|, times e^-shift; or null
 
   // Backward.
   View d_o;                        // gradient of the result

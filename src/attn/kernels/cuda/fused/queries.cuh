@@ -44,6 +44,9 @@ struct QueryBlock {
       copy_rows<Shape::kQueries, Shape::kThreads>(g, row_of<T>(f.d_o, b, h, t0), f.d_o.row,
                                                   f.T - t0, f.E);
   }
+  // Of queries in a tile `q` that others copy.
+  __device__ QueryBlock(const Fused& f, Head head, int t0, Tile<T, C> q)
+      : f(f), head(head), t0(t0), q(q), g{}, first_tile{} {}
   __device__ int query(int i) const { return t0 + warp() * 16 + i * 8 + lane() / 4; }
   __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
   static __device__ Vec<n> of_row(const Products& x, int i) {

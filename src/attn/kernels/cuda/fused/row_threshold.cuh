@@ -171,6 +171,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_thresholds_k
     find_sharpness(block, r);
   } else if (w.kind == RuntimeWeight::entmax) {
     find_tau(block, w, r);
+  } else if (w.kind == RuntimeWeight::softpick) {
+    for (int i = 0; i < 2; ++i) r[i].top = r[i].top < 0 ? 0 : r[i].top;
   } else if (w.kind == RuntimeWeight::top_k) {
     find_kth_largest(block, w.k, r);
     const float from[2] = {r[0].threshold, r[1].threshold};
@@ -242,7 +244,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
       Vec<n> y;
       if constexpr (std::is_same_v<W, RuntimeWeight>) {
         const RowThreshold threshold = f.thresholds ? f.thresholds[row] : RowThreshold{};
-        y = vec<n>([&](int j) { return weight_jacobian(w, score[j], threshold).w; });
+        y = vec<n>(
+            [&](int j) { return in_numerator(w, weight_jacobian(w, score[j], threshold).w); });
       } else {
         const float by = f.shift[row];
         with_degree(w, degree_of(w), [&](const auto& weight) {
@@ -269,6 +272,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
     const float A = quad_sum(total[i]), per = A > 0 ? 1 / A : 0, m = quad_sum(moment[i]);
     const float values[4] = {A > 0 ? logf(A) - m * per : 0, quad_max(most[i]) * per,
                              quad_sum(first[i]) * per, quad_sum(negative[i]) * per};
+    if (f.abs_sum && block.query(i) < f.T && lane() % 4 == 0) f.abs_sum[block.row(i)] = A;
     if (block.query(i) < f.T)  // each lane of a quad writes one
       f.statistics[lane() % 4 * rows + block.row(i)] = lane() % 4 == 0   ? values[0]
                                                        : lane() % 4 == 1 ? values[1]
