@@ -32,12 +32,14 @@ struct View {
 struct RowThreshold {
   float top;        // largest score; 0 without keys, NaN if a score is not finite. Softpick: >= 0
   float threshold;  // Entmax: tau; TopK: between the last kept and the next; SelfAdjusted: min
-  float inv_sum;    // 1 / sum: Entmax of p^(2 - alpha); TopK, SelfAdjusted of e^(x - top)
+  float inv_sum;    // TopK, SelfAdjusted: 1 / sum of e^(x - top)
   float beta;       // Adaptive: factor of the scores
 };
-// Sums shared by the gradients of such a row (weights.cuh).
+// Sums shared by the gradients of such a row (weights.cuh). Entmax: the mean of the weights'
+// gradients, `dot` and what is left of it in double, so that score gradients add up to 0: they
+// multiply large scores in the gradient of a factor.
 struct RowGradientSums {
-  float dot, at_min, at_max, unused;
+  float dot, at_min, at_max, rest;
 };
 
 // Less common weights, selected at run time: one kernel that branches.

@@ -119,10 +119,12 @@ struct LaneNorm {
   }
 };
 
-template <int lanes_per_row>
+template <int lanes_per_row, class Sum>
 __device__ inline RowSums plain_sums(const Vec<8>& u, const Vec<8>& du, float on) {
-  const auto total = [](float x) { return row_sum<lanes_per_row>(x); };
-  const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  Sum sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += Sum(du[i]) * Sum(u[i]);
+  const float dot = float(row_sum<lanes_per_row>(sum));
   return {dot * on, dot};
 }
 // The factor by_u in the gradient of y, r (du - mean - u by_u). It divides by the actual u.u, not
@@ -253,10 +255,10 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
       if constexpr (kHasRest) u = u + rest_words[j].numbers() * kRestUnit;
       Vec<8> du = du_words[j].numbers();
       RowSums sums;
+      using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
       if constexpr (kind == RowKind::plain) {
-        sums = plain_sums<kLanes>(u, du, on);
+        sums = plain_sums<kLanes, Sum>(u, du, on);
       } else {
-        using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
         const float shift = __shfl_sync(~0u, own.shift, row);
         const float mean = kExactAlongRow<T> ? __shfl_sync(~0u, own.mean, row) : 0;
         constexpr bool kLearned = kind == RowKind::learned;

@@ -260,7 +260,7 @@ HORNER_HD WeightJacobian weight_jacobian(const RuntimeWeight& w, float x, const 
   if (w.kind == RuntimeWeight::entmax) {
     const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.threshold, 0), p = root(z, a);
     const float slope = z > 0 ? p / z : 0;  // p^(2 - alpha)
-    return {p, slope, slope * r.inv_sum, slope};
+    return {p, slope, slope, slope};        // times the mean of dw
   }
   const float p = exp_fast(x - r.top) * r.inv_sum;
   if (w.kind == RuntimeWeight::top_k) {
@@ -284,6 +284,7 @@ HORNER_HD float d_weight(const RuntimeWeight& w, float y, float dp, float dW) {
 // The score gradient from the weight's gradient.
 HORNER_HD float d_score(const RuntimeWeight& w, float x, const RowThreshold& r,
                         const RowGradientSums& s, const WeightJacobian& p, float dw) {
+  if (w.kind == RuntimeWeight::entmax) return p.slope * (dw - s.dot - s.rest);
   float dx = p.slope * dw - p.column * s.dot;
   if (w.kind == RuntimeWeight::self_adjusted) {
     dx += p.column * dw / range(r);

@@ -75,7 +75,6 @@ __device__ void find_tau(const QueryBlock<T, C>& block, const RuntimeWeight& w,
     for (int i = 0; i < 2; ++i) {
       const float P = quad_sum(total[i]), sum = quad_sum(slope[i]);
       if (!more[i]) continue;
-      r[i].inv_sum = 1 / sum;
       const float up = P > 1.1f ? P - exp2f(log2f(P) * (1 - a)) : a * (P - 1);
       more[i] = up > -6e-8f * r[i].threshold * sum;
       if (more[i]) r[i].threshold += up / sum;
@@ -193,7 +192,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
   using Block = QueryBlock<T, C>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Block block(f, memory, true);
-  float row_dot[2] = {}, column_dot[2] = {}, lowest[2] = {}, highest[2] = {};
+  DecaySum<T> row_dot[2] = {}, row_sum[2] = {};
+  float column_dot[2] = {}, lowest[2] = {}, highest[2] = {};
   const RowThreshold threshold[2] = {f.thresholds[block.row(0)], f.thresholds[block.row(1)]};
   const Query query[2] = {f.queries[block.row(0)], f.queries[block.row(1)]};
   block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C>) {
@@ -208,7 +208,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
         const WeightJacobian p = weight_jacobian(w, y[j], threshold[i]);
         float dw = query[i].a * d[j] + query[i].dW;
         if (f.decay) dw *= block.decay_factors(i, s0, ~0u)[j];
-        row_dot[i] += p.row * dw;
+        row_dot[i] += DecaySum<T>(p.row) * dw, row_sum[i] += p.row;
         column_dot[i] += p.column * dw;
         lowest[i] += is_near(y[j], threshold[i].threshold, threshold[i]);
         highest[i] += is_near(y[j], fmaxf(threshold[i].top, 0), threshold[i]);
@@ -217,11 +217,17 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
   });
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float all = quad_sum(row_dot[i]), column_total = quad_sum(column_dot[i]);
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+      row_dot[i] += __shfl_xor_sync(~0u, row_dot[i], step);
+      row_sum[i] += __shfl_xor_sync(~0u, row_sum[i], step);
+    }
+    if (w.kind == RuntimeWeight::entmax) row_dot[i] = row_sum[i] > 0 ? row_dot[i] / row_sum[i] : 0;
+    const float all = float(row_dot[i]), column_total = quad_sum(column_dot[i]);
     const float low = quad_sum(lowest[i]), high = quad_sum(highest[i]);
     if (block.query(i) < f.T && lane() % 4 == 0)
       f.gradient_sums[block.row(i)] = {all, (all - column_total) / fmaxf(1, low),
-                                       -all / fmaxf(1, high), 0};
+                                       -all / fmaxf(1, high), float(row_dot[i] - all)};
   }
 }
 
