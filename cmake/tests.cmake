@@ -73,3 +73,6 @@ if(NOT HORNER_SANITIZED)
       "PYTHONPATH=${CMAKE_BINARY_DIR}/python;HORNER=${CMAKE_BINARY_DIR}/horner;GOMP_SPINCOUNT=5000")  # as the command sets it
   endforeach()
 endif()
+if(CMAKE_CUDA_COMPILER AND NOT HORNER_CUDA AND NOT HORNER_SANITIZED AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
+  include(cmake/emulated.cmake)
+endif()

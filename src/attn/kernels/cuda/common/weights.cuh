@@ -202,18 +202,19 @@ HORNER_HD void with_slopes(const Polynomial& p, const F& f) {
 // Eight elements at a time keep a warp busy; more would take registers.
 template <int degree, int n>
 HORNER_HD Vec<n> weights_of(const FixedDegree<degree>& w, const Vec<n>& x) {
+  constexpr int k = n < 8 ? n : 8;
   Vec<n> y;
 #pragma unroll
-  for (int i = 0; i < n; i += 8) {
-    const auto part = vec<8>([&](int j) { return x[i + j]; });
-    Vec<8> of_part;
+  for (int i = 0; i < n; i += k) {
+    const auto part = vec<k>([&](int j) { return x[i + j]; });
+    Vec<k> of_part;
     if constexpr (degree == 0) {
       of_part = weight(w.p, part).w;
     } else {
       of_part = weight_of_degree<degree>(w.p, part).w;
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) y[i + j] = of_part[j];
+    for (int j = 0; j < k; ++j) y[i + j] = of_part[j];
   }
   return y;
 }
