@@ -37,6 +37,23 @@ def test_each_sequence_is_what_it_is_alone(variant, mask, dtype, device):
         torch.testing.assert_close(x, y, **close)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("mask", ["causal", "streaming(first=2,size=2)"])
+def test_cuda_graph_reads_the_cuts_at_each_replay(mask):
+    q, k, v = (x.detach() for x in tensors(torch.float, "cuda"))
+    a, b = (torch.tensor(x, device="cuda") for x in (QUERIES, KEYS))
+    horner.attend(q, k, v, mask=mask, cu_seqlens=a, cu_seqlens_k=b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = horner.attend(q, k, v, mask=mask, cu_seqlens=a, cu_seqlens_k=b)
+    for queries, keys in ((QUERIES, KEYS), (KEYS, QUERIES)):
+        a.copy_(torch.tensor(queries)), b.copy_(torch.tensor(keys))
+        graph.replay()
+        plain = horner.attend(q, k, v, mask=mask, cu_seqlens=a, cu_seqlens_k=b, execution="reference")
+        torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-4)
+
+
 def test_compiled_and_fake():
     torch.compiler.reset()
     q, k, v = tensors(torch.float)

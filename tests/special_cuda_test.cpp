@@ -68,6 +68,10 @@ const char* const kDropped[] = {
     "cumulative_gate:dropout=0.2",
     "clamped_sum:dropout=0.25",
     "alibi:dropout=0.2",
+    "softpick:dropout=0.5",
+    "stick_breaking:dropout=0.2",
+    "near_taylor2:dropout=0.2",
+    "lolcats:dropout=0.2",
 };
 
 TEST_F(SpecialCuda, DropoutIsRight) {
@@ -83,7 +87,7 @@ const char* const kVariants[] = {"softmax", "taylor2",  "taylor4",  "l2",
                                  "ssmax",   "by_count", "gated",    "adaptive_temperature",
                                  "bias",    "sink",     "softcap",  "cumulative_gate_count",
                                  "taylor3", "asentmax", "softmax1", "centred_taylor4",
-                                 "rms",     "relu_l2"};
+                                 "rms",     "relu_l2",  "softpick", "stick_breaking"};
 const char* const kMasks[] = {"streaming(first=4,size=20)", "streaming(first=70,size=33)",
                               "prefix"};
 
@@ -140,11 +144,27 @@ TEST_F(SpecialCuda, EveryWidthOfHeadsIsRight) {
 }
 
 TEST_F(SpecialCuda, OtherNumbersOfKeysAreRight) {
-  for (const char* name :
-       {"softmax", "softmax:mask=full", "softmax:mask=window(9)", "softmax:mask=window(2,ahead=2)",
-        "softmax_window", "l2", "taylor4", "sink", "bias", "gated", "entmax15", "ssmax", "by_count",
-        "streaming", "softmax:mask=streaming(first=3,size=9)", "softmax:mask=chunks(5)", "topk32",
-        "centred_taylor4", "softmax:dropout=0.2"})
+  for (const char* name : {"softmax",
+                           "softmax:mask=full",
+                           "softmax:mask=window(9)",
+                           "softmax:mask=window(2,ahead=2)",
+                           "softmax_window",
+                           "l2",
+                           "taylor4",
+                           "sink",
+                           "bias",
+                           "gated",
+                           "entmax15",
+                           "ssmax",
+                           "by_count",
+                           "softpick",
+                           "stick_breaking",
+                           "streaming",
+                           "softmax:mask=streaming(first=3,size=9)",
+                           "softmax:mask=chunks(5)",
+                           "topk32",
+                           "centred_taylor4",
+                           "softmax:dropout=0.2"})
     for (const at::ScalarType dtype : kDtypes)
       for (const auto& [T, S] : {std::pair(29, 37), std::pair(200, 330), std::pair(90, 40)})
         for (const bool padded : {false, true})

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attn/dropout.h"
 #include "attn/exec/exec.h"
 #include "attn/stages.h"
 #include "core/check.h"
@@ -128,6 +129,14 @@ SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
   seen.begin = memory<int32_t>(keys.begin), seen.end = memory<int32_t>(keys.end);
   seen.keep = memory<uint8_t>(keys.keep);
   return keys;
+}
+
+DropoutOnGpu dropout_on_gpu(const Spec& spec, const Inputs& in) {
+  DropoutOnGpu d;
+  if (spec.dropout == 0) return d;
+  d.seed = in.seed.contiguous();
+  d.pairs = {memory<int64_t>(d.seed), dropped_below(spec.dropout), float(1 / (1 - spec.dropout))};
+  return d;
 }
 
 at::Tensor laid_out(const at::Tensor& x) {

@@ -24,6 +24,13 @@ struct SeenKeys {
 };
 SeenKeys seen_keys(const Mask&, const Inputs&);
 
+// Dropout as the kernels take it, with the memory of its seed.
+struct DropoutOnGpu {
+  at::Tensor seed;
+  kernels::cuda::DroppedPairs pairs{};
+};
+DropoutOnGpu dropout_on_gpu(const Spec&, const Inputs&);
+
 // With contiguous channels, padded with zeros to a multiple of kPad, and rows aligned to kAlignment
 // bytes.
 at::Tensor laid_out(const at::Tensor&);

@@ -8,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "attn/dropout.h"
 #include "attn/exec/autograd.h"
 #include "attn/exec/centre_cuda.h"
 #include "attn/exec/counted_cuda.h"
@@ -34,8 +33,7 @@ struct CudaJob {
   cuda::Weights weights;
   float clamp, scale, softcap;
   SeenKeys keys;
-  at::Tensor seed;  // of dropout, or undefined
-  double dropout = 0;
+  DropoutOnGpu dropout;
   std::optional<CentreOf> centre;
   at::Tensor thresholds;      // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
@@ -89,10 +87,7 @@ static Fused problem(const CudaJob& job, const FusedTensors& x) {
   f.seen = job.keys.seen;
   f.epilogue.counted = f.seen;
   f.thresholds = memory<cuda::RowThreshold>(job.thresholds);
-  f.lists = job.keys.lists;
-  if (job.seed.defined())
-    f.dropout = {memory<int64_t>(job.seed), dropped_below(job.dropout),
-                 float(1 / (1 - job.dropout))};
+  f.lists = job.keys.lists, f.dropout = job.dropout.pairs;
   return f;
 }
 
@@ -230,7 +225,7 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   job.channels = int(in.v.size(-1));
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
-  if (spec.dropout != 0) job.seed = in.seed.contiguous(), job.dropout = spec.dropout;
+  job.dropout = dropout_on_gpu(spec, in);
   if (!facts(spec.weight).of_one_score)
     job.thresholds =
         at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, in.q.options().dtype(at::kFloat));
@@ -352,11 +347,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
 }
 
 static std::string why_not(const Spec& spec, const Inputs& in) {
-  const bool near = !is<NoKeys>(spec.near), sticks = is<StickBreaking>(spec.weight);
-  if ((near || sticks) && (spec.dropout != 0 || is_listed(spec.mask, in)))
-    return std::string("does not support ") + (near ? "near keys" : "stick breaking") +
-           " with dropout, a mask of more than one interval or cu_seqlens_k";
-  if (sticks)
+  if (is<StickBreaking>(spec.weight))
     if (const std::string reason = why_no_sticks(spec); !reason.empty()) return reason;
   return why_not_in_tiles(spec, in);
 }

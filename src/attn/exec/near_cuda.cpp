@@ -37,6 +37,7 @@ struct NearJob {
   at::Tensor far_first;  // [T]: whether the first key of its mask is not near
   int channels;
   at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
+  DropoutOnGpu dropout;
 };
 
 struct NearTensors {
@@ -67,6 +68,7 @@ Fused problem(const NearJob& job, const Pass& p, const NearTensors& x, const at:
   f.scale = p.scale, f.clamp = float(kNoClamp), f.seen = p.keys.seen;
   f.gate = memory<float>(x.gate), f.decay = memory<double>(decay);
   f.decay_in_scores = f.decay && p.is_exp();
+  f.dropout = job.dropout.pairs;
   return f;
 }
 
@@ -154,10 +156,10 @@ NearTensors backward(const NearJob& job, const NearTensors& x, const NearResult&
   }
   const at::Tensor g = laid_out(grads.N.to(x.v.scalar_type())), dW = grads.W;
   const at::Tensor decay = decay_sums(x.decay), rest = far_factor(job, r.shift);
-  const at::Tensor none = at::zeros_like(dW), one = at::ones_like(dW),
-                   no_limit = at::full_like(dW, INFINITY);
-  const at::Tensor near = at::stack({r.shift * M_LOG2E, no_limit, one, dW}, -1);
-  const at::Tensor far = at::stack({none, no_limit, rest, dW * rest}, -1);
+  const float kept = job.dropout.pairs.kept;
+  const at::Tensor none = at::zeros_like(dW), no_limit = at::full_like(dW, INFINITY);
+  const at::Tensor near = at::stack({r.shift * M_LOG2E, no_limit, at::full_like(dW, kept), dW}, -1);
+  const at::Tensor far = at::stack({none, no_limit, rest * kept, dW * rest}, -1);
   NearTensors d = pass_gradients(job, job.near, x, decay, g, near);
   const NearTensors more = pass_gradients(job, job.far, x, decay, g, far);
   d.q = more.q, d.k = more.k, d.v += more.v;
@@ -188,6 +190,7 @@ at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* st
   job.far_first = hi - n > lo;
   job.channels = int(in.v.size(-1));
   job.statistics = statistics_memory(in, statistics);
+  job.dropout = dropout_on_gpu(spec, in);
 
   const bool own = !is<Identity>(spec.features);  // near keys have scores of their own
   const double factor = scale_factor(spec, in);

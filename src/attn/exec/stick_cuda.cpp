@@ -25,6 +25,7 @@ struct StickJob {
   SeenKeys keys;
   int channels;
   at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
+  DropoutOnGpu dropout;
 };
 struct StickTensors {
   at::Tensor q, k, v;
@@ -44,7 +45,7 @@ cuda::Sticks problem(const StickJob& job, const StickTensors& x) {
   cuda::Sticks p{};
   p.f = problem_of(of, cuda::Epilogue{}, job.channels);
   p.f.scale = job.scale, p.f.clamp = job.clamp, p.f.softcap = job.softcap;
-  p.f.seen = job.keys.seen;
+  p.f.seen = job.keys.seen, p.f.lists = job.keys.lists, p.f.dropout = job.dropout.pairs;
   return p;
 }
 
@@ -86,9 +87,6 @@ std::string why_no_sticks(const Spec& spec) {
   if (!plain)
     return "the CUDA kernels of stick breaking do not support centred scores, a bias, decay or an "
            "adaptive sharpness";
-  if (spec.dropout != 0) return "the CUDA kernels of stick breaking do not support dropout";
-  if (!is_interval(spec.mask))
-    return "the CUDA kernels of stick breaking do not support a mask of more than one interval";
   return "";
 }
 
@@ -102,7 +100,8 @@ at::Tensor attend_sticks_on_gpu(const Spec& spec, const Inputs& in, Statistics* 
                .softcap = float(spec.softcap),
                .keys = seen_keys(spec.mask, in),
                .channels = int(in.v.size(-1)),
-               .statistics = statistics_memory(in, statistics)};
+               .statistics = statistics_memory(in, statistics),
+               .dropout = dropout_on_gpu(spec, in)};
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   at::Tensor of_row, v = in.v;
   if (by_row) of_row = scale_on_gpu(spec, in, counted);

@@ -119,11 +119,14 @@ struct RunningSums {
   template <class Weight>
   __device__ __forceinline__ bool to_weights(const Weight& weight, Path path, Products& x, int s0,
                                              const double* gates, bool find_max) {
+    constexpr bool kOnePath = kIsSpecial<Shape> && !factored;  // less to compile
     float parts[2 * kAtoms];
-    if (path == Path::plain) to_weights<Path::plain>(weight, x, s0, gates, find_max, parts);
-    if constexpr (!factored || kIsExp)
+    if constexpr (!kOnePath)
+      if (path == Path::plain) to_weights<Path::plain>(weight, x, s0, gates, find_max, parts);
+    if constexpr (!kOnePath && (!factored || kIsExp))
       if (path == Path::clamp) to_weights<Path::clamp>(weight, x, s0, gates, find_max, parts);
-    if (path == Path::general) to_weights<Path::general>(weight, x, s0, gates, find_max, parts);
+    if (kOnePath || path == Path::general)
+      to_weights<Path::general>(weight, x, s0, gates, find_max, parts);
     if constexpr (kSkipsMax) {
       bool over = false;
 #pragma unroll

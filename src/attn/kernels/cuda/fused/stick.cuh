@@ -84,6 +84,22 @@ __device__ __forceinline__ Vec<Block::n> score_slopes(const Block& block, const 
   return vec<Block::n>([&](int j) { return y[j] * block.f.scale < block.f.clamp ? 1.0f : 0.0f; });
 }
 
+// The gradients of the weights in N, 0 for dropped pairs.
+template <class Block, class Products>
+__device__ __forceinline__ Vec<Block::n> numerator_gradients(const Block& block, const Products& dp,
+                                                             int i, int s0) {
+  auto d = Block::of_row(dp, i);
+  block.drop(d, i, s0);
+  return d * block.f.dropout.kept;
+}
+// The tiles of keys that some query of the block sees, and those between them.
+template <class T, int C>
+__device__ inline KeyTiles<QueriesShape<T, C>::kKeys> stick_keys(const QueryBlock<T, C>& block) {
+  using Shape = QueriesShape<T, C>;
+  const int last = min(block.t0 + Shape::kQueries, block.f.T) - 1;
+  return key_tiles<Shape::kKeys>(block.f, block.head.b, block.t0, last);
+}
+
 // Calls each(s0, k, v) for the tiles of keys of [begin, end), from the first one on or `down`.
 template <bool down, class T, int C, class F>
 __device__ void over_tiles(const QueryBlock<T, C>& block, int begin, int end, const F& each) {
@@ -144,8 +160,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void stick_forward_ke
   extern __shared__ __align__(1024) unsigned char memory[];
   const Fused& f = p.f;
   const Block block(f, memory, false);
-  const int begin = f.seen.lo(block.t0) / Shape::kKeys * Shape::kKeys;
-  const int end = f.seen.hi(min(block.t0 + Shape::kQueries, f.T) - 1);
+  const auto [begin, end] = stick_keys(block);
   float N[1][C / 8][4] = {};
   float sum[2] = {};
   double left[2] = {};
@@ -157,13 +172,16 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void stick_forward_ke
     for (int i = 0; i < 2; ++i) {
       Vec<n> after, own;
       const float kept = log_kept(block.scores(x, i, s0), after, own);
-      const auto w = stick_weights(after, own, float(left[i]));
+      auto w = stick_weights(after, own, float(left[i]));
       left[i] += kept;
       if (f.statistics)
-        statistics[i].add(w, f.seen.lo(min(block.query(i), f.T - 1)),
+        statistics[i].add(w, first_key(f, min(block.query(i), f.T - 1)),
                           [&](int j) { return Block::key(s0, j); });
 #pragma unroll
-      for (int j = 0; j < n; ++j) sum[i] += w[j], x[0][j / 2][i * 2 + j % 2] = w[j];
+      for (int j = 0; j < n; ++j) sum[i] += w[j];
+      block.drop(w, i, s0);
+#pragma unroll
+      for (int j = 0; j < n; ++j) x[0][j / 2][i * 2 + j % 2] = w[j];
     }
     mma_ab_rs<T>(N, x, v, 0);
   });
@@ -179,7 +197,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void stick_forward_ke
     for (int j = 0; j < C / 8; ++j) {
       const int c = 8 * j + lane() % 4 * 2;
       const float* y = N[0][j] + i * 2;
-      if (c < f.E) store_pair<float>(p.N, at * f.E + c, y[0], y[1]);
+      const float kept = f.dropout.kept;
+      if (c < f.E) store_pair<float>(p.N, at * f.E + c, y[0] * kept, y[1] * kept);
     }
   }
 }
@@ -194,9 +213,9 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void stick_dq_kernel(
   extern __shared__ __align__(1024) unsigned char memory[];
   const Fused& f = p.f;
   const Block block(f, memory, true);
-  const int begin = max(f.seen.lo(block.t0) / kKeys, p.first) * kKeys;
-  const int end =
-      min(f.seen.hi(min(block.t0 + Shape::kQueries, f.T) - 1), (p.first + kStickTiles) * kKeys);
+  const KeyTiles<kKeys> keys = stick_keys(block);
+  const int begin = max(keys.begin, p.first * kKeys);
+  const int end = min(keys.end, (p.first + kStickTiles) * kKeys);
   if (begin >= end) return cp_async_wait_all();
   float dq[1][C / 8][4] = {};
   double left[2], before[2];  // of the keys from this tile on; of those before it
@@ -219,7 +238,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void stick_dq_kernel(
       if (lane() % 4 == 0 && block.query(i) < f.T)
         reinterpret_cast<float2*>(p.states)[block.row(i) * kStickTiles + s0 / kKeys - p.first] =
             state;
-      const auto dl = stick_weights(after, own, state.x) * (Block::of_row(dp, i) + dW);
+      const auto dl =
+          stick_weights(after, own, state.x) * (numerator_gradients(block, dp, i, s0) + dW);
       before[i] += stick_gradients(score, dl, state.y, dx);
 #pragma unroll
       for (int j = 0; j < n; ++j) x[0][j / 2][i * 2 + j % 2] = dx[j] * slope[j];
@@ -279,8 +299,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void stick_keys_kerne
   copy_rows<kKeys, Shape::kThreads>(k, row_of<T>(f.k, b, g, s0), f.k.row, f.S - s0, f.D);
   copy_rows<kKeys, Shape::kThreads>(v, row_of<T>(f.v, b, g, s0), f.v.row, f.S - s0, f.E);
   float dk[1][Shape::kChannels / 8][4] = {}, dv[1][Shape::kChannels / 8][4] = {};
-  const int begin = f.seen.first_query(s0) / kQueries * kQueries;
-  const int end = f.seen.end_query(min(s0 + kKeys, f.S));
+  const VisibleRange visible = queries_that_see(f, b, s0, s0 + kKeys);
+  const int begin = visible.some_begin / kQueries * kQueries, end = visible.some_end;
   for (int h = g * each; h < (g + 1) * each; ++h)
     for (int t0 = begin; t0 < end; t0 += kQueries) {
       const Block block(f, Head(b, h, g), t0, q);
@@ -300,11 +320,14 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void stick_keys_kerne
             reinterpret_cast<const float2*>(p.states)[block.row(i) * kStickTiles + tile];
         Vec<n> after, own_log, dx;
         log_kept(score, after, own_log);
-        const auto w = stick_weights(after, own_log, state.x);
-        stick_gradients(score, w * (Block::of_row(dp, i) + p.dW[block.row(i)]), state.y, dx);
+        auto w = stick_weights(after, own_log, state.x);
+        const auto dw = numerator_gradients(block, dp, i, s0) + p.dW[block.row(i)];
+        stick_gradients(score, w * dw, state.y, dx);
+        block.drop(w, i, s0);
 #pragma unroll
         for (int j = 0; j < n; ++j)
-          x[0][j / 2][i * 2 + j % 2] = dx[j] * slope[j], dp[0][j / 2][i * 2 + j % 2] = w[j];
+          x[0][j / 2][i * 2 + j % 2] = dx[j] * slope[j],
+                                  dp[0][j / 2][i * 2 + j % 2] = w[j] * f.dropout.kept;
       }
       Fragments dx, w;
 #pragma unroll
