@@ -44,8 +44,13 @@ cuda::Weights cuda_weights(const Weight& w) {
 std::string why_not_on_cuda(const Spec& spec) {
   if (!facts(spec.weight).on_gpu && !is<StickBreaking>(spec.weight))
     return "the CUDA kernels do not support its weight";
-  constexpr Has kHas{
-      .softcap = true, .bias = true, .sink = true, .near = true, .softpick = true, .stick = true};
+  constexpr Has kHas{.softcap = true,
+                     .bias = true,
+                     .sink = true,
+                     .near = true,
+                     .delta = true,
+                     .softpick = true,
+                     .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
   if (is<Softpick>(spec.weight) && !is<NoDecay>(spec.decay))
     return "the CUDA kernels do not support softpick with decay";
