@@ -69,6 +69,9 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   const bool decays = !is<NoDecay>(spec.decay);
   if (decays && !is<Exp>(spec.weight) && cuda_epilogue(spec, in).by_sum)
     return "does not support decay with a sum as denominator, other than of exp";
+  if (spec.dropout != 0) return "does not support dropout";
+  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
+  if (!is_interval(spec.mask)) return "does not support a mask of more than one interval";
   if (spec.bias) return "does not support a bias, whose reads take longer than what it saves";
   const bool centred = spec.centred || spec.less_log_count;
   if (spec.softcap != 0 && (centred || decays || !is<Exp>(spec.weight)))

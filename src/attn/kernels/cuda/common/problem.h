@@ -84,6 +84,23 @@ struct Seen {
   }
 };
 
+// The keys of each query where they are not the interval of Seen, and the queries of each key. None
+// decreases with t, nor first_query with s.
+struct SeenLists {
+  const int32_t *lo, *hi;      // [T]: lo <= s < hi; null: Seen has them
+  const int32_t *from, *to;    // [T]: and from <= s < to, to <= lo; null: no others
+  const int32_t* first_query;  // [S]: first <= t < end
+  const int32_t* end_query;    // [S]
+  int hi_batch, first_batch;   // strides of hi and first_query, 0 where all sequences share one
+};
+
+// Dropout (attn/dropout.h). The seed stays on the device; null: nothing is dropped.
+struct DroppedPairs {
+  const int64_t* seed;
+  uint32_t below;
+  float kept = 1;
+};
+
 // A pointer to elements of any dtype, or null.
 struct TypedPointer {
   void* at;
@@ -172,7 +189,14 @@ struct Fused {
   void* d_decay_query;
   double* d_decay_key;
   float* d_gate;  // [B, G, S], zero-initialised, if there is a gate
+
+  // What only the special kernels have (special.cuh).
+  SeenLists lists;
+  DroppedPairs dropout;
 };
+HORNER_HD bool is_special(const Fused& f) {
+  return f.lists.lo || f.dropout.seed;
+}
 
 // Whether scores are more than scale q.k less a centre. The clamp then comes before the decay, and
 // no other follows.

@@ -86,8 +86,8 @@ struct LaneRow {
     // threshold are relative to the shift already.
     const float by = is_exp ? shift : 0, unit = is_exp || f.thresholds ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
-    f.queries[row] = {sub * per, (last_clamp(f) - by) * per, d.a * unit * (f.g ? 1 : post),
-                      d.dW * unit};
+    f.queries[row] = {sub * per, (last_clamp(f) - by) * per,
+                      d.a * unit * (f.g ? 1 : post) * f.dropout.kept, d.dW * unit};
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "attn/kernels/cuda/common/epilogue.cuh"
 #include "attn/kernels/cuda/common/scores.cuh"
+#include "attn/kernels/cuda/common/special.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -86,6 +87,14 @@ struct RunningSums {
     }
     raised = __any_sync(~0u, raised);
   }
+  // The same for a tile of which shift 0 is right.
+  __device__ __forceinline__ void raise_to_zero() {
+    bool below = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) below |= shift[i / 2][i % 2] < 0;
+    raised = false;
+    if (__any_sync(~0u, below)) raise_shift([](int) { return 0.f; }, 0);
+  }
   __device__ void rescale() {
     if constexpr (kIsExp || kScaled) {
       if (!raised) return;
@@ -147,7 +156,7 @@ struct RunningSums {
     if constexpr (path == Path::general && kIsExp) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) {
-        const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+        const uint32_t seen = seen_keys<2 * kTiles>(sight<Shape>(f), head.b, query(i), first);
         const auto y = of_row(x, i);
         set_row(x, i, vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : -INFINITY; }));
       }
@@ -264,7 +273,7 @@ struct RunningSums {
       y = weights_of(weight, y);
     }
     if constexpr (path == Path::general && !kIsExp) {
-      const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+      const uint32_t seen = seen_keys<2 * kTiles>(sight<Shape>(f), head.b, query(i), first);
       y = vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
     }
     return y;
@@ -286,6 +295,10 @@ struct RunningSums {
     }
   }
 
+  __device__ void scale_sums(float by) {
+#pragma unroll
+    for (int i = 0; i < kAtoms * C / 2; ++i) N[i / (C / 2)][i / 4 % (C / 8)][i % 4] *= by;
+  }
   static __device__ int channel(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
   // The epilogue of row i, and what backward needs of it: from N to u, returns r. `scale` goes from
   // u to the result.

@@ -199,7 +199,9 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
   block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C>) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto y = block.scores(x, i, s0), d = Block::of_row(dp, i);
+      const auto y = block.scores(x, i, s0);
+      auto d = Block::of_row(dp, i);
+      block.drop(d, i, s0);
 #pragma unroll
       for (int j = 0; j < Block::n; ++j) {
         if (!(y[j] > -INFINITY)) continue;
@@ -238,7 +240,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
     for (int i = 0; i < 2; ++i) {
       const auto score = block.scores(x, i, s0);
       const int64_t row = block.row(i);
-      const int start = f.seen.lo(min(block.query(i), f.T - 1));
+      const int start = first_key(f, min(block.query(i), f.T - 1));
       Vec<n> y;
       if constexpr (std::is_same_v<W, RuntimeWeight>) {
         const RowThreshold threshold = f.thresholds ? f.thresholds[row] : RowThreshold{};
