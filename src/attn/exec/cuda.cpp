@@ -49,6 +49,7 @@ std::string why_not_on_cuda(const Spec& spec) {
                      .bias = true,
                      .sink = true,
                      .near = true,
+                     .delta = true,
                      .dropout = true,
                      .first_keys = true,
                      .softpick = true,

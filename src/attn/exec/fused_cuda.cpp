@@ -13,6 +13,7 @@
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
+#include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
 #include "attn/exec/near_cuda.h"
@@ -246,7 +247,7 @@ static at::Tensor listed_centre(const Spec& spec, const Inputs& in, const Counte
 
 bool needs_float32(const Spec& spec) {
   return sharpness_from(spec.sharpness) == SharpnessFrom::count || !is<NoKeys>(spec.near) ||
-         is<StickBreaking>(spec.weight) ||
+         is<StickBreaking>(spec.weight) || is<Delta>(spec.values) ||
          ((may_be_negative(spec) || is<Softpick>(spec.weight)) && !is<NoNorm>(spec.norm));
 }
 
@@ -341,6 +342,11 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
     return run(spec, wide, statistics).to(at::kHalf);
   }
+  if (is<Delta>(spec.values)) {
+    auto [rest, with] = with_corrected_values(kFusedCuda.name, spec, in);
+    with.v = with.v.to(in.v.scalar_type());
+    return run(rest, with, statistics);
+  }
   if (!is<NoKeys>(spec.near)) return attend_near_on_gpu(spec, in, statistics);
   if (is<StickBreaking>(spec.weight)) return attend_sticks_on_gpu(spec, in, statistics);
   return attend_in_tiles(kKernels, spec, in, statistics);
@@ -352,6 +358,11 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   return why_not_in_tiles(spec, in);
 }
 
-const Execution fused_cuda = complete(kFusedCuda, why_not, run, work_in_tiles_on_gpu);
+// Corrected values are solved block after block, by torch's operators.
+static double work(const Spec& spec, const Inputs& in) {
+  return work_in_tiles_on_gpu(spec, in) * (is<Delta>(spec.values) ? 16 : 1);
+}
+
+const Execution fused_cuda = complete(kFusedCuda, why_not, run, work);
 
 }  // namespace horner::attn::exec

@@ -61,6 +61,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return "supports only bfloat16 and float16";
   if (dtype == at::kHalf && needs_float32(spec))
     return "does not support this variant in float16, which lacks the precision";
+  if (is<Delta>(spec.values)) return "does not support values=delta";
   if (!is<NoKeys>(spec.near)) return "does not support near keys";
   if (is<StickBreaking>(spec.weight)) return "does not support stick breaking";
   if (std::holds_alternative<cuda::RuntimeWeight>(cuda_weights(spec.weight)))
