@@ -27,6 +27,10 @@ std::vector<Variant> with_state() {
   std::vector<Variant> out;
   for (const Variant& v : variants())
     if (feature_count(v.spec, 5) < 5000) out.push_back(v);
+  for (const char* name : {"near_taylor2:near=window(9),decay=token_gate",
+                           "near_taylor2:near=window(20),decay=slope",
+                           "linear_elu:near=window(3),decay=token_gate,input_gate=yes"})
+    out.push_back(find(name));
   return out;
 }
 
@@ -292,7 +296,9 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   uint64_t seed = 900;
   for (const char* name :
        {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax", "gated_decay",
-        "linear_decay", "gla", "softmax:mask=window(7)", "softcap",
+        "linear_decay", "gla", "softmax:mask=window(7)", "softcap", "near_taylor2",
+        "near_taylor2:near=window(9)", "near_taylor2:near=window(9),decay=token_gate",
+        "linear_elu:near=window(40),decay=slope", "linear_elu:near=window(31)",
         "softmax:mask=streaming(first=3,size=7)", "sigmoid:mask=streaming(first=30,size=2)"}) {
     const Spec spec = find(name).spec;
     const Inputs in = random_inputs(spec, small(++seed));
@@ -311,8 +317,10 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   EXPECT_THROW(merge(a, make_state(find("taylor2").spec, {1, 2, 4, 4})), Error);
   State b = make_state(find("linear_cosine").spec, {1, 1, 4, 4});
   EXPECT_THROW(merge(b, b), Error);
-  State c = make_state(find("delta").spec, {1, 1, 4, 4});
-  EXPECT_THROW(merge(c, c), Error);
+  for (const char* name : {"delta", "lolcats"}) {
+    State c = make_state(find(name).spec, {1, 1, 4, 4});
+    EXPECT_THROW(merge(c, c), Error);
+  }
 }
 
 TEST(States, OfAStreamingMaskKeepItsKeysOnly) {
