@@ -55,10 +55,10 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there =
-      device.is_cpu() || (exec::is_corrected_or_gated(spec)
-                              ? dtype != at::kDouble && exec::why_no_linear(spec, shape).empty()
-                              : exec::sums_dtype(spec, dtype) == at::kFloat &&
-                                    is<NoKeys>(spec.near) && exec::why_not_on_gpu(shape).empty());
+      device.is_cpu() ||
+      (exec::has_other_sums(spec)
+           ? dtype != at::kDouble && exec::why_no_linear(spec, shape).empty()
+           : exec::sums_dtype(spec, dtype) == at::kFloat && exec::why_not_on_gpu(shape).empty());
   const bool folds =
       why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
   State s{spec, shape, dtype, buffer > 0 && folds && held_there};
@@ -407,7 +407,7 @@ at::Tensor step(State& s, const Inputs& in) {
   const at::Device device = s.carry.count.device();
   check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
   if (!s.finite) return step_keys(s, in);
-  if (in.q.is_cuda() && exec::is_corrected_or_gated(s.spec)) return step_linear(s, in);
+  if (in.q.is_cuda() && exec::has_other_sums(s.spec)) return step_linear(s, in);
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
   const bool many = in.q.size(2) >= kPrefill || !is<NoKeys>(s.spec.near);
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
