@@ -174,11 +174,11 @@ __device__ __forceinline__ void store_decay(const Fused& f, const Head& head, in
 
 // Stores a warp's sums through the warpgroup's values in shared memory, no longer read by WGMMA.
 template <class T, int C, int columns>
-__device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<C>& memory,
-                                           const QueryTiles& tiles, float (&dk)[columns][4],
-                                           const float (&dv)[columns][4]) {
+__device__ __forceinline__ void store_keys(const Fused& f, float scale,
+                                           const BackwardMemory<C>& memory, const QueryTiles& tiles,
+                                           float (&dk)[columns][4], const float (&dv)[columns][4]) {
 #pragma unroll
-  for (int j = 0; j < 4 * columns; ++j) dk[j / 4][j % 4] *= f.scale;
+  for (int j = 0; j < 4 * columns; ++j) dk[j / 4][j % 4] *= scale;
   const int first = tiles.s0 + warp() * 16;
   const int64_t at = Head(tiles.b, 0, tiles.g).key(f, first);
   store_rows<T>(memory.v(), warp() * 16, dv, f.dv, at, f.E, f.S - first);
@@ -223,7 +223,7 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
     wgmma_wait<1>();
     register_fence(x), register_fence(weights), register_fence(slopes);
     if (i > 0) mbarrier_arrive(memory.free((i - 1) % kStages));
-    if constexpr (kHasCap<W>) cap<T>(f, x);
+    if constexpr (kHasCap<W>) cap<T, kCapPolynomialBackward>(w, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 2>(f, w, of, flags, bits, decay, x, weights);
@@ -278,7 +278,7 @@ __device__ __forceinline__ void backward_with_shared_dq(
     const uint32_t flags = of.flags[warpgroup];
     wgmma_wait<1>();
     register_fence(x);
-    if constexpr (kHasCap<W>) cap<T>(f, x);
+    if constexpr (kHasCap<W>) cap<T, kCapPolynomialBackward>(w, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 1>(f, w, of, flags, bits, decay, x, weights);
@@ -346,7 +346,9 @@ __device__ __forceinline__ void backward_keys(const Fused& f, const Weight& w,
     store_gates<T, kOfValues>(f, memory, head, tiles.s0, sums.dv);
     if (!kOfValues || f.gate) gates.multiply(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
   }
-  store_keys<T>(f, memory, tiles, sums.dk, sums.dv);
+  float scale = f.scale;
+  if constexpr (kHasCap<W>) scale *= w.in;
+  store_keys<T>(f, scale, memory, tiles, sums.dk, sums.dv);
 }
 
 template <class T, int C, class W, class Shape = HopperBackwardShape<C>>
@@ -357,7 +359,8 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void hopper_backward_kernel(
   const BackwardMemory<C> memory{bytes, shared_address(bytes)};
   // Registers moved from the other two warpgroups, for keys that some polynomials hold.
   constexpr int kMore = Shape::kDqWarpgroup && !kIsExp<W> ? 8 : 0;
-  const QueryTiles tiles(f, Shape());
+  QueryTiles tiles(f, Shape());
+  if constexpr (kHasDecay<W>) tiles.end_with_decay(f, Shape::kKeys);
   const bool log_space = needs_log_space<W>(f, Head(tiles.b, 0, tiles.g), tiles.s0);
   if (threadIdx.x == 0) memory.init_barriers();
   if constexpr (kHasCentre<W>) memory.template make_ones<T>();

@@ -23,6 +23,10 @@ template <class W, class F>
 __device__ __forceinline__ void with_slopes(const WithCentre<W>& w, const F& f) {
   with_slopes(w.of, f);
 }
+template <class W, class F>
+__device__ __forceinline__ void with_slopes(const WithCap<W>& w, const F& f) {
+  f(w);
+}
 
 // Subtracts the centres from products, in place.
 __device__ __forceinline__ void subtract_centres(const QueryColumns& of, float (&x)[8][4]) {
@@ -102,6 +106,19 @@ __device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
     weights[j / 4][j % 4] &= (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
   }
 }
+// Negates weights and slopes where a is negative.
+__device__ __forceinline__ void negate(const QueryColumns& of, float (&x)[8][4],
+                                       uint32_t (&weights)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t signs = of.negative[j / 4] >> (8 * j % 32 + lane() % 4 * 2);
+    const uint32_t flips = (signs & 1 ? 0x8000u : 0) | (signs & 2 ? 0x80000000u : 0);
+    weights[j / 2][j % 2 * 2] ^= flips, weights[j / 2][j % 2 * 2 + 1] ^= flips;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (signs >> i % 2 & 1) x[j][i] = -x[j][i];
+  }
+}
 // From products to weights times a, rounded; x becomes the slopes (Exp: weights times a).
 template <class T, int, bool has_decay>
 __device__ __forceinline__ void to_weights(const Fused& f, const Exp&, const QueryColumns& of,
@@ -129,6 +146,26 @@ __device__ __forceinline__ void to_weights(const Fused& f, const Exp&, const Que
       }
   }
   rounded<T>(weights, x);
+  if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
+}
+// The same of capped scores: x is tanh, and becomes the weights times a and the slope of the cap.
+template <class T, int>
+__device__ __forceinline__ void to_weights(const Fused& f, const WithCap<Exp>&,
+                                           const QueryColumns& of, uint32_t flags,
+                                           const MaskBits& bits, const KeyDecay<false>&,
+                                           float (&x)[8][4], uint32_t (&weights)[4][4]) {
+  const float scale = f.scale * kLog2e;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+    const auto y =
+        vec<4>([&](int i) { return exp2_fast(x[j][i] * scale - (i % 2 ? sub.y : sub.x)); });
+    uint32_t* const to = weights[j / 2] + j % 2 * 2;
+    to[0] = pack2(T(), y[0], y[1]), to[1] = pack2(T(), y[2], y[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[j][i] = y[i] * (1 - x[j][i] * x[j][i]);
+  }
+  if (flags & QueryColumns::kNegative) negate(of, x, weights);
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 // Weights and slopes of a polynomial, for the n / 4 columns from j on.
@@ -209,17 +246,7 @@ __device__ __forceinline__ void to_weights(const Fused&, const LogSpace<linear>&
       for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * w.per_scale * a[c];
     }
   }
-  if (flags & QueryColumns::kNegative) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint32_t signs = of.negative[j / 4] >> (8 * j % 32 + lane() % 4 * 2);
-      const uint32_t flips = (signs & 1 ? 0x8000u : 0) | (signs & 2 ? 0x80000000u : 0);
-      weights[j / 2][j % 2 * 2] ^= flips, weights[j / 2][j % 2 * 2 + 1] ^= flips;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (signs >> i % 2 & 1) x[j][i] = -x[j][i];
-    }
-  }
+  if (flags & QueryColumns::kNegative) negate(of, x, weights);
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 template <class T, int batch, class Weight>
@@ -293,7 +320,6 @@ __device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Hea
       }
       add_decay_gradients(f, head, t0, dp, keys);
     }
-  if constexpr (kHasCap<W>) cap_slopes(f, of.first, x, dp);
   if (bits.some) {
 #pragma unroll
     for (int j = 0; j < 32; ++j)

@@ -113,6 +113,13 @@ struct QueryTiles {
     begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
     end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
   }
+  // Leaves out queries to which no decay is left.
+  __device__ void end_with_decay(const Fused& f, int keys) {
+    const auto ends = [&](int i) {
+      return is_decayed(f, Head(b, 0, g), begin + 64 * i, s0 + keys - 1);
+    };
+    if (begin < end) end = min(end, begin + 64 * tiles_before((end - begin + 63) / 64, ends));
+  }
 };
 // One such tile.
 struct QueryTile {
