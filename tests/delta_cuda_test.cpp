@@ -57,8 +57,9 @@ TEST_F(CudaDelta, TheDeltaRuleAndGatesOfChannelsAreRight) {
     }
 }
 
-TEST_F(CudaDelta, TheDeltaRuleOfSeriesIsRight) {
-  for (const char* name : {"delta_taylor1", "delta_taylor2", "delta_taylor3"})
+TEST_F(CudaDelta, SeriesAreRight) {
+  for (const char* name : {"delta_taylor1", "delta_taylor2", "delta_taylor3", "near_taylor2",
+                           "lolcats", "near_taylor2:near=window(9),decay=token_gate"})
     for (at::ScalarType dtype : kDtypes) {
       for (const Case& c : standard_cases(dtype, at::kCUDA))
         if (!c.packed) expect_right_in_linear_time(name, c);

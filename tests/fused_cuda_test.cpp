@@ -244,9 +244,10 @@ TEST_F(Cuda, ScoresLessLogCountAreRight) {
 // A prompt, then tokens one by one: as if all were attended to at once.
 TEST_F(Cuda, StatesGiveWhatTheReferenceGives) {
   constexpr int64_t T = 150, kPrompt = 40, kLater = 60;
-  for (const char* name : {"softmax", "softmax_window", "l2", "gated_decay", "taylor2", "taylor3",
-                           "taylor4", "centred_taylor2", "linear_elu", "retention", "entmax15",
-                           "delta", "gated_delta", "gla", "hgrn2", "kda", "delta_taylor2"})
+  for (const char* name :
+       {"softmax", "softmax_window", "l2", "gated_decay", "taylor2", "taylor3", "taylor4",
+        "centred_taylor2", "linear_elu", "retention", "entmax15", "delta", "gated_delta", "gla",
+        "hgrn2", "kda", "delta_taylor2", "near_taylor2", "lolcats"})
     for (int64_t D : {24, 64}) {
       const Spec spec = find(name).spec;
       const Inputs in = random_inputs(

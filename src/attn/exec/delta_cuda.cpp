@@ -4,12 +4,12 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "attn/exec/autograd.h"
+#include "attn/exec/by_series.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/delta_chunks_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
-#include "attn/exec/series.h"
 #include "attn/kernels/cuda/delta/chunks.h"
 #include "attn/kernels/cuda/delta/tokens.h"
 
@@ -113,7 +113,7 @@ struct Prepared {
 
 // 64 or 128, where the kernels in chunks run these inputs; else 0.
 int64_t chunk_channels(const Spec& spec, const Inputs& in) {
-  if (in.q.scalar_type() != at::kBFloat16 || !is_linear(spec)) return 0;
+  if (in.q.scalar_type() != at::kBFloat16 || is_by_series(spec)) return 0;
   const int64_t most = std::max(mapped_channels(spec, in.q.size(3)), in.v.size(3));
   const int64_t C = most <= 64 ? 64 : 128;
   const bool fits = has_room_for_chunks(C, is<ChannelGate>(spec.decay), is<Delta>(spec.values),
@@ -174,21 +174,20 @@ bool needs_sum(const Spec& spec) {
 
 }  // namespace
 
-bool is_linear(const Spec& spec) {
+bool is_by_series(const Spec& spec) {
   const auto* power = std::get_if<Power>(&spec.weight);
-  return power && power->degree == 1;
+  return !power || power->degree != 1 || !is<NoKeys>(spec.near);
 }
 
 std::string why_no_linear(const Spec& spec, const StateShape& s) {
-  if (!is_linear(spec) && is<ChannelGate>(spec.decay))
+  if (is_by_series(spec) && is<ChannelGate>(spec.decay))
     return "supports decay=channel_gate only with the weight power(1)";
   if (spec.centred || spec.less_log_count)
     return "does not support centred scores, or scores less log n";
   if (!is<Flat>(spec.sharpness)) return "does not support sharpness with these stages";
   if (is<CumulativeGate>(spec.denominator))
     return "does not support denominator=cumulative_gate with these stages";
-  if (!is<NoKeys>(spec.near)) return "does not support near keys";
-  if (!is_linear(spec)) return why_too_large(spec, s);
+  if (is_by_series(spec)) return why_too_large(spec, s);
   if (std::max(mapped_channels(spec, s.D), s.E) > cuda::kMaxTokenChannels)
     return "supports head dimensions up to " + std::to_string(cuda::kMaxTokenChannels);
   return "";
@@ -210,7 +209,7 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
     return newest(differentiable("chunked_cuda", job, x, forward, backward).N);
   };
   Sums sums;
-  if (!is_linear(spec)) {
+  if (is_by_series(spec)) {
     sums = sums_by_series(spec, in);
     if (!is<Nothing>(spec.denominator)) sums.count = CountedKeys(spec.mask, in).count();
     return finish(spec, in, sums);
@@ -229,7 +228,7 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
 
 Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
   const c10::cuda::CUDAGuard guard(in.q.device());
-  if (!is_linear(spec)) return sums_by_series(spec, in, &carry);
+  if (is_by_series(spec)) return sums_by_series(spec, in, &carry);
   const Prepared p(spec, in, carry.count);
   const at::Tensor gates = exp_of(p.x.logs);
   const auto step = [&](const TokensInputs& x, const at::Tensor& state, int64_t row) {

@@ -7,12 +7,17 @@
 
 #include "attn/exec/autograd.h"
 #include "attn/kernels/cpu/chunked/chunked.h"
-#include "attn/plan.h"
 
 namespace horner::attn::exec {
 
 using kernels::monomials;
 
+int64_t series_chunk(int64_t heads, int64_t state) {
+  constexpr int64_t kLeast = 64, kMost = 1024, kPairs = 1 << 24;
+  int64_t C = kLeast;
+  while (C < kMost && C * C < state && heads * 4 * C * C <= kPairs) C *= 2;
+  return C;
+}
 namespace {
 
 // The monomials of degree p are x_i times the first monomials of degree p - 1, for i = 0, 1, ..
@@ -181,15 +186,8 @@ std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensor
   return {N, by(x.S, left) + each * summed(job.orders, x.k, by(y, to_end))};
 }
 
-// Work inside a chunk, and states to keep: as many of the one as of the other.
-int64_t chunk_tokens(int64_t heads, int64_t state) {
-  constexpr int64_t kLeast = 64, kMost = 1024, kPairs = 1 << 24;
-  int64_t C = kLeast;
-  while (C < kMost && C * C < state && heads * 4 * C * C <= kPairs) C *= 2;
-  return C;
-}
 int64_t chunk_tokens(const at::Tensor& S) {
-  return chunk_tokens(S.size(0) * S.size(1), S.size(2) * S.size(3));
+  return series_chunk(S.size(0) * S.size(1), S.size(2) * S.size(3));
 }
 
 SeriesTensors narrowed(const SeriesTensors& x, int64_t from, int64_t n, const at::Tensor& S) {
@@ -251,43 +249,6 @@ SeriesTensors backward(const SeriesJob& job, const SeriesTensors& x, const Serie
 
 SeriesResult series_sums(const SeriesJob& job, const SeriesTensors& x) {
   return differentiable("chunked_cuda", job, x, forward, backward);
-}
-
-Sums sums_by_series(const Spec& spec, const Inputs& in, Carry* carry) {
-  const int64_t B = in.k.size(0), S = in.k.size(2), T = in.q.size(2), E = in.v.size(3);
-  const auto exact = in.q.options().dtype(at::kDouble);
-  const at::Tensor gates = value_gates(spec, in, carry ? carry->count : at::Tensor());
-  SeriesTensors x{
-      mapped(spec.features, in.q, in.query_projection).to(at::kDouble),
-      mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1)).to(at::kDouble),
-      (gates.defined() ? in.v * gates.unsqueeze(-1) : in.v).to(at::kDouble)};
-  if (T < S) x.q = at::constant_pad_nd(x.q, {0, 0, S - T, 0});  // unused queries
-  SeriesJob job{facts(spec.weight).orders.value(), scale_factor(spec, in),
-                at::ones({B, 1, S, 1}, exact)};
-  if (in.keep.defined()) {
-    const at::Tensor hidden = in.keep.logical_not().view({B, 1, S, 1});
-    x.k = x.k.masked_fill(hidden, 0), x.v = x.v.masked_fill(hidden, 0);
-    job.seen = job.seen.masked_fill(hidden, 0);
-  }
-  if (is<Delta>(spec.values)) x.share = key_shares(spec, in, x.k);
-  if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined())
-    x.logs = logs.to(at::kDouble).clamp_min(2 * kNoDecayLeft).expand({B, in.k.size(1), S});
-  if (carry) x.S = at::cat({carry->S.narrow(3, 0, E), carry->z.unsqueeze(-1)}, -1).to(at::kDouble);
-  const SeriesResult r = series_sums(job, x);
-  if (carry) {
-    carry->S.narrow(3, 0, E).copy_(r.S.narrow(3, 0, E)), carry->z.copy_(r.S.select(3, E));
-    if (x.logs.defined()) carry->decay.add_(x.logs.sum(2));
-  }
-  const at::Tensor N = r.N.narrow(2, S - T, T).to(wide(in.q.scalar_type()));
-  return {N.narrow(3, 0, E), N.narrow(3, E, 1), at::zeros({1}, N.options()), {}, {}};
-}
-
-double work_by_series(const Spec& spec, const Inputs& in) {
-  const int64_t D = mapped_channels(spec, in.q.size(3)), E = in.v.size(3) + 1;
-  const double state = feature_count(spec, in.q.size(3)) * double(E), S = double(in.k.size(2));
-  const auto C = double(chunk_tokens(in.k.size(0) * in.k.size(1), int64_t(state)));
-  const double solved = is<Delta>(spec.values) ? 2 : 1;
-  return S * (std::min(S, C) * double(D + E) + 2 * state) * solved;
 }
 
 }  // namespace horner::attn::exec

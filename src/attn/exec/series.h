@@ -6,9 +6,7 @@
 
 #include <array>
 
-#include "attn/attend.h"
-#include "attn/carry.h"
-#include "attn/stages.h"
+#include "attn/spec.h"
 
 namespace horner::attn::exec {
 
@@ -36,11 +34,7 @@ struct SeriesResult {
 };
 SeriesResult series_sums(const SeriesJob&, const SeriesTensors&);  // differentiable
 
-// N and W of a spec with a polynomial weight, causal and without gates of channels; after a state,
-// unless that is null, which becomes the one after these tokens. Without `count`.
-Sums sums_by_series(const Spec&, const Inputs&, Carry* = nullptr);
-
-// Multiplications of a forward pass, for each query head.
-double work_by_series(const Spec&, const Inputs&);
+// Tokens of a chunk: as much work inside chunks as for their states of `state` numbers.
+int64_t series_chunk(int64_t heads, int64_t state);
 
 }  // namespace horner::attn::exec
