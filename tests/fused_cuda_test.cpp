@@ -214,71 +214,6 @@ TEST_F(Cuda, EveryNumberOfChunksIsRight) {
         }
 }
 
-const char* const kCorrectedOrGated[] = {"delta", "delta_negative", "gated_delta",
-                                         "gla",   "hgrn2",          "kda"};
-
-void expect_right_in_linear_time(const char* name, const Case& c) {
-  const Spec spec = find(name).spec;
-  const Verdict v = verify(spec, execution("chunked_cuda"), c);
-  EXPECT_TRUE(v.why_not.empty()) << v.why_not;
-  EXPECT_TRUE(v.ok()) << name << " " << c10::toString(c.dtype) << " " << v.worst()->of << ": "
-                      << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
-                      << text(c);
-}
-
-TEST_F(Cuda, TheDeltaRuleAndGatesOfChannelsAreRight) {
-  for (const char* name : kCorrectedOrGated)
-    for (at::ScalarType dtype : kDtypes) {
-      for (const Case& c : standard_cases(dtype, at::kCUDA))
-        if (!c.packed) expect_right_in_linear_time(name, c);
-      for (int64_t D : {16, 64, 100, 128})
-        for (int64_t T : {1, 63, 64, 65, 150, 257})
-          expect_right_in_linear_time(name, {.B = 1,
-                                             .H = 4,
-                                             .G = 2,
-                                             .T = T,
-                                             .S = T,
-                                             .D = D,
-                                             .E = 144 - D,
-                                             .dtype = dtype,
-                                             .device = at::kCUDA,
-                                             .seed = uint64_t(T + D),
-                                             .padded = T == 150});
-    }
-}
-
-// Gates down to e^-20 a token, and gates of 0: what they leave is 0, and nothing overflows.
-TEST_F(Cuda, StrongGatesAreRight) {
-  for (const char* name : {"gated_delta", "gla", "kda"})
-    for (at::ScalarType dtype : kDtypes) {
-      const Spec spec = find(name).spec;
-      Inputs in = random_inputs(
-          spec, {.T = 200, .S = 200, .D = 64, .E = 64, .dtype = dtype, .device = at::kCUDA});
-      at::Tensor& logs = in.decay.defined() ? in.decay : in.channel_decay;
-      logs = (logs * 20).clamp_min(-20).slice(2, 0, 150);
-      logs =
-          at::cat({logs, at::full_like(logs.slice(2, 0, 1), -INFINITY), logs.slice(2, 0, 49)}, 2);
-      Inputs exact = in;
-      std::vector<at::Tensor> results;
-      for (Inputs* x : {&in, &exact}) {
-        for (const Input& i : input_table())
-          if ((x->*i.at).defined() && i.role != Role::mask)
-            x->*i.at = (x->*i.at).detach().to(x == &in ? dtype : at::kDouble);
-        for (at::Tensor* y : {&x->q, &x->k, &x->v}) *y = y->detach().clone().requires_grad_();
-        const at::Tensor o = attend(spec, *x, x == &in ? "chunked_cuda" : "reference");
-        o.backward(at::ones_like(o) + o.detach().sin());
-        for (const at::Tensor& y : {o.detach(), x->q.grad(), x->k.grad(), x->v.grad()})
-          results.push_back(y.to(at::kDouble));
-      }
-      const double most = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 4e-3 : 3e-2;
-      for (size_t i = 0; i < 4; ++i) {
-        const at::Tensor& truth = results[i + 4];
-        EXPECT_LE((results[i] - truth).norm().item<double>(), most * truth.norm().item<double>())
-            << name << " " << c10::toString(dtype) << " " << i;
-      }
-    }
-}
-
 // The row's log n is a constant centre.
 TEST_F(Cuda, ScoresLessLogCountAreRight) {
   const std::pair<const char*, Spec> rows[] = {
@@ -305,7 +240,7 @@ TEST_F(Cuda, StatesGiveWhatTheReferenceGives) {
   constexpr int64_t T = 150, kPrompt = 40, kLater = 60;
   for (const char* name : {"softmax", "softmax_window", "l2", "gated_decay", "taylor2", "taylor3",
                            "taylor4", "centred_taylor2", "linear_elu", "retention", "entmax15",
-                           "delta", "gated_delta", "gla", "hgrn2", "kda"})
+                           "delta", "gated_delta", "gla", "hgrn2", "kda", "delta_taylor2"})
     for (int64_t D : {24, 64}) {
       const Spec spec = find(name).spec;
       const Inputs in = random_inputs(

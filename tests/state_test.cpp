@@ -10,7 +10,9 @@
 
 #include "attn/catalog.h"
 #include "attn/exec/chunked.h"
+#include "attn/exec/series.h"
 #include "attn/inputs.h"
+#include "attn/stages.h"
 #include "core/check.h"
 #include "instruments/verify.h"
 
@@ -152,6 +154,73 @@ TEST(Chunks, GiveTheGradientsOfTheLastState) {
       EXPECT_NEAR(numeric, analytic, 1e-5 * (1 + std::abs(analytic))) << name << ": d " << i.name;
     }
   }
+}
+
+// The form in torch's operators that a GPU runs, on the CPU: in double, over several chunks.
+TEST(Series, GiveTheReferenceAndTheState) {
+  uint64_t seed = 900;
+  std::vector<Variant> rows;
+  for (const Variant& v : with_state())
+    if (!v.spec.centred && !v.spec.less_log_count && is<Flat>(v.spec.sharpness) &&
+        is<NoKeys>(v.spec.near) && !is<ChannelGate>(v.spec.decay) &&
+        !is<CumulativeGate>(v.spec.denominator) && feature_count(v.spec, 3) < 40)
+      rows.push_back(v);
+  rows.push_back({"delta_taylor2 with decay", find("delta_taylor2").spec});
+  rows.back().spec.decay = TokenGate{};
+  for (const Variant& v : rows) {
+    Case c{.T = 130, .S = 150, .D = 3, .E = 4, .dtype = at::kDouble, .seed = ++seed};
+    c.padded = seed % 2 == 0;
+    const std::string name = std::string(v.name) + " on " + text(c);
+    const Inputs given = random_inputs(v.spec, c), whole = leaves(given), parts = leaves(given);
+    const at::Tensor truth = execution("reference").run(v.spec, whole, nullptr);
+    const at::Tensor direction = at::randn_like(truth);
+    truth.backward(direction);
+    const auto attended = [&](const Inputs& in, Carry* carry) {
+      Sums sums = exec::sums_by_series(v.spec, in, carry);
+      sums.count = seen(v.spec.mask, in).count;
+      return finish(v.spec, in, sums);
+    };
+    const at::Tensor o = attended(parts, nullptr);
+    o.backward(direction);
+    expect_near(o, truth, 1e-9, name);
+    expect_same_gradients(parts, whole, name);
+    if (!is<AsGiven>(v.spec.values) && !is<Delta>(v.spec.values)) continue;
+    // The state is the one that the kernels on the CPU leave.
+    Case same = c;
+    same.T = same.S;
+    const Inputs all = random_inputs(v.spec, same);
+    const StateShape shape{c.B, c.G, c.D, c.E};
+    State mine = make_state(v.spec, shape, at::kDouble),
+          theirs = make_state(v.spec, shape, at::kDouble);
+    attended(tokens(all, 0, 100), &mine.carry);
+    exec::sums_by_series(v.spec, tokens(all, 100, 150), &mine.carry);
+    step(theirs, all), flush(theirs);
+    expect_near(mine.carry.S, theirs.carry.S, 1e-9, name + ": S");
+    expect_near(mine.carry.z, theirs.carry.z, 1e-9, name + ": z");
+    if (mine.carry.decay.defined())
+      expect_near(mine.carry.decay, theirs.carry.decay, 1e-9, name + ": decay");
+  }
+}
+
+// As an execution, by the rule of `horner check`.
+TEST(Series, AreAsExactAsTheReference) {
+  const Execution series{
+      .name = "series",
+      .about = "",
+      .why_not = [](const Spec&, const Inputs& in) -> std::string {
+        return in.cu_seqlens.defined() ? "packed" : "";
+      },
+      .run = [](const Spec& spec, const Inputs& in,
+                Statistics*) { return finish(spec, in, exec::sums_by_series(spec, in)); }};
+  for (const char* name : {"delta_taylor1", "delta_taylor2", "delta_taylor3"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat})
+      for (const Case& c : standard_cases(dtype)) {
+        if (c.T > 200) continue;
+        const Verdict v = verify(find(name).spec, series, c);
+        EXPECT_TRUE(v.ok()) << name << " " << c10::toString(dtype) << " " << v.worst()->of << ": "
+                            << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
+                            << text(c);
+      }
 }
 
 TEST(Chunks, GiveTheSameBitsWhateverTheThreads) {

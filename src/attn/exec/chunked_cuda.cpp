@@ -12,6 +12,7 @@
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/series.h"
 #include "attn/kernels/cuda/chunked/chunked.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/plan.h"
@@ -238,6 +239,9 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
 // 16,384 tokens), one takes 1.7 times as long as one of hopper_cuda's, and half as long in the
 // kernels of order 1.
 static double work(const Spec& spec, const Inputs& in) {
+  constexpr double kDouble = 10;  // products in double, as far as the peak rates go
+  if (is_corrected_or_gated(spec) && !is_linear(spec))
+    return kDouble * double(in.q.size(0) * in.q.size(1)) * work_by_series(spec, in);
   Chunks p{};
   p.w = quadratic(spec.weight), p.f.D = int(mapped_channels(spec, in.q.size(-1)));
   p.f.dtype = dtype_of(in.q), p.length = chunk_tokens(p.w, p.f.D);

@@ -280,6 +280,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
                      .delta = true,
                      .dropout = true,
                      .first_keys = true,
+                     .softpick = true,
                      .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
   if (!is<NoKeys>(spec.near) && !is<Identity>(spec.features))

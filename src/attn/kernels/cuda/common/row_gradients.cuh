@@ -82,11 +82,12 @@ struct LaneRow {
     if (p.d_post_gate) p.d_post_gate.set(row, r == 0 ? 0 : sums.d_post);
     RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
     if (sums.along != 0 && r != 0 && fabsf(W) > kLeastSum) d.dW -= sums.along / W;
-    // Without g, d_o is used instead; it lacks the gate after the norm.
-    const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
+    // Without g, d_o is used instead; it lacks the gate after the norm. Weights that have a
+    // threshold are relative to the shift already.
+    const float by = is_exp ? shift : 0, unit = is_exp || f.thresholds ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
-    f.queries[row] = {sub * per, (last_clamp(f) - by) * per, d.a * unit * (f.g ? 1 : post),
-                      d.dW * unit};
+    f.queries[row] = {sub * per, (last_clamp(f) - by) * per,
+                      d.a * unit * (f.g ? 1 : post) * f.dropout.kept, d.dW * unit};
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "attn/kernels/cuda/common/epilogue.cuh"
 #include "attn/kernels/cuda/common/scores.cuh"
+#include "attn/kernels/cuda/common/special.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -155,7 +156,7 @@ struct RunningSums {
     if constexpr (path == Path::general && kIsExp) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) {
-        const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+        const uint32_t seen = seen_keys<2 * kTiles>(sight<Shape>(f), head.b, query(i), first);
         const auto y = of_row(x, i);
         set_row(x, i, vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : -INFINITY; }));
       }
@@ -184,7 +185,9 @@ struct RunningSums {
           for (int j = 0; j < 2 * kTiles; ++j)
             y[j] *= decay_factor(here, gates[first - s0 + j / 2 * 8 + j % 2]);
         }
-      if constexpr (!kScaled) parts[i] = reduce4(y, [](float a, float b) { return a + b; });
+      if constexpr (!kScaled) parts[i] = sum_of(y);
+      if constexpr (std::is_same_v<W, RuntimeWeight>)
+        y = vec<2 * kTiles>([&](int j) { return in_numerator(w, y[j]); });
       set_row(x, i, y);
     }
     if constexpr (kScaled) rescale_by_max(x);
@@ -241,9 +244,13 @@ struct RunningSums {
     for (int j = 4; j < 2 * kTiles; ++j) some[j % 4] = f(some[j % 4], y[j]);
     return f(f(some[0], some[1]), f(some[2], some[3]));
   }
-  __device__ void add(const Vec<2 * kTiles>& y, int i) {
-    sum[i / 2][i % 2] += reduce4(y, [](float a, float b) { return a + b; });
+  __device__ __forceinline__ float sum_of(const Vec<2 * kTiles>& y) const {  // for W
+    if constexpr (std::is_same_v<W, RuntimeWeight>)
+      if (w.kind == RuntimeWeight::softpick)
+        return reduce4(y, [](float a, float b) { return fabsf(a) + fabsf(b); });
+    return reduce4(y, [](float a, float b) { return a + b; });
   }
+  __device__ void add(const Vec<2 * kTiles>& y, int i) { sum[i / 2][i % 2] += sum_of(y); }
   template <Path path, class Weight>
   __device__ __forceinline__ Vec<2 * kTiles> value(const Weight& weight, const Vec<2 * kTiles>& x,
                                                    int i, int first) const {
@@ -266,7 +273,7 @@ struct RunningSums {
       y = weights_of(weight, y);
     }
     if constexpr (path == Path::general && !kIsExp) {
-      const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+      const uint32_t seen = seen_keys<2 * kTiles>(sight<Shape>(f), head.b, query(i), first);
       y = vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
     }
     return y;
@@ -288,12 +295,19 @@ struct RunningSums {
     }
   }
 
+  __device__ void scale_sums(float by) {
+#pragma unroll
+    for (int i = 0; i < kAtoms * C / 2; ++i) N[i / (C / 2)][i / 4 % (C / 8)][i % 4] *= by;
+  }
   static __device__ int channel(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
   // The epilogue of row i, and what backward needs of it: from N to u, returns r. `scale` goes from
   // u to the result.
   __device__ float normalise(int i) {
-    const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
+    const float W_t = quad_sum(sum[i / 2][i % 2]);
     const int64_t at = row(i);
+    float by = finite(shift[i / 2][i % 2]);
+    if constexpr (std::is_same_v<W, RuntimeWeight>)
+      if (w.kind == RuntimeWeight::softpick) by = f.thresholds[at].top;
     auto x = vec<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
     const auto [r, mean] = norm_row(f.epilogue, f.channels, at, x, W_t, by, channel,
                                     [](float y) { return quad_sum(y); });

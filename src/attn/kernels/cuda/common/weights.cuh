@@ -253,6 +253,10 @@ HORNER_HD WeightJacobian weight_jacobian(const RuntimeWeight& w, float x, const 
     return {y.w, y.dw, 0, 0};
   }
   if (r.top != r.top) return {r.top, r.top, r.top, r.top};
+  if (w.kind == RuntimeWeight::softpick) {  // times e^-top, before the maximum with 0
+    const float e = expf(x - r.top), one = expf(-r.top);
+    return {x < 1 ? one * expm1f(x) : e - one, e, 0, 0};
+  }
   if (w.kind == RuntimeWeight::entmax) {
     const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.threshold, 0), p = root(z, a);
     const float slope = z > 0 ? p / z : 0;  // p^(2 - alpha)
@@ -265,6 +269,16 @@ HORNER_HD WeightJacobian weight_jacobian(const RuntimeWeight& w, float x, const 
   }
   const float y = x > -INFINITY ? (x - r.threshold) / range(r) * p : 0;
   return {y, y, p, y};
+}
+
+// Softpick: of y = e^x - 1, N sums what is above 0 and W sums |y|.
+HORNER_HD float in_numerator(const RuntimeWeight& w, float y) {
+  return w.kind == RuntimeWeight::softpick ? fmaxf(y, 0) : y;
+}
+// The gradient of a weight, or of y, from those through N and W.
+HORNER_HD float d_weight(const RuntimeWeight& w, float y, float dp, float dW) {
+  if (w.kind != RuntimeWeight::softpick) return dp + dW;
+  return y < 0 ? -dW : y > 0 ? dp + dW : dp;
 }
 
 // The score gradient from the weight's gradient.
@@ -323,8 +337,9 @@ HORNER_HD ScoreGradients<n> score_gradients(const RuntimeWeight& w, const Fused&
     const bool seen = path != Path::general || x.seen >> i & 1;
     const float score = min_nan(x.z[i], x.limit[i]);
     const WeightJacobian p = weight_jacobian(w, score, threshold);
-    const float dx = d_score(w, score, threshold, sums, p, x.a[i] * x.dp[i] + x.dW[i]);
-    y.w[i] = seen ? p.w : 0;
+    const float dw = d_weight(w, p.w, x.a[i] * x.dp[i], x.dW[i]);
+    const float dx = d_score(w, score, threshold, sums, p, dw);
+    y.w[i] = seen ? in_numerator(w, p.w) : 0;
     y.dx[i] = seen && x.z[i] < x.limit[i] ? dx : 0;
   }
   return y;

@@ -170,6 +170,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_thresholds_k
     find_sharpness(block, r);
   } else if (w.kind == RuntimeWeight::entmax) {
     find_tau(block, w, r);
+  } else if (w.kind == RuntimeWeight::softpick) {
+    for (int i = 0; i < 2; ++i) r[i].top = r[i].top < 0 ? 0 : r[i].top;
   } else if (w.kind == RuntimeWeight::top_k) {
     find_kth_largest(block, w.k, r);
     const float from[2] = {r[0].threshold, r[1].threshold};
@@ -197,7 +199,9 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
   block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C>) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto y = block.scores(x, i, s0), d = Block::of_row(dp, i);
+      const auto y = block.scores(x, i, s0);
+      auto d = Block::of_row(dp, i);
+      block.drop(d, i, s0);
 #pragma unroll
       for (int j = 0; j < Block::n; ++j) {
         if (!(y[j] > -INFINITY)) continue;
@@ -242,11 +246,12 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
     for (int i = 0; i < 2; ++i) {
       const auto score = block.scores(x, i, s0);
       const int64_t row = block.row(i);
-      const int start = f.seen.lo(min(block.query(i), f.T - 1));
+      const int start = first_key(f, min(block.query(i), f.T - 1));
       Vec<n> y;
       if constexpr (std::is_same_v<W, RuntimeWeight>) {
         const RowThreshold threshold = f.thresholds ? f.thresholds[row] : RowThreshold{};
-        y = vec<n>([&](int j) { return weight_jacobian(w, score[j], threshold).w; });
+        y = vec<n>(
+            [&](int j) { return in_numerator(w, weight_jacobian(w, score[j], threshold).w); });
       } else {
         const float by = f.shift[row];
         with_degree(w, degree_of(w), [&](const auto& weight) {
@@ -273,6 +278,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
     const float A = quad_sum(total[i]), per = A > 0 ? 1 / A : 0, m = quad_sum(moment[i]);
     const float values[4] = {A > 0 ? logf(A) - m * per : 0, quad_max(most[i]) * per,
                              quad_sum(first[i]) * per, quad_sum(negative[i]) * per};
+    if (f.abs_sum && block.query(i) < f.T && lane() % 4 == 0) f.abs_sum[block.row(i)] = A;
     if (block.query(i) < f.T)  // each lane of a quad writes one
       f.statistics[lane() % 4 * rows + block.row(i)] = lane() % 4 == 0   ? values[0]
                                                        : lane() % 4 == 1 ? values[1]
