@@ -97,7 +97,7 @@ struct ForwardMaps {
 // The keys that a block processes: `tiles` of them from `begin` on. Exp with decay begins with the
 // last, whose weights are the largest, so that a row finds its shift in its first tile.
 template <class W, int keys>
-struct KeyTiles {
+struct ForwardTiles {
   int begin, tiles;
   __device__ int operator[](int i) const {  // the first key of the i-th
     return begin + (kDecayInScores<W> ? tiles - 1 - i : i) * keys;
@@ -108,7 +108,7 @@ struct KeyTiles {
 template <int C, class W, int keys>
 __device__ inline void load_key_tile(const Fused& f, const W& w, const ForwardMaps& maps,
                                      ForwardMemory<C> memory, const Head& head,
-                                     const KeyTiles<W, keys>& tiles, int i) {
+                                     const ForwardTiles<W, keys>& tiles, int i) {
   using Shape = HopperForwardShape<C>;
   const int stage = i % Shape::kStages, s0 = tiles[i];
   const int free = (i / Shape::kStages & 1) ^ 1;  // a stage is initially free
@@ -282,7 +282,7 @@ template <class T, int C, class W, class Weight, int keys>
 __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const Weight& weight,
                                               const ForwardMemory<C>& given,
                                               const ForwardMaps& maps, const Head& head, int t0,
-                                              const KeyTiles<W, keys>& tiles, int own) {
+                                              const ForwardTiles<W, keys>& tiles, int own) {
   using Shape = HopperForwardShape<C>;
   constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
   const int warpgroup = warpgroup_index();
@@ -440,7 +440,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void hopper_forwar
   if (threadIdx.x == 0) memory.template init_barriers<kHasDecay<W>>();
   __syncthreads();
   const int warpgroup = warpgroup_index();
-  const KeyTiles<W, Shape::kKeys> tiles{begin, tiles_of(Shape::kQueries)};
+  const ForwardTiles<W, Shape::kKeys> tiles{begin, tiles_of(Shape::kQueries)};
   const int own = t0 + 64 * warpgroup < f.T ? tiles_of(64 * (warpgroup + 1)) : 0;
   const auto sum = [&]() __attribute__((always_inline)) {
     with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {

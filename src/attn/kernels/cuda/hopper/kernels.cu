@@ -106,7 +106,7 @@ void HopperLaunch<HORNER_DTYPE>::backward(const Fused& f, const Weights& weights
                             tensor_map(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
                             tensor_map(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
     const Grid grid{f.B * f.G * ceil_div(f.S, Shape::kKeys), 1, Shape::kThreads,
-                    kHasCentre<W> ? BackwardMemory<C>::kBytesCentred : BackwardMemory<C>::kBytes};
+                    kSumsDx<W> ? BackwardMemory<C>::kBytesWithSums : BackwardMemory<C>::kBytes};
     launch(hopper_backward_kernel<HORNER_DTYPE, C, W>, grid, stream, problem_of<W>(f),
            fold_scale(w, f.scale, slope_degree_of(w)), maps);
   });

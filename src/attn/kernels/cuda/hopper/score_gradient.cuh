@@ -271,17 +271,19 @@ __device__ __forceinline__ void to_weights(const Fused& f, const Weight& w, cons
   }
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
-// Adds score gradients to those of the decay: to their queries' part, and to `keys`.
+// Adds `some` of the score gradients to those of the decay: to their queries' part, and to `keys`.
 __device__ __forceinline__ void add_decay_gradients(const Fused& f, const Head& head, int t0,
-                                                    const float (&dx)[8][4], float (&keys)[2]) {
+                                                    uint32_t some, const float (&dx)[8][4],
+                                                    float (&keys)[2]) {
   float sum[2] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     ColumnSums sums;
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; ++j) {
-      sums.add(j % 4, dx[j][0] + dx[j][2], dx[j][1] + dx[j][3]);
-      sum[0] += dx[j][0] + dx[j][1], sum[1] += dx[j][2] + dx[j][3];
+      const auto y = vec<4>([&](int i) { return some >> (4 * j + i) & 1 ? dx[j][i] : 0; });
+      sums.add(j % 4, y[0] + y[2], y[1] + y[3]);
+      sum[0] += y[0] + y[1], sum[1] += y[2] + y[3];
     }
     const int t = t0 + 32 * half + ColumnSums::column();
     const float total = sums.total();
@@ -290,8 +292,9 @@ __device__ __forceinline__ void add_decay_gradients(const Fused& f, const Head& 
   keys[0] += sum[0], keys[1] += sum[1];
 }
 
-// From slopes and the products dp of values and gradients to score gradients, rounded. `keys`: the
-// keys' part of the decay's gradient, if that is in the scores.
+// From slopes and the products dp of values and gradients to score gradients, rounded. The gradient
+// of a decay in the scores sums them as they are, so that what cancels does, and those that a clamp
+// takes from them: `keys` is the keys' part of these.
 template <class T, class W>
 __device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Head& head, int t0,
                                                        const QueryColumns& of, const MaskBits& bits,
@@ -312,14 +315,8 @@ __device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Hea
       dp[j][i] = x[j][i] * ((i % 2 ? a.y : a.x) * dp[j][i] + (i % 2 ? d.y : d.x));
   }
   if constexpr (kDecayInScores<W>)
-    if (f.d_decay_key) {
-      if (bits.some) {
-#pragma unroll
-        for (int j = 0; j < 32; ++j)
-          if (!(bits.seen >> j & 1)) dp[j / 4][j % 4] = 0;
-      }
-      add_decay_gradients(f, head, t0, dp, keys);
-    }
+    if (f.d_decay_key && bits.some && __any_sync(~0u, bits.seen & ~bits.live))
+      add_decay_gradients(f, head, t0, bits.seen & ~bits.live, dp, keys);
   if (bits.some) {
 #pragma unroll
     for (int j = 0; j < 32; ++j)
