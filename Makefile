@@ -1,10 +1,11 @@
 # make demo     set everything up, build the command, run the quick study (minutes) and print the path of its report
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
-# make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel: what takes minutes
+# make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel, wheels for every torch: what takes minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make pretrained   Gemma 3 270M, trained weights from a 4-bit file (1.1 GB in pretrained/): some tests want it, none needs it
-# make wheel    dist/horner-*.whl for the torch of VENV; for another torch: make clean, then make wheel VENV=...
+# make wheel    dist/horner-*.whl for the torch of VENV
+# make wheels   the same for every version in TORCH, each built and tested in an environment of its own (build-wheels)
 # make format   clang-format all sources
 # make clean    remove what was built (clean-all: the virtual environment too)
 #
@@ -12,9 +13,10 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= 2.13.0 2.15.0
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' 'examples/*.cpp')
 
-.PHONY: build demo test test-asan test-long test-cuda wheel pretrained format format-check clean clean-all
+.PHONY: build demo test test-asan test-long test-cuda wheel wheels pretrained format format-check clean clean-all
 
 build: build/build.ninja
 	@ninja -C build
@@ -51,6 +53,7 @@ test-asan: build-asan/build.ninja
 test-long: build
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py tests/diagnose_test.py -k "hundred or gigabytes"
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/pip_test.py
+	$(VENV)/bin/python scripts/wheels.py $(TORCH) --out dist --without-cuda
 	PYTHONPATH=build/python HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -p no:cacheprovider tests/hf_test.py -k "twenty or whole"
 	PYTHONPATH=build/python HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/hf_families_test.py -k table
 
@@ -59,6 +62,9 @@ test-cuda:
 
 wheel: build
 	@$(VENV)/bin/python scripts/wheel.py --built build --out dist
+
+wheels: build
+	@$(VENV)/bin/python scripts/wheels.py $(TORCH) --out dist $(WHEELS)
 
 pretrained: $(VENV)/horner-ready
 	@$(VENV)/bin/python scripts/pretrained.py pretrained/gemma-3-270m
@@ -70,7 +76,7 @@ format-check: $(VENV)/horner-ready
 	@$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan build-cuda
+	rm -rf build build-asan build-cuda build-wheels
 
 clean-all: clean
 	rm -rf .venv

@@ -5,9 +5,13 @@ with the gradients of q, k and v. The contenders take turns; a time is the mean 
 thread's processor time, which other work on the machine changes less than the clock's. The median and the fastest round
 are shown.
 
-    PYTHONPATH=build/python python bench/call_overhead.py
+With `--device cuda` a time is that until the call returns: the kernels run behind it, in a queue that is emptied between
+the rounds.
+
+    PYTHONPATH=build/python python bench/call_overhead.py [--device cuda] [--dtype bfloat16]
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -28,12 +32,12 @@ TORCH_LIBRARY(horner_overhead, m) { m.def("empty(Tensor q, Tensor k, Tensor v) -
 """
 
 
-def contenders():
+def contenders(shape, where):
     load_inline("horner_overhead", EMPTY, is_python_module=False, extra_cflags=["-O2"])
-    q, k, v = (torch.randn(1, 2, 8, 16) for _ in range(3))
+    q, k, v, grad = (torch.randn(shape, **where) for _ in range(4))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    grad = torch.randn(1, 2, 8, 16)
-    linear_decay = {"variant": "linear_decay", "decay": torch.rand(1, 2, 8).log(), "norm_weight": torch.ones(16)}
+    decay = torch.rand(shape[:3], device=where["device"]).log()
+    linear_decay = {"variant": "linear_decay", "decay": decay, "norm_weight": torch.ones(shape[3], **where)}
     empty = torch.ops.horner_overhead.empty
 
     def trained(function):
@@ -62,13 +66,22 @@ def microseconds(call):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--shape", default="1,2,8,16", help="B,H,T,D")
+    options = parser.parse_args()
+    shape = [int(n) for n in options.shape.split(",")]
     torch.set_num_threads(1)
-    calls = contenders()
+    calls = contenders(shape, {"device": options.device, "dtype": getattr(torch, options.dtype)})
     times = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
             times[name].append(microseconds(call))
-    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}; q, k, v [1, 2, 8, 16] float32")
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {device}; q, k, v {shape} {options.dtype}")
     print(f"{'microseconds per call':44}{'median':>8}{'fastest':>9}")
     for name, of in times.items():
         print(f"{name:44}{statistics.median(of):8.1f}{min(of):9.1f}")

@@ -72,7 +72,7 @@ def main():
     paths = {"this": os.environ.get("PYTHONPATH", "")} | ({"beside": options.beside} if options.beside else {})
     times, processes = {}, {}
     for name, path in paths.items():
-        environment = os.environ | {"PYTHONPATH": path}
+        environment = os.environ | {"PYTHONPATH": path, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}  # which know no builds
         processes[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         for kind, counts in json.loads(processes[name].stdout.readline()).items():
             print(f"{name}, {kind}: {counts}")

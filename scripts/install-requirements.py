@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-OLDEST, NEWEST = (2, 11), (2, 13)
+OLDEST, NEWEST = (2, 11), (2, 15)
 
 wanted = Path(sys.argv[1]).read_text().split()
 try:

@@ -11,11 +11,12 @@ import base64
 import hashlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -47,8 +48,10 @@ def for_torch(wheel, torch, out):
 def build(built, out):
     """The wheel of a finished build. Returns its path."""
     torch = (built / "python" / "horner" / "built-with-torch").read_text()
-    if version("torch") != torch:
-        sys.exit(f"{built} was built with torch {torch}, but {sys.executable} has torch {version('torch')}: run 'make clean' first")
+    # as torch says it itself: the metadata of its wheels may lack the "+cu130"
+    there = runpy.run_path(Path(find_spec("torch").submodule_search_locations[0]) / "version.py")["__version__"]
+    if str(there) != torch:
+        sys.exit(f"{built} was built with torch {torch}, but {sys.executable} has torch {there}: run 'make clean' first")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"SKBUILD_CMAKE_DEFINE": f"HORNER_BUILT={built}", "SKBUILD_BUILD_DIR": f"{folder}/build"}

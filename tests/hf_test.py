@@ -145,6 +145,8 @@ def test_variants_by_name_by_config_and_by_layer():
     torch.testing.assert_close(model("llama", horner_variant="l2")(ids).logits, l2)
     by_layer = model("llama", horner_variant=["l2", "softmax"])(ids).logits
     assert not torch.allclose(by_layer, l2, atol=0.01)
+    assert torch.equal(model("llama", horner_variant="l2,softmax")(ids).logits, by_layer)
+    assert torch.equal(model("llama", horner_variant=["l2"])(ids).logits, l2)
     composed = model("llama", horner_variant="taylor4:norm=l2")(ids).logits
     torch.testing.assert_close(model("llama", horner.hf.register("taylor4:norm=l2"))(ids).logits, composed)
     # a window of the variant's and one of the model's: the narrower
@@ -203,9 +205,13 @@ REFUSED = {
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),
     "ready-made mask, got (3, 1, 20, 20)": lambda ids: model("llama")(ids, attention_mask=torch.ones(3, 1, 20, 20, dtype=torch.bool)),
     "or_mask": lambda ids: model("gemma3", use_bidirectional_attention=True)(ids),
-    "convolved q, k and v": lambda ids: model("llama", "horner:gated_conv")(ids),
+    "does not project them one by one": lambda ids: model("gpt2", "horner:gated_conv")(ids),
+    "takes none that could be left out": lambda ids: model("gpt2", "horner:forgetting")(ids),
     "remove one": lambda ids: model("llama", "horner:l2", horner_variant="taylor2")(ids),
-    "but none for layer 1": lambda ids: model("llama", horner_variant=["l2"])(ids),
+    "has 3 layers, but the model has 2": lambda ids: model("llama", horner_variant=["l2", "softmax", "l2"])(ids),
+    "or a list of variants, got 17": lambda ids: model("llama", horner_variant=17)(ids),
+    "or a list of variants, got ['l2', 3]": lambda ids: model("llama", horner_variant=["l2", 3])(ids),
+    "a pattern looks like": lambda ids: model("llama", horner_variant="")(ids),
     "did you mean 'softmax'": lambda ids: model("llama", horner_variant="sofmax")(ids),
     "has a full mask": lambda ids: horner.hf.register("softmax:mask=full"),
     "got 'sdpa'": lambda ids: horner.hf.RecurrentCache(model("llama", "sdpa").config),

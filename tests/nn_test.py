@@ -122,7 +122,7 @@ def test_wrong_arguments_and_saving(tmp_path):
 
 def in_transformers(name):
     around = torch.ops.horner.around(name)
-    return not around["mamba"] and not around["short_conv"] and around["rope"] and "mask=full" not in horner.describe(name)["spec"]
+    return not around["mamba"] and not around["raw_decay"] and "mask=full" not in horner.describe(name)["spec"]
 
 
 def test_every_variant_trains_inside_transformers(tmp_path):
@@ -132,7 +132,8 @@ def test_every_variant_trains_inside_transformers(tmp_path):
 
     transformers.logging.set_verbosity_error()
     tokens = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
-    some = kinds() if os.environ.get("HORNER_LONG") else ["gated_decay", "rms", "ssmax", "based", "retention", "cumulative_gate", "linear_cosine"]
+    some = kinds() if os.environ.get("HORNER_LONG") else ["gated_decay", "rms", "ssmax", "based", "retention", "cumulative_gate", "linear_cosine", "gated_conv",
+                                                            "forgetting", "gated_delta", "kda", "hgrn2"]  # fmt: skip
     for variant in filter(in_transformers, some):
         run("new", "tiny", variant, 3, tmp_path / "model")
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="horner")
@@ -188,3 +189,39 @@ def test_new_weights_in_a_model_of_transformers():
     torch.testing.assert_close(model(tokens).logits, plain, atol=1e-4, rtol=1e-3)
     with pytest.raises(ValueError, match="a Mamba-2 block"):
         model.set_attn_implementation("horner:linear_mamba")
+
+
+@pytest.mark.parametrize("variant", ["gated_conv", "gated_delta", "hgrn2"])
+def test_convolutions_and_no_positions_in_transformers(variant, tmp_path):
+    """Padding counts as nothing, packed sequences begin anew, also in a graph; new weights in a folder that has none."""
+    transformers = pytest.importorskip("transformers")
+    import horner.hf
+
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, vocab_size=99, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    tokens = torch.randint(3, 99, (2, 12), generator=torch.Generator().manual_seed(5))
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=f"horner:{variant}").eval()
+    assert all(x.isfinite().all() and x.abs().max() < 100 for x in model.parameters())
+    with torch.no_grad():
+        whole = model(tokens, use_cache=False).logits
+        padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), tokens], 1)
+        left = model(padded, attention_mask=(padded != 0).long(), use_cache=False).logits[:, 3:]
+        if not torch.ops.horner.around(variant)["rope"]:
+            torch.testing.assert_close(left, whole, atol=1e-4, rtol=1e-3)
+        ids = torch.arange(12).repeat(2)[None]
+        packed = model(tokens.view(1, -1), position_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(packed.view(2, 12, -1), whole, atol=1e-4, rtol=1e-3)
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(tokens, use_cache=False).logits, whole, atol=1e-4, rtol=1e-3)
+        if variant == "hgrn2":
+            return
+        with pytest.raises(NotImplementedError, match="does not hold what"):
+            horner.hf.RecurrentCache(model.config)
+        with pytest.raises(NotImplementedError, match="gates of its keys"):
+            model.generate(tokens, max_new_tokens=3, do_sample=False)
+    gpt2 = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99)
+    with pytest.raises(NotImplementedError, match="does not project them one by one|takes none that could be left out"):
+        transformers.AutoModelForCausalLM.from_config(gpt2, attn_implementation=f"horner:{variant}")

@@ -148,6 +148,7 @@ def test_a_wheel_is_compiled_as_the_build_is(tmp_path):
 def test_hints_and_formulas():
     import horner
 
+    assert list(horner.Inputs.__annotations__) == list(horner._INPUTS)  # as the library's table has them
     for name in horner.__all__:
         function = getattr(horner, name)
         assert function.__doc__, name

@@ -106,6 +106,23 @@ def test_second_gradients(variant, dtype):
     close([g[1] for g in many], one, dtype)
 
 
+@pytest.mark.filterwarnings("ignore:.*has only first gradients")
+@pytest.mark.parametrize("variant", ["linear_cosine", "gated_decay", "centred_taylor2"])
+def test_a_batch_of_gradients_runs_no_kernel(variant):
+    """Not even on zeros: what the reference gives goes to the inputs, and nothing to the nodes of the execution."""
+    f, x = split(variant, torch.float, T=70, S=70)
+    leaves = [t.clone().requires_grad_() for t in x]
+    out = f(*leaves)
+
+    def kernels(gradient, **more):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.autograd.grad(out, leaves, gradient, retain_graph=True, **more)
+        return sum(e.count for e in profile.key_averages() if e.key.endswith(" backward"))
+
+    assert kernels(torch.randn(2, *out.shape), is_grads_batched=True) == 0
+    assert kernels(torch.randn(out.shape)) > 0
+
+
 @pytest.mark.parametrize("variant", SAMPLE)
 def test_jacobians(variant):
     f, x = split(variant, torch.double)

@@ -11,9 +11,10 @@
 import inspect
 import operator
 from pathlib import Path
-from typing import Callable, Optional, TypeVar, Union
+from typing import Callable, Optional, TypedDict, TypeVar, Union
 
 import torch
+from typing_extensions import Unpack  # torch requires it
 
 from ._torch import check as _check_torch
 
@@ -39,12 +40,39 @@ _INPUTS = dict.fromkeys(row[0] for row in _ROWS)
 _Function = TypeVar("_Function", bound=Callable)
 
 
+class Inputs(TypedDict, total=False):
+    """The same for editors and type checkers, which read the source."""
+
+    decay: Optional[torch.Tensor]
+    slope: Optional[torch.Tensor]
+    channel_decay: Optional[torch.Tensor]
+    input_gate: Optional[torch.Tensor]
+    beta: Optional[torch.Tensor]
+    denominator_gate: Optional[torch.Tensor]
+    sink: Optional[torch.Tensor]
+    output_gate: Optional[torch.Tensor]
+    post_gate: Optional[torch.Tensor]
+    length_scale: Optional[torch.Tensor]
+    log_power: Optional[torch.Tensor]
+    count_exponent: Optional[torch.Tensor]
+    norm_weight: Optional[torch.Tensor]
+    norm_bias: Optional[torch.Tensor]
+    query_projection: Optional[torch.Tensor]
+    key_projection: Optional[torch.Tensor]
+    bias: Optional[torch.Tensor]
+    prefix: Optional[torch.Tensor]
+    keep: Optional[torch.Tensor]
+    cu_seqlens: Optional[torch.Tensor]
+    cu_seqlens_k: Optional[torch.Tensor]
+    seed: Union[int, torch.Tensor, None]
+
+
 def _with_inputs(function: _Function) -> _Function:
     """Names the library's inputs in the function's signature, and in its documentation where that says {inputs}."""
     signature = inspect.signature(function)
     kind, tensor = inspect.Parameter.KEYWORD_ONLY, Optional[torch.Tensor]
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters += [inspect.Parameter(name, kind, default=None, annotation=tensor) for name in _INPUTS]
+    parameters += [inspect.Parameter(name, kind, default=None, annotation=Inputs.__annotations__.get(name, tensor)) for name in _INPUTS]
     function.__signature__ = signature.replace(parameters=parameters)
     if function.__doc__:  # python -OO has none
         rows = [f"    {name:18}{_shape_text(shape):14} {about}" for name, shape, _, about in _ROWS]
@@ -155,7 +183,7 @@ def attend(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     return_weights: bool = False,
-    **inputs: Optional[torch.Tensor],
+    **inputs: Unpack[Inputs],
 ) -> Union[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Attention of queries to keys, differentiable.
 
@@ -229,7 +257,7 @@ def statistics(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
-    **inputs: Optional[torch.Tensor],
+    **inputs: Unpack[Inputs],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The result of `attend` and, from the same pass, statistics of the weights of each row: [B, H, T] each.
 
@@ -253,7 +281,7 @@ def weights(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
-    **inputs: Optional[torch.Tensor],
+    **inputs: Unpack[Inputs],
 ) -> torch.Tensor:
     """The matrix [B, H, T, S] that multiplies the values, differentiable: for small inputs, since it is built whole.
 
@@ -277,7 +305,7 @@ def why_not(
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
-    **inputs: Optional[torch.Tensor],
+    **inputs: Unpack[Inputs],
 ) -> str:
     """Why an execution cannot run these inputs; "" if it can. The arguments are those of `attend`."""
     _check_tensors(q, k, v, inputs)
@@ -330,7 +358,7 @@ class State:
         self._state = torch.classes.horner.State(variant, *settings, shape, dtype, device)
 
     @_with_inputs
-    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **inputs: Optional[torch.Tensor]) -> torch.Tensor:
+    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **inputs: Unpack[Inputs]) -> torch.Tensor:
         """Adds T tokens and returns their results [B, H, T, E]. The inputs are those of `attend`."""
         _check_tensors(q, k, v, inputs)
         return self._state.step([q, k, v, *(inputs.get(name) for name in _INPUTS)])

@@ -98,6 +98,8 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 def _check_state(variant, mask):
+    if variant.short_conv:
+        raise NotImplementedError(f"a RecurrentCache does not hold what {variant.text!r} convolves: pass use_cache=False")
     by_key = any(SHAPES[name].endswith("S") for name in variant.inputs)  # of which only a State keeps the gates
     if mask == "causal" and variant.no_state and not by_key:
         raise ValueError(

@@ -47,6 +47,8 @@ def _check_mask(function):
     if function.__qualname__ == "and_masks.<locals>.and_mask":
         for part in inspect.getclosurevars(function).nonlocals["mask_functions"]:
             _check_mask(part)
+    elif function.__qualname__ == "remap_positions_for_packed_sequence.<locals>.inner_mask":
+        _check_mask(inspect.getclosurevars(function).nonlocals["mask_function"])
     elif function.__qualname__ not in _KNOWN_MASKS:
         raise NotImplementedError(
             f"attn_implementation='horner' does not support the mask {function.__qualname__.partition('.')[0]}; "

@@ -25,6 +25,7 @@ import horner.nn
 from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules
 from ._hf_masks import Seen, mask, mask_text
+from ._hf_own import add_own, attentions, own_inputs, tied
 from ._hf_variants import SHAPES, find, of_layer, turn, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
@@ -74,70 +75,6 @@ def _on_demand(method):
     return wrapped
 
 
-# The weights of a variant's gates, norms and learned numbers.
-
-
-def _attentions(model):
-    """The attention modules of a model, each with the layer that holds it."""
-    for layer in model.modules():
-        for module in layer.children():
-            known = hasattr(module, "config") and getattr(module, "layer_idx", None) is not None
-            if known and type(module).__name__.endswith("Attention"):
-                yield layer, module
-
-
-def _add_own(model):
-    """Gives every layer whose variant needs more than q, k and v the module `horner` with its weights."""
-    for layer, module in list(_attentions(model)):
-        config = module.config
-        implementation, _, name = (config._attn_implementation or "").partition(":")
-        if implementation != "horner":
-            continue
-        variant = of_layer(config, name or None, module.layer_idx)
-        if getattr(module, "_horner_variant", None) == variant.text:
-            continue
-        if hasattr(layer, "horner"):
-            del layer.horner
-        module._horner_variant = variant.text
-        module.__dict__["_horner_own"] = None  # not a submodule of its own: the layer has it
-        if not variant.inputs:
-            continue
-        like = next(module.parameters())
-        heads = config.num_attention_heads
-        layer.horner = horner.nn.Own(
-            config.hidden_size, heads, variant=variant.text, kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(module, "head_dim", None) or config.hidden_size // heads, short_conv=0, device=like.device, dtype=like.dtype,
-        )  # fmt: skip
-        module.__dict__["_horner_own"] = layer.horner
-        if not hasattr(module, "_horner_hook"):
-            module._horner_hook = module.register_forward_pre_hook(_remember, with_kwargs=True)
-
-
-def _remember(module, args, kwargs):
-    """The rows of the tokens, from which gates are made; transformers gives an attention function only q, k and v."""
-    module.__dict__["_horner_rows"] = args[0] if args else kwargs["hidden_states"]
-
-
-def _own_inputs(module, variant, keys):
-    """The inputs of the variant besides q, k and v."""
-    if not variant.inputs:
-        return {}
-    own, rows = module.__dict__.get("_horner_own"), module.__dict__.pop("_horner_rows", None)
-    if own is None or rows is None:
-        raise NotImplementedError(
-            f"variant {variant.text!r} requires {', '.join(variant.inputs)}, and this model has no weights for them: "
-            f"load it with attn_implementation='horner:{variant.text}', or set that with model.set_attn_implementation"
-        )
-    inputs = own(rows)
-    by_key = [name for name in inputs if SHAPES[name].startswith("B") and SHAPES[name].endswith("S")]
-    if by_key and keys != rows.shape[1]:
-        raise NotImplementedError(
-            f"variant {variant.text!r} has gates of its keys ({', '.join(by_key)}), which a KV cache of transformers does "
-            "not hold: decode with past_key_values=horner.hf.RecurrentCache(model.config), or use_cache=False"
-        )
-    return inputs
-
-
 def _is_horner(config):
     return (config._attn_implementation or "").partition(":")[0] == "horner"
 
@@ -170,7 +107,7 @@ def _after_setting(method):
         out = method(self, *args, **kwargs)
         check_modules(self)
         _watch(self)
-        _add_own(self)
+        add_own(self)
         return out
 
     return wrapped
@@ -181,7 +118,7 @@ def _before_init(method):
     def wrapped(self):
         check_modules(self)
         _watch(self)
-        _add_own(self)  # so that its weights are initialised, loaded and saved as all others
+        add_own(self)  # so that its weights are initialised, loaded and saved as all others
         return method(self)
 
     return wrapped
@@ -190,7 +127,7 @@ def _before_init(method):
 def _with_own_start(method):
     @functools.wraps(method)
     def wrapped(self, module):
-        if isinstance(module, horner.nn.Own):
+        if isinstance(module, (horner.nn.Own, horner.nn._Convolution)):
             module.reset_parameters()
         return method(self, module)
 
@@ -204,7 +141,7 @@ def _with_pages(method):
     def wrapped(self, model, *args, **kwargs):
         if not _is_horner(model.config):
             return method(self, model, *args, **kwargs)
-        for _, module in _attentions(model):  # now: what a thread raises later ends in a log
+        for _, module in attentions(model):  # now: what a thread raises later ends in a log
             name = module.config._attn_implementation.partition(":")[2]
             _check_pages(of_layer(module.config, name or None, module.layer_idx).inputs)
 
@@ -326,7 +263,9 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     variant = of_layer(module.config, name, getattr(module, "layer_idx", None))
     scale = None if variant.own_scale else scaling
     seen = _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
-    stages = _own_inputs(module, variant, key.shape[2])
+    stages = own_inputs(module, variant, key.shape[2])
+    if variant.tied_keys:
+        query, key, stages["channel_decay"] = tied(query, key)
     variant, stages = _of_the_model(variant, stages, softcap, s_aux, position_bias)
     layer = getattr(key, "_horner_layer", None)
     weights = bool(_asking) or bool(kwargs.get("output_attentions"))

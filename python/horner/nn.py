@@ -22,6 +22,11 @@ _ROWS = torch.ops.horner.inputs()  # name, shape, role, meaning
 _RAW_DECAY_TOKENS = 1024  # gated_decay@code divides its gates by this
 
 
+def log_sigmoid(x):
+    """In float32 at least. Contiguous: torch.compile expects other strides of torch's logsigmoid than it gives."""
+    return F.logsigmoid((x.float() if x.dtype in (torch.bfloat16, torch.float16) else x).contiguous())
+
+
 def _own(dim, variant, short_conv, **sizes):
     """The weights of a variant, or None if it has none of its own. `short_conv`: None for what the variant says."""
     around = torch.ops.horner.around(variant)
@@ -35,13 +40,27 @@ class _Convolution(nn.Module):
 
     def __init__(self, channels, n, bias, **where):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, n, **where).uniform_(-(n**-0.5), n**-0.5))
-        self.bias = nn.Parameter(torch.empty(channels, **where).uniform_(-(n**-0.5), n**-0.5)) if bias else None
+        self.weight = nn.Parameter(torch.empty(channels, n, **where))
+        self.bias = nn.Parameter(torch.empty(channels, **where)) if bias else None
+        self.reset_parameters()
 
-    def forward(self, x):
-        channels, n = self.weight.shape
-        y = F.conv1d(F.pad(x.mT, (n - 1, 0)), self.weight[:, None].to(x.dtype), None if self.bias is None else self.bias.to(x.dtype), groups=channels)
-        return F.silu(y).mT
+    @torch.no_grad()
+    def reset_parameters(self):
+        for x in self.parameters():
+            if not getattr(x, "_is_hf_initialized", False):  # transformers marks what it has loaded
+                x.uniform_(-(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
+
+    def forward(self, x, first=0, places=None):
+        """Of x [B, T, some channels from `first` on]. `places` [B, T]: those of the tokens in packed sequences."""
+        weight, n = self.weight[first : first + x.shape[-1]].to(x.dtype), self.weight.shape[1]
+        bias = None if self.bias is None else self.bias[first : first + x.shape[-1]].to(x.dtype)
+        if places is None:
+            return F.silu(F.conv1d(F.pad(x.mT, (n - 1, 0)), weight[:, None], bias, groups=len(weight)).mT)
+        before = F.pad(x, (0, 0, n - 1, 0))
+        T, y = x.shape[1], x * weight[:, n - 1]
+        for j in range(1, n):  # tokens back
+            y = y + (before[:, n - 1 - j : n - 1 - j + T] * weight[:, n - 1 - j]).masked_fill((places < j)[..., None], 0)
+        return F.silu(y if bias is None else y + bias)
 
 
 class _Norm(nn.Module):
@@ -128,7 +147,7 @@ class Own(nn.Module):
                 continue
             y = self._logits(name, x)
             if role == "log_gate":
-                y = y if self.around["raw_decay"] else F.logsigmoid(y) / self.around["gate_root"]
+                y = y if self.around["raw_decay"] else log_sigmoid(y) / self.around["gate_root"]
             elif role == "gate":
                 if self.around["exp_gate"] and name == "output_gate":
                     y = (-y).exp()
@@ -248,14 +267,14 @@ class Attention(nn.Module):
         H, G, D = self.heads, self.kv_heads, self.head_dim
         rows = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         if own is not None and hasattr(own, "short_conv"):
-            rows = own.short_conv(rows)
+            rows = own.short_conv(rows, places=None if cu_seqlens is None else _places(x.shape[1], cu_seqlens, x.device)[None])
         q, k, v = (y.unflatten(-1, (-1, D)).transpose(1, 2) for y in rows.split([H * D, G * D, G * D], -1))
         if self.rope_theta is not None:
             places = _places(x.shape[1], cu_seqlens, x.device)
             q, k = (_rotated(y, places, self.rope_theta) for y in (q, k))
         inputs = {**(own(x) if own is not None else {}), **masks}
         if self.tied_keys:  # HGRN2: the keys are what their channels' gates let in
-            inputs["channel_decay"] = F.logsigmoid(k.float() if k.dtype in (torch.bfloat16, torch.float16) else k)
+            inputs["channel_decay"] = log_sigmoid(k)
             q, k = F.silu(q), (-k).sigmoid()
         return self.o_proj(self._rows(q, k, v, inputs))
 

@@ -19,7 +19,7 @@ static std::unique_ptr<c10d::Reducer> reducer(const Link& link,
       parameters, {size_t(kFirst), size_t(kBytes)}, sparse));
   constexpr bool kFindUnused = true;  // some variants have parameters without a gradient
   constexpr bool kAsBucketView = true, kSkipUnused = false, kPython = false;
-  // The constructor gains parameters with torch releases; these twelve work from 2.11 to 2.13.
+  // The constructor gains parameters with torch releases; these twelve work from 2.11 to 2.15.
   return std::make_unique<c10d::Reducer>(std::move(parameters), std::move(buckets), link.group,
                                          sparse, kBytes, kFindUnused, kAsBucketView,
                                          std::unordered_map<size_t, std::string>(), kFirst,

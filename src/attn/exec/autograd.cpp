@@ -94,10 +94,14 @@ at::Tensor Keeping::take(bool values) {
   return x;
 }
 
-void profiled(std::string_view execution, c10::function_ref<void()> forward) {
+static void named(std::string_view execution, const char* pass, c10::function_ref<void()> run) {
   at::RecordFunction record(at::RecordScope::FUNCTION);
-  if (record.isActive()) record.before(std::string(execution) + " forward");
-  forward();
+  if (record.isActive()) record.before(std::string(execution) + pass);
+  run();
+}
+
+void profiled(std::string_view execution, c10::function_ref<void()> forward) {
+  named(execution, " forward", forward);
 }
 
 // What forward of r returns.
@@ -148,6 +152,18 @@ static TensorVector views(at::TensorList from) {
 // Whether nodes are recorded inside recorded_again().
 static thread_local bool again_follows = false;
 
+// The shape of a tensor that may be undefined.
+struct Like {
+  bool defined = false;
+  std::vector<int64_t> sizes{};
+  at::TensorOptions options{};
+
+  static Like of(const at::Tensor& x) {
+    return x.defined() ? Like{true, x.sizes().vec(), x.options()} : Like{};
+  }
+  at::Tensor zeros() const { return defined ? at::zeros(sizes, options) : at::Tensor(); }
+};
+
 struct Backward : torch::CustomClassHolder {
   explicit Backward(const Recorded& r)
       : execution(r.execution),
@@ -156,6 +172,7 @@ struct Backward : torch::CustomClassHolder {
         run(r.backward) {}
   std::string_view execution;
   size_t inputs, defined;
+  std::vector<Like> outputs;
   bool has_again = again_follows;
   decltype(Recorded::backward) run;
 
@@ -191,6 +208,8 @@ struct Record : torch::autograd::Function<Record> {
     saved.insert(saved.begin(), r.inputs.begin(), r.inputs.end());
     ctx->save_for_backward(std::move(saved));
     const auto backward = c10::make_intrusive<Backward>(r);
+    for (const at::Tensor& x : outputs) backward->outputs.push_back(Like::of(x));
+    ctx->set_materialize_grads(false);
     ctx->saved_data["backward"] = c10::IValue::make_capsule(backward);
     last_node = {};
     if (again_follows && outputs.size() == 1) {
@@ -199,9 +218,11 @@ struct Record : torch::autograd::Function<Record> {
     }
     return outputs;
   }
-  static TensorVector backward(AutogradContext* ctx, const TensorVector& grads) {
+  static TensorVector backward(AutogradContext* ctx, TensorVector grads) {
     const auto held = ctx->saved_data["backward"].toCapsule();
     const auto& backward = static_cast<const Backward&>(*held);
+    if (std::ranges::none_of(grads, &at::Tensor::defined))  // behind a node of `Again`
+      return TensorVector(1 + backward.defined);
     const bool again = c10::GradMode::is_enabled() || std::ranges::any_of(grads, is_batch);
     if (backward.has_again && again && !backward.again)
       return TensorVector(1 + backward.defined);  // `Again` has given them
@@ -221,7 +242,12 @@ struct Record : torch::autograd::Function<Record> {
             "a gradient of '", backward.execution,
             "' must be a plain dense tensor: vmap over gradients is not supported");
     const c10::DeviceGuard guard(inputs[0].device());
-    return with_none(backward.run(inputs, all.slice(backward.inputs), grads));
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (!grads[i].defined()) grads[i] = backward.outputs[i].zeros();
+    TensorVector d;
+    named(backward.execution, " backward",
+          [&] { d = backward.run(inputs, all.slice(backward.inputs), grads); });
+    return with_none(d);
   }
 };
 
