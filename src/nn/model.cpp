@@ -75,6 +75,7 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
         " positions, got ", from + T, " tokens; shorten the text");
   const at::ScalarType own = m.embedding.scalar_type(),
                        compute = run.compute == at::ScalarType::Undefined ? own : run.compute;
+  if (run.before_weights) run.before_weights(0);
   at::Tensor x = at::embedding(m.embedding, tokens.reshape({-1}));  // [B T, C], as all rows here
   if (c.family->scaled_embedding)
     x = x * at::scalar_tensor(std::sqrt(double(c.C)), at::kFloat).to(own).item<double>();
@@ -109,6 +110,7 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
       std::tie(x, y) = add(a, l.before_mlp, l.before_mlp_bias);
     y = normed(mlp(c, l, y), l.after_mlp, l.after_mlp_bias);
     if (c.parallel) y = y + a;
+    if (run.before_weights) run.before_weights(i + 1);
     std::tie(x, y) = add(y, next.before_attention, next.before_attention_bias);
   }
   return y.view({pass.B, T, c.C});

@@ -64,6 +64,9 @@ struct Run {
   // The dtype of products and of the parts between them; undefined: the weights' dtype. Mixed
   // precision is bfloat16 here with float32 weights: gradients are float32.
   at::ScalarType compute = at::ScalarType::Undefined;
+  // Called before the weights of a layer are read, in order; 0 includes the embedding, and the
+  // number of layers stands for what follows them.
+  std::function<void(size_t layer)> before_weights = {};
 };
 
 // One empty state per layer.

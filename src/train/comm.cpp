@@ -172,6 +172,8 @@ Group::Group(const Ranks& ranks, const Joining& j) : ranks_(ranks) {
   } else {
     link->group->setBackend(at::kCUDA, Type::GLOO, gloo);
   }
+  const Store control_store = c10::make_intrusive<c10d::PrefixStore>("control", link->store);
+  link->control = gloo_backend(control_store, ranks, j.timeout);
   const std::string place = m.host + ":" + std::to_string(m.port);
   const std::string lost_store = m.served ? "lost the launcher, which hosts the store at " + place
                                           : "lost rank 0, which hosts the store at " + place;
@@ -199,12 +201,14 @@ void Group::sum(const at::Tensor& x) const {
   check(x.is_contiguous(), "a sum over ranks requires a contiguous tensor, not strides ",
         x.strides());
   std::vector<at::Tensor> one{x.detach()};
-  exchange(*link_, "the sum over ranks", [&] { link_->group->allreduce(one)->wait(); });
+  exchange(*link_, "the sum over ranks", [&] {
+    (x.is_cpu() ? link_->control->allreduce(one) : link_->group->allreduce(one))->wait();
+  });
 }
 
 void Group::barrier() const {
   if (!link_) return;
-  exchange(*link_, "the barrier", [&] { link_->group->getBackend(at::kCPU)->barrier()->wait(); });
+  exchange(*link_, "the barrier", [&] { link_->control->barrier()->wait(); });
 }
 
 }  // namespace horner::train

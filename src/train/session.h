@@ -20,7 +20,8 @@ struct Session {
   nn::Model model;
   nn::Run run;
   Optimizer optimizer;
-  GradientAverage average;
+  GradientAverage average;         // unless there are shards
+  std::unique_ptr<Shards> shards;  // null: every rank updates all weights
   Position at;
   StepNumbers numbers;
   at::Tensor tokens, targets, shares;   // [P, b, T], [P, b, T], [P], on the device
@@ -34,7 +35,8 @@ struct Session {
 struct Opening {
   const Settings& s;
   const Source& source;
-  std::optional<std::filesystem::path> checkpoint;  // to resume from
+  std::filesystem::path folder;                     // of the run
+  std::optional<std::filesystem::path> checkpoint;  // to resume from, on rank 0
   Group group;
 };
 at::Device device_of(const Settings&, const Ranks&);

@@ -58,7 +58,12 @@ void write(const Trainer& r, const Json& line) {
 }
 
 void save(const Trainer& r) {
-  if (r.t.first()) save_checkpoint(r.folder, r.t.model, r.t.optimizer, r.t.at, r.t.s.keep);
+  const Session& t = r.t;
+  if (t.shards) t.shards->wait_weights(t.optimizer.parameters.size());
+  if (t.shards)
+    save_checkpoint(r.folder, t.model, t.optimizer, t.at, t.s.keep, t.group);
+  else if (t.first())
+    save_checkpoint(r.folder, t.model, t.optimizer, t.at, t.s.keep);
 }
 
 bool is_time(int64_t step, int64_t every) {
@@ -300,7 +305,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   }
   const Found found = ranks.rank == 0 ? find_checkpoint(folder) : Found();
   announce(found, hooks);
-  Trainer r{open_session({s, source, found.whole, std::move(group)}), folder, hooks};
+  Trainer r{open_session({s, source, folder, found.whole, std::move(group)}), folder, hooks};
   for (const Found::Damaged& d : found.damaged) r.damaged.push_back(d.checkpoint);
   if (r.t.first()) announce_layers(r.t.model.config, hooks);
   r.flops_per_token = step_flops_per_token(r.t.model, s.length);
