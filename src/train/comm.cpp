@@ -3,9 +3,13 @@
 
 #include <ATen/Context.h>
 #include <c10/core/GradMode.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <charconv>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -142,6 +146,19 @@ void agree(const Store& store, const Ranks& r, const std::string& backend) {
 
 }  // namespace
 
+int64_t bytes_sent() {
+  int64_t sum = 0;
+  constexpr int kMost = 4096;  // descriptors
+  for (int fd = 0; fd < kMost; ++fd) {
+    struct tcp_info info = {};
+    socklen_t size = sizeof info;
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+        size >= offsetof(struct tcp_info, tcpi_bytes_retrans))
+      sum += int64_t(info.tcpi_bytes_sent);
+  }
+  return sum;
+}
+
 Group::Group() = default;
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;
@@ -173,6 +190,7 @@ Group::Group(const Ranks& ranks, const Joining& j) : ranks_(ranks) {
     link->group->setBackend(at::kCUDA, Type::GLOO, gloo);
   }
   const Store control_store = c10::make_intrusive<c10d::PrefixStore>("control", link->store);
+  link->timeout = j.timeout;
   link->control = gloo_backend(control_store, ranks, j.timeout);
   const std::string place = m.host + ":" + std::to_string(m.port);
   const std::string lost_store = m.served ? "lost the launcher, which hosts the store at " + place

@@ -25,10 +25,12 @@ at::Device device_of(const Settings& s, const Ranks& ranks) {
 struct Share {
   int64_t all, micro_batch;
 };
-static Share share_of(const Settings& s, const Ranks& ranks) {
-  check(s.batch % ranks.world == 0, "'batch' must be a multiple of the number of processes, ",
-        ranks.world, ", not ", s.batch);
-  const int64_t all = s.batch / ranks.world, b = s.micro_batch > 0 ? s.micro_batch : all;
+static Share share_of(const Settings& s, const Context& c) {
+  check(s.batch % c.groups == 0, "'batch' must be a multiple of the number of processes",
+        c.parts > 1 ? " that have different sequences, " : ", ", c.groups, ", not ", s.batch);
+  check(s.length % c.parts == 0, "'length' must be a multiple of 'context-parallel', ", c.parts,
+        ", not ", s.length);
+  const int64_t all = s.batch / c.groups, b = s.micro_batch > 0 ? s.micro_batch : all;
   check(all % b == 0, "'micro-batch' must divide the ", all, " sequences per process, not ", b);
   return {all, b};
 }
@@ -57,15 +59,16 @@ double state_numbers(const nn::ModelConfig& c, int64_t T) {
   return out;
 }
 
-static Batch batch_of(const Settings& s, const Source& source, const Ranks& ranks, int64_t V,
+static Batch batch_of(const Settings& s, const Source& source, const Context& c, int64_t V,
                       int64_t step) {
-  const Share share = share_of(s, ranks);
-  return make_batch(source, Split::train, uint64_t(step * s.batch + ranks.rank * share.all),
-                    share.all, share.micro_batch, s.length, V);
+  const Share share = share_of(s, c);
+  const Batch all = make_batch(source, Split::train, uint64_t(step * s.batch + c.group * share.all),
+                               share.all, share.micro_batch, s.length, V);
+  return part_of(all, c.part, c.parts);
 }
 
 Batch step_batch(const Session& t, int64_t step) {
-  return batch_of(t.s, t.source, t.group.ranks(), t.model.config.V, step);
+  return batch_of(t.s, t.source, t.context, t.model.config.V, step);
 }
 
 // A whole step, on tensors at fixed addresses.
@@ -179,7 +182,8 @@ static std::function<void(size_t)> waiting_for(Shards& shards, const Optimizer& 
 
 Session open_session(Opening o) {
   const at::Device device = device_of(o.s, o.group.ranks());
-  const Share share = share_of(o.s, o.group.ranks());
+  const Context context = context_of(o.group.ranks(), o.s.context_parallel);
+  const Share share = share_of(o.s, context);
   use_own_stream(device);
   begin_peak(device);
   nn::Model model = o.checkpoint ? nn::load_model(*o.checkpoint) : start_model(o.s);
@@ -193,10 +197,12 @@ Session open_session(Opening o) {
   // allocation; and the validation of step 250 must not be what reports it.
   Batch first;
   if (o.group.ranks().local_rank == 0) o.source.check_tokens(model.config.V);
-  if (at.step < o.s.steps)
-    first = batch_of(o.s, o.source, o.group.ranks(), model.config.V, at.step);
+  if (at.step < o.s.steps) first = batch_of(o.s, o.source, context, model.config.V, at.step);
   std::vector<int64_t> lengths = evaluated_lengths(o.s);
   lengths.push_back(o.s.length);
+  for (const int64_t T : lengths)
+    check(T % context.parts == 0, "'evaluate-lengths' must be multiples of 'context-parallel', ",
+          context.parts, ", not ", T);
   for (const int64_t T : lengths)
     if (o.s.evaluate_sequences > 0)
       make_batch(o.source, Split::validation, 0, 1, 1, T, model.config.V);
@@ -204,16 +210,22 @@ Session open_session(Opening o) {
   GradientAverage average(shards ? alone : o.group, parameters);
   StepNumbers numbers = step_numbers(optimizer);
   const at::Tensor tokens =
-      at::zeros({share.all / share.micro_batch, share.micro_batch, o.s.length},
+      at::zeros({share.all / share.micro_batch, share.micro_batch, o.s.length / context.parts},
                 at::TensorOptions(device).dtype(at::kLong));
   nn::Run run;
   run.execution = o.s.execution;
   run.compute = o.s.dtype == "float32" ? at::kFloat : at::kBFloat16;
+  run.recompute = o.s.recompute;
+  std::unique_ptr<attn::Split> split;
+  if (context.parts > 1) split = std::make_unique<attn::Split>(make_split(o.group, context));
+  run.split = split.get();
   if (shards) run.before_weights = waiting_for(*shards, optimizer, model.layers.size());
   return {o.s,
           o.source,
           device,
           std::move(o.group),
+          context,
+          std::move(split),
           std::move(model),
           run,
           optimizer,

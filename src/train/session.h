@@ -7,6 +7,7 @@
 #include "train/batch.h"
 #include "train/checkpoint.h"
 #include "train/comm.h"
+#include "train/context.h"
 #include "train/graph.h"
 #include "train/optimizer.h"
 
@@ -17,6 +18,8 @@ struct Session {
   const Source source;
   at::Device device;
   Group group;
+  Context context;
+  std::unique_ptr<attn::Split> split;  // null: every rank has whole sequences
   nn::Model model;
   nn::Run run;
   Optimizer optimizer;

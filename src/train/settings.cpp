@@ -48,6 +48,8 @@ static const Setting kSettings[] = {
     {"backend",            &S::backend,            always,   one_of("auto", "gloo", "nccl"),     "communication between processes"},
     {"shard",              &S::shard,              always,   one_of("none", "optimizer", "gradients"),  "what the processes divide among them: nothing, the optimizer, or gradients too"},
     {"bucket",             &S::bucket,             always,   {.least = 0, .open = true},         "with --shard: gradients and weights sent together, in MB"},
+    {"context-parallel",   &S::context_parallel,   always,   {.least = 1},        "processes that share each sequence; its length is divided among them"},
+    {"recompute",          &S::recompute,          always,   {},                  "keep only the rows between layers for the backward pass, and compute the rest again"},
     {"graph",              &S::graph,              always,   {},                  "on a GPU, capture the whole step as a CUDA graph"},
     {"threads",            &S::threads,            always,   {0, kMostThreads + 1},  "CPU threads; 0: torch's default"},
     {"evaluate-every",     &S::evaluate_every,     always,   {.least = 0},        "steps between validations; 0: only at the end"},

@@ -17,6 +17,7 @@
 #include "train/events.h"
 #include "train/machine.h"
 #include "train/session.h"
+#include "train/trace.h"
 
 namespace horner::train {
 
@@ -158,12 +159,11 @@ void finish_step(Trainer& r, double seconds) {
 
 // Every rank evaluates its share of the sequences.
 Score validation_score(const Session& t, const Settings& s) {
-  const int64_t n = s.evaluate_sequences, rank = t.group.ranks().rank,
-                world = t.group.ranks().world;
+  const int64_t n = s.evaluate_sequences, group = t.context.group, groups = t.context.groups;
   const Score part =
-      evaluate(t.model, t.run, t.source, s, n * rank / world, n * (rank + 1) / world);
+      evaluate(t.model, t.run, t.source, s, n * group / groups, n * (group + 1) / groups);
   const at::Tensor sums = at::tensor({part.loss, part.right, part.count}, at::kDouble);
-  if (world > 1) t.group.sum(sums);
+  t.group.sum(sums);
   const double* const all = sums.data_ptr<double>();
   return {all[0], all[1], all[2]};
 }
@@ -314,6 +314,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   else if (!run_steps(r))
     return {false, r.t.at.step, {}};
   const Json done = result(r);
+  write_trace(ranks.rank);
   if (r.t.first()) files::write_json(folder / "result.json", done);
   return {true, r.t.at.step, done};
 }
