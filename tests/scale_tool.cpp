@@ -96,13 +96,16 @@ static int steps(const std::string& settings, int64_t n) {
     start_step(t, step_batch(t, t.at.step), 1e30, 1e30);
     ++t.at.step;
   };
+  const auto settle = [&] {
+    if (t.shards) t.shards->wait_weights(t.optimizer.parameters.size());
+    t.group.barrier();
+  };
   step(), step();
-  t.group.barrier();
+  settle();
   Counting::peak = Counting::now.load();
   const int64_t sent = train::bytes_sent();
   for (int64_t i = 0; i < n; ++i) step();
-  if (t.shards) t.shards->wait_weights(t.optimizer.parameters.size());
-  t.group.barrier();
+  settle();
   const train::Layout layout = layout_of(s, t);
   const train::Memory m = memory_of(t.model.config, layout);
   std::cout << Json{{"peak", Counting::peak - before},

@@ -189,6 +189,20 @@ Carry combined(const Spec& spec, const Carry& all, int64_t first, int64_t r, int
   return out;
 }
 
+// The result `first` of the sequence that the first token belongs to, and those that begin after
+// it.
+at::Tensor with_rest(const at::Tensor& first, const Spec& spec, const Inputs& in, const Places& at,
+                     std::string_view execution) {
+  const int64_t n = first.size(2);
+  if (n == at.T) return first;
+  std::vector<int64_t> cuts = at.within(at.from + n, at.from + at.T);
+  Inputs rest = in;
+  rest.cu_seqlens = at::Tensor();
+  rest = tokens(rest, n, at.T);
+  rest.cu_seqlens = at::tensor(cuts, at::kLong).to(in.cu_seqlens.options());
+  return at::cat({first, attend(spec, rest, execution)}, 2);
+}
+
 at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
                     std::string_view execution) {
   constexpr int64_t kPad = 16;
@@ -201,14 +215,8 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   // The sequence of the first token began on rank `first`; this one, if none comes before.
   const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
   const Carry before = combined(spec, all, first, split.rank, E);
-  const std::vector<int64_t> pieces = at.within(at.from, at.from + at.T);
-  const at::Tensor o = attend_on(spec, tokens(own, 0, pieces[1]), before, nullptr);
-  if (pieces[1] == at.T) return o;
-  Inputs rest = tokens(own, pieces[1], at.T);
-  const at::Tensor cuts = at::tensor(pieces, in.cu_seqlens.options().dtype(at::kLong));
-  rest.cu_seqlens =
-      (cuts.narrow(0, 1, cuts.size(0) - 1) - pieces[1]).to(in.cu_seqlens.scalar_type());
-  return at::cat({o, attend(spec, rest, execution)}, 2);
+  const int64_t n = at.within(at.from, at.from + at.T)[1];
+  return with_rest(attend_on(spec, tokens(own, 0, n), before, nullptr), spec, in, at, execution);
 }
 
 // [.., S, ..] of the ranks up to this one, from token `begin` on.
@@ -224,22 +232,19 @@ at::Tensor keys_up_to(const Split& split, const at::Tensor& x, int64_t axis, int
 at::Tensor by_keys(const Spec& spec, const Inputs& in, const Split& split,
                    std::string_view execution) {
   const Places at(in, split);
-  const int64_t begin = at.begin_of(at.from);
-  Inputs all = in;
-  for (const Input& i : input_table())
-    if (const int64_t axis = axis_of(i, "S"); axis >= 0 && (in.*i.at).defined())
-      all.*i.at = keys_up_to(split, in.*i.at, axis, begin);
-  if (in.cu_seqlens.defined()) {
-    const auto as_given = [&](const std::vector<int64_t>& x) {
-      return at::tensor(x, at::kLong).to(in.cu_seqlens.options());
-    };
-    const std::vector<int64_t> own = at.within(at.from, at.from + at.T);
-    std::vector<int64_t> keys = own;
-    for (size_t i = 1; i < keys.size(); ++i) keys[i] += at.from - begin;
-    all.cu_seqlens = as_given(own);
-    if (begin < at.from) all.cu_seqlens_k = as_given(keys);
+  const int64_t begin = at.begin_of(at.from), n = at.within(at.from, at.from + at.T)[1];
+  Inputs first = in;
+  first.cu_seqlens = at::Tensor();
+  for (const Input& i : input_table()) {
+    const int64_t of_keys = axis_of(i, "S"), of_queries = axis_of(i, "T");
+    at::Tensor& x = first.*i.at;
+    if (!x.defined()) continue;
+    if (of_keys >= 0)
+      x = keys_up_to(split, x, of_keys, begin).narrow(of_keys, 0, at.from + n - begin);
+    else if (of_queries >= 0)
+      x = x.narrow(of_queries, 0, n);
   }
-  return attend(spec, all, execution);
+  return with_rest(attend(spec, first, execution), spec, in, at, execution);
 }
 
 }  // namespace

@@ -78,7 +78,9 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
   const double rows = kFloat * 2 * C + e * 2 * C;  // sums and their norms
   const double attention = e * (heads + 2 * out) + kFloat * double(3 * c.H);
   const double gates = 2 * (gate_bytes(layer, c, true) + gate_bytes(layer, c, false));
-  return rows + attention + gates + e * 3 * M + kFloat * 2;
+  // Of a short convolution, its input behind the tokens before it and its output.
+  const double convolution = layer.around.short_conv > 0 ? kFloat * 2 * heads : 0;
+  return rows + attention + gates + convolution + e * 3 * M + kFloat * 2;
 }
 
 Memory memory_of(const ModelConfig& c, const Layout& l) {
@@ -101,6 +103,8 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   // The gradients of the widest rows, on top of what is kept; with recomputation, of one layer.
   const double work = N * e * double(3 * c.M) + N * C * kFloat;
   m.activations = all + (l.recompute ? largest : 0) + work + N * C * (kFloat + e);
+  // One process has no gradients before backward: they take the place of what it frees.
+  if (l.processes == 1) m.activations = std::max(m.activations, m.gradients + work) - m.gradients;
   const double slice = std::clamp(double(int64_t(1) << 24) / double(c.V), 128., 8192.);
   m.loss = std::min(N, slice) * double(c.V) * e + N * C * e + double(c.V * c.C) * kFloat;
   return m;

@@ -21,9 +21,11 @@ struct Layout {
 
 struct Memory {  // bytes
   double weights = 0, gradients = 0, optimizer = 0;
-  double activations = 0;  // what forward keeps for backward, and the largest work on top
-  double loss = 0;         // a slice of logits, and the gradients of the head and the last rows
-  double buffers = 0;      // gradients and weights on their way
+  // What forward keeps for backward, and the largest work on top; in one process, what of it is
+  // more than the gradients that take its place.
+  double activations = 0;
+  double loss = 0;     // a slice of logits, and the gradients of the head and the last rows
+  double buffers = 0;  // gradients and weights on their way
   double all() const { return weights + gradients + optimizer + activations + loss + buffers; }
 };
 Memory memory_of(const nn::ModelConfig&, const Layout&);
