@@ -80,7 +80,12 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
   const double gates = 2 * (gate_bytes(layer, c, true) + gate_bytes(layer, c, false));
   // Of a short convolution, its input behind the tokens before it and its output.
   const double convolution = layer.around.short_conv > 0 ? kFloat * 2 * heads : 0;
-  return rows + attention + gates + convolution + e * 3 * M + kFloat * 2;
+  // The delta rule keeps about ten rows (keys, values, corrected values and what they leave, in
+  // padded copies), twice where its state comes from other ranks.
+  const double delta = attn::is<attn::Delta>(layer.attention.values)
+                           ? kFloat * 10 * out * (l.context > 1 ? 2 : 1)
+                           : 0;
+  return rows + attention + gates + delta + convolution + e * 3 * M + kFloat * 2;
 }
 
 Memory memory_of(const ModelConfig& c, const Layout& l) {
