@@ -9,6 +9,7 @@
 #include "attn/exec/chunked.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
+#include "attn/recompute.h"
 #include "attn/state.h"
 #include "core/check.h"
 
@@ -133,6 +134,15 @@ std::pair<Spec, Inputs> sums_only(Spec spec, Inputs in) {
   return {spec, in};
 }
 
+// What travels of a state, and whether a spec has it.
+constexpr at::Tensor Carry::* kSums[] = {&Carry::S,    &Carry::z,     &Carry::count,
+                                         &Carry::keys, &Carry::gates, &Carry::decay};
+bool has_sum(const Spec& spec, at::Tensor Carry::* x) {
+  if (x == &Carry::keys) return spec.centred;
+  if (x == &Carry::gates) return is<CumulativeGate>(spec.denominator);
+  return x != &Carry::decay || !is<NoDecay>(spec.decay);
+}
+
 // The sums of this rank's tokens, from an empty state. With the delta rule S has F columns more:
 // the matrix A by which the tokens change a state.
 Carry own_sums(const Spec& given, const Inputs& all, int64_t padded_E) {
@@ -153,11 +163,35 @@ Carry own_sums(const Spec& given, const Inputs& all, int64_t padded_E) {
   return after;
 }
 
+// The same, keeping only its inputs: what the pass computes is not needed before its own backward,
+// which runs it again.
+Carry own_sums_again(const Spec& spec, const Inputs& in, int64_t padded_E) {
+  std::vector<at::Tensor Inputs::*> places;
+  Tensors given;
+  for (const Input& i : input_table())
+    if ((in.*i.at).defined() && (in.*i.at).requires_grad())
+      places.push_back(i.at), given.push_back(in.*i.at);
+  const auto run = [=](const Tensors& x) {
+    Inputs again = in;
+    for (size_t i = 0; i < x.size(); ++i) again.*places[i] = x[i];
+    Carry all = own_sums(spec, again, padded_E);
+    Tensors out;
+    for (at::Tensor Carry::* each : kSums)
+      if ((all.*each).defined()) out.push_back(all.*each);
+    return out;
+  };
+  Carry out;
+  size_t next = 0;
+  const Tensors sums = given.empty() ? run({}) : recomputed(run, given, {});
+  for (at::Tensor Carry::* each : kSums)
+    if (has_sum(spec, each)) out.*each = sums[next++];
+  return out;
+}
+
 // The gathered tensors of a Carry, [ranks, B, ..]; undefined where it has none.
 Carry gathered_carry(const Split& split, const Carry& own) {
   Carry out;
-  for (at::Tensor Carry::* x :
-       {&Carry::S, &Carry::z, &Carry::count, &Carry::keys, &Carry::gates, &Carry::decay})
+  for (at::Tensor Carry::* x : kSums)
     if ((own.*x).defined()) out.*x = gathered(split, own.*x);
   return out;
 }
@@ -211,7 +245,7 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   Inputs own = in;
   own.cu_seqlens = at::Tensor();
   const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
-  const Carry all = gathered_carry(split, own_sums(spec, tokens(own, last, at.T), E));
+  const Carry all = gathered_carry(split, own_sums_again(spec, tokens(own, last, at.T), E));
   // The sequence of the first token began on rank `first`; this one, if none comes before.
   const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
   const Carry before = combined(spec, all, first, split.rank, E);

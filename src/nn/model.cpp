@@ -5,11 +5,14 @@
 
 #include <cmath>
 
+#include "attn/recompute.h"
 #include "core/check.h"
 #include "nn/layer.h"
-#include "nn/recompute.h"
 
 namespace horner::nn {
+
+using attn::recomputed;
+using attn::Tensors;
 
 // The angles of T positions starting at `from`. Runs on the device only, so that a step can be
 // captured as a CUDA graph.

@@ -1,11 +1,11 @@
-#include "nn/recompute.h"
+#include "attn/recompute.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-namespace horner::nn {
+namespace horner::attn {
 
 namespace {
 
@@ -42,7 +42,8 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     for (size_t i = 0; i < all.size(); ++i)
       if (all[i].defined() && all[i].requires_grad()) wanted.push_back(all[i]), places.push_back(i);
     for (size_t i = 0; i < results.size(); ++i)
-      if (grads[i].defined()) outputs.push_back(results[i]), given.push_back(grads[i]);
+      if (grads[i].defined() && results[i].requires_grad())
+        outputs.push_back(results[i]), given.push_back(grads[i]);
     const Tensors found = torch::autograd::grad(outputs, wanted, given, /*retain_graph=*/false,
                                                 /*create_graph=*/false, /*allow_unused=*/true);
     for (size_t i = 0; i < found.size(); ++i) out[places[i] + 1] = found[i];
@@ -59,4 +60,4 @@ Tensors recomputed(const Part& run, const Tensors& inputs, const Tensors& parame
                            at::TensorList(all));
 }
 
-}  // namespace horner::nn
+}  // namespace horner::attn

@@ -1,5 +1,5 @@
 // Activation recomputation: a part of the graph that keeps only its inputs and runs again in the
-// backward pass. Private to nn.
+// backward pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-namespace horner::nn {
+namespace horner::attn {
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -15,4 +15,4 @@ using Tensors = std::vector<at::Tensor>;
 Tensors recomputed(const std::function<Tensors(const Tensors& inputs)>& run, const Tensors& inputs,
                    const Tensors& parameters);
 
-}  // namespace horner::nn
+}  // namespace horner::attn
