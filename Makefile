@@ -1,7 +1,8 @@
 # make demo     set everything up, build the command, run the quick study (minutes) and print the path of its report
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
-# make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel, wheels for every torch: what takes minutes
+# make test-long   kills, 100 steps on 2 and 4 ranks, a million tokens over 4, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel,
+#                  wheels for every torch: what takes minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make pretrained   Gemma 3 270M, trained weights from a 4-bit file (1.1 GB in pretrained/): some tests want it, none needs it
 # make wheel    dist/horner-*.whl for the torch of VENV
@@ -51,6 +52,7 @@ test-asan: build-asan/build.ninja
 	ctest --test-dir build-asan --output-on-failure -j 2
 
 test-long: build
+	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/scale_test.py
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py tests/diagnose_test.py -k "hundred or gigabytes"
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/pip_test.py
 	$(VENV)/bin/python scripts/wheels.py $(TORCH) --out dist --without-cuda

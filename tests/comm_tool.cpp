@@ -1,6 +1,8 @@
 // One rank, for comm_test.py:
 //   comm_tool train OUT WITH ACCUMULATE STEPS    SGD on a `tiny` model, each rank on its rows of a
-//                                                batch; writes loss, gradients and weights to OUT
+//                                                batch; writes loss, gradients and weights to OUT.
+//                                                SHARD=optimizer|gradients, CONTEXT=ranks that
+//                                                share a row, RECOMPUTE=1
 //   comm_tool unused OUT                         parameters that only one rank uses, or none
 //   comm_tool talk OUT                           broadcast and sum
 //   comm_tool differ                             parameters whose sizes differ between ranks
@@ -21,8 +23,10 @@
 #include "files/tensors_file.h"
 #include "nn/slots.h"
 #include "train/comm.h"
+#include "train/context.h"
 #include "train/events.h"
 #include "train/settings.h"
+#include "train/shards.h"
 
 using namespace horner;
 
@@ -55,17 +59,50 @@ static void drop_gradients(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& p : parameters) p.mutable_grad() = at::Tensor();
 }
 
-// 12 rows of tokens; this rank has every world-th row.
+// 12 rows of tokens; this rank has every world-th row, of 33 tokens or of LENGTH + 1.
 static at::Tensor rows(const train::Ranks& r, int64_t step, int64_t V) {
   const at::Generator g = at::detail::createCPUGenerator(100 + step);
-  return at::randint(V, {12, 33}, g, at::kLong).slice(0, r.rank, std::nullopt, r.world);
+  const char* length = std::getenv("LENGTH");
+  return at::randint(V, {12, 1 + (length ? std::atoll(length) : 32)}, g, at::kLong)
+      .slice(0, r.rank, std::nullopt, r.world);
 }
 
-static at::Tensor loss_of(const nn::Model& m, const at::Tensor& tokens) {
-  const int64_t n = tokens.size(1) - 1;
-  const at::Tensor x = nn::hidden(m, tokens.narrow(1, 0, n));
-  return nn::cross_entropy(m, x.reshape({-1, x.size(-1)}), tokens.narrow(1, 1, n).reshape({-1}));
+static at::Tensor loss_of(const nn::Model& m, const at::Tensor& tokens, const nn::Run& run = {}) {
+  const int64_t parts = run.split ? run.split->ranks : 1, n = (tokens.size(1) - 1) / parts;
+  const int64_t from = run.split ? run.split->rank * n : 0;
+  const at::Tensor x = nn::hidden(m, tokens.narrow(1, from, n), run);
+  return nn::cross_entropy(m, x.reshape({-1, x.size(-1)}),
+                           tokens.narrow(1, from + 1, n).reshape({-1}));
 }
+
+// Gradients of a step, averaged or sharded, and the update with them.
+struct Updates {
+  std::unique_ptr<train::GradientAverage> average;
+  std::unique_ptr<train::Shards> shards;
+  std::vector<at::Tensor> parameters;
+
+  Updates(const train::Group& group, const std::vector<at::Tensor>& p) : parameters(p) {
+    const char* shard = std::getenv("SHARD");
+    if (shard && group.link())
+      shards = std::make_unique<train::Shards>(
+          group, p,
+          train::Sharding{.gradients = std::string(shard) == "gradients", .bucket = 65536});
+    else
+      average = std::make_unique<train::GradientAverage>(group, p);
+  }
+  void backward(const at::Tensor& loss, bool last) {
+    shards ? shards->backward(loss, last) : average->backward(loss, last);
+  }
+  void apply(double rate) {
+    const c10::NoGradGuard without_gradients;
+    if (!shards)
+      for (const at::Tensor& x : parameters)
+        if (x.grad().defined()) x.add_(x.grad(), -rate);
+    if (!shards) return;
+    for (const train::Shards::Part& x : shards->parts()) x.weights.add_(x.gradient, -rate);
+    shards->send_weights();
+  }
+};
 
 static int train_model(const Words& a) {
   const train::Group group = join();
@@ -75,34 +112,44 @@ static int train_model(const Words& a) {
   nn::Model m = nn::random_model(nn::preset("tiny", a[2]), 7 + r.rank);
   const std::vector<at::Tensor> p = parameters(m, type);
   group.broadcast(p);
-  train::GradientAverage average(group, p);
+  Updates updates(group, p);
+  const char* given = std::getenv("CONTEXT");
+  const train::Context context = train::context_of(r, given && r.world > 1 ? std::atoi(given) : 1);
+  const attn::Split split = train::make_split(group, context);
+  nn::Run run{.recompute = std::getenv("RECOMPUTE") != nullptr};
+  if (context.parts > 1) run.split = &split;
+  train::Ranks own = r;  // of those with other rows
+  own.rank = context.group, own.world = context.groups;
   const int64_t parts = std::stoll(a[3]), steps = std::stoll(a[4]);
   files::TensorsFile out;
   std::vector<double> losses;
   for (int64_t step = 0; step < steps; ++step) {
-    if (step % 2) {  // both ways to start a step
+    if (updates.shards) {
+      updates.shards->wait_weights(p.size());
+      updates.shards->clear();
+    } else if (step % 2) {  // both ways to start a step
       drop_gradients(p);
     } else {
       for (const at::Tensor& x : p)
         if (x.grad().defined()) x.mutable_grad().zero_();
     }
-    const std::vector<at::Tensor> micro = rows(r, step, m.config.V).chunk(parts);
+    const std::vector<at::Tensor> micro = rows(own, step, m.config.V).chunk(parts);
     at::Tensor total = at::zeros({}, at::kDouble);
     for (size_t i = 0; i < micro.size(); ++i) {
-      const at::Tensor loss = loss_of(m, micro[i]) / double(micro.size());
-      average.backward(loss, i + 1 == micro.size());
+      const at::Tensor loss = loss_of(m, micro[i], run) / double(micro.size());
+      updates.backward(loss, i + 1 == micro.size());
       total += loss.detach();
     }
     group.sum(total);
     losses.push_back(total.item<double>() / r.world);
-    const c10::NoGradGuard without_gradients;
-    for (const at::Tensor& x : p)
-      if (x.grad().defined()) x.add_(x.grad(), -0.1);
+    updates.apply(0.1);
   }
+  if (updates.shards) updates.shards->wait_weights(p.size());
   out.tensors["losses"] = at::tensor(losses, at::kDouble);
   for (const nn::Slot& s : nn::slots(m)) {
     out.tensors[s.name] = s.at->detach();
-    if (s.at->grad().defined()) out.tensors["grad." + s.name] = s.at->grad().clone();
+    if (s.at->grad().defined() && !updates.shards)
+      out.tensors["grad." + s.name] = s.at->grad().clone();
   }
   // One file per rank: they must be equal.
   files::save_tensors(a[1] + std::to_string(r.rank), out);

@@ -7,6 +7,7 @@
 
 #include "attn/attend.h"
 #include "cli/options.h"
+#include "cli/plan_train.h"
 #include "cli/run.h"
 #include "cli/table.h"
 #include "core/check.h"
@@ -181,8 +182,7 @@ static Outcome plan_pattern(const std::vector<nn::LayersOf>& parts, const PlanOp
 Action plan(CLI::App& app) {
   const auto o = std::make_shared<PlanOptions>();
   choices(
-      option(app, "VARIANT", o->variant, "", "a variant, such as taylor2, or a pattern of layers")
-          ->required(),
+      option(app, "VARIANT", o->variant, "", "a variant, such as taylor2, or a pattern of layers"),
       variant_choices());
   positive(app, "-d,--dim", o->D, "N", "head dimension of queries and keys [64]");
   positive(app, "--value-dim", o->E, "N", "head dimension of values [D]");
@@ -195,7 +195,20 @@ Action plan(CLI::App& app) {
       option(app, "--dtype", o->dtype, "NAME", "dtype of the inputs and the KV cache [float32]"),
       {dtype_names()});
   app.add_flag("--json", o->json, "print as JSON");
-  return [o] {
+  const auto training = std::make_shared<TrainingPlan>();
+  const auto train = std::make_shared<bool>(false);
+  app.add_flag("--train", *train, "plan a training step of a model instead");
+  add_training_options(app, *training);
+  return [o, training, train] {
+    if (*train) {
+      horner::check(o->variant.empty(),
+                    "--train plans a whole model: give the variant as --attention ", o->variant);
+      training->batch = o->batch, training->json = o->json;
+      training->bfloat16 = cli::dtype(o->dtype) == at::kBFloat16;
+      return plan_training(*training);
+    }
+    horner::check(!o->variant.empty(),
+                  "VARIANT is required: a variant, such as taylor2, or --train");
     if (o->E == 0) o->E = o->D;
     if (o->key_heads == 0) o->key_heads = o->heads;
     horner::check(o->heads % o->key_heads == 0, "the ", o->heads,

@@ -71,6 +71,7 @@ static void add_raw_decay(const Pass& p, size_t i, const at::Tensor& x, attn::In
     if (state->decay.defined()) sums = sums + state->decay;
     state->decay = sums.narrow(-1, p.T - 1, 1).clone();
   }
+  if (p.run.split) sums = sums + attn::sum_before(*p.run.split, each.sum(-1, true));
   sums = sums - each;
   const at::Tensor of_query = sums.repeat_interleave(in.q.size(1) / in.k.size(1), 1);
   in.input_gate = in.input_gate * (-sums).exp().to(in.input_gate.scalar_type());
@@ -80,17 +81,19 @@ static void add_raw_decay(const Pass& p, size_t i, const at::Tensor& x, attn::In
 at::Tensor operate(const Pass& p, size_t i, const attn::Inputs& in) {
   const attn::Spec& spec = p.m.config.layers[i].attention;
   LayerState* const state = p.state(i);
-  const at::Tensor a = state ? attn::step(state->attention, in)  // [B, H, T, E]
-                             : attn::attend(spec, in, p.run.execution);
+  const at::Tensor a = state         ? attn::step(state->attention, in)  // [B, H, T, E]
+                       : p.run.split ? attn::attend_split(spec, in, *p.run.split, p.run.execution)
+                                     : attn::attend(spec, in, p.run.execution);
   if (p.run.probe && p.run.probe->attention) p.run.probe->attention(int64_t(i), spec, in, a);
   return a.transpose(1, 2).reshape({p.B * p.T, -1});
 }
 
-// x [B, T, channels] after the n rows before it: those in `past`, or zeros. The last n rows of all
-// replace `past`, unless that is null.
-static at::Tensor with_past(const at::Tensor& x, int64_t n, at::Tensor* past) {
-  const at::Tensor before =
-      past && past->defined() ? *past : at::zeros({x.size(0), n, x.size(2)}, x.options());
+// x [B, T, channels] after the n rows before it: those in `past`, those of the rank before this
+// one, or zeros. The last n rows of all replace `past`, unless that is null.
+static at::Tensor with_past(const Pass& p, const at::Tensor& x, int64_t n, at::Tensor* past) {
+  const at::Tensor before = past && past->defined() ? *past
+                            : p.run.split           ? attn::rows_before(*p.run.split, x, 1, n)
+                                          : at::zeros({x.size(0), n, x.size(2)}, x.options());
   const at::Tensor all = at::cat({before, x}, 1);
   if (past) *past = all.narrow(1, x.size(1), n).clone();
   return all;
@@ -101,8 +104,8 @@ at::Tensor convolved(const Pass& p, size_t i, const at::Tensor& rows, const at::
                      const at::Tensor& bias) {
   const int64_t n = weight.size(1);
   LayerState* const state = p.state(i);
-  const at::Tensor x =
-      with_past(rows.view({p.B, p.T, rows.size(1)}), n - 1, state ? &state->projections : nullptr);
+  const at::Tensor x = with_past(p, rows.view({p.B, p.T, rows.size(1)}), n - 1,
+                                 state ? &state->projections : nullptr);
   at::Tensor y;
   for (int64_t j = 0; j < n; ++j) {
     const at::Tensor term = x.narrow(1, j, p.T) * weight.select(1, j);
@@ -117,7 +120,7 @@ static at::Tensor shifted_qkv(const Pass& p, size_t i, const at::Tensor& x) {
   const Layer& l = p.m.layers[i];
   LayerState* const state = p.state(i);
   const at::Tensor before =
-      with_past(x.view({p.B, p.T, -1}), 1, state ? &state->inputs : nullptr).narrow(1, 0, p.T);
+      with_past(p, x.view({p.B, p.T, -1}), 1, state ? &state->inputs : nullptr).narrow(1, 0, p.T);
   return at::cat({parts::product(x, {l.q}, {l.q_bias}),
                   parts::product(before.reshape(x.sizes()), {l.k}, {l.k_bias}),
                   parts::product(x, {l.v}, {l.v_bias})},

@@ -1,13 +1,18 @@
 #include "nn/model.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <cmath>
 
+#include "attn/recompute.h"
 #include "core/check.h"
 #include "nn/layer.h"
 
 namespace horner::nn {
+
+using attn::recomputed;
+using attn::Tensors;
 
 // The angles of T positions starting at `from`. Runs on the device only, so that a step can be
 // captured as a CUDA graph.
@@ -63,18 +68,89 @@ int64_t bytes(const LayerState& s) {
   return n;
 }
 
+// The norm before layer i, or the last one: weight and bias.
+static std::pair<at::Tensor, at::Tensor> norm_before(const Model& m, size_t i) {
+  if (i == m.layers.size()) return {m.last_norm, m.last_norm_bias};
+  return {m.layers[i].before_attention, m.layers[i].before_attention_bias};
+}
+
+// The residual stream x and its norm y before layer i -> the same before the next layer.
+//
 // Mixed precision is explicit, not at::autocast: each weight is cast once per forward pass, into
 // the joined matrix that its product needs anyway. The residual stream x keeps the weights' dtype;
-// products and the parts between them are in `compute`.
+// products and the parts between them are in the dtype of y.
+static Tensors layer(const Pass& pass, size_t i, const parts::Rotation& by, const Tensors& xy) {
+  const ModelConfig& c = pass.m.config;
+  const Layer& l = pass.m.layers[i];
+  const parts::Norm norm = norm_of(c);
+  at::Tensor x = xy[0], y = xy[1];
+  const at::ScalarType own = x.scalar_type(), compute = y.scalar_type();
+  const auto normed = [&](const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias) {
+    return weight.defined() ? parts::norm(norm, y, weight, bias, compute) : y.to(compute);
+  };
+  const auto add = [&](const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias) {
+    if (weight.defined()) return parts::add_norm(norm, x, y, weight, bias);
+    const at::Tensor sum = (x + y).to(own);
+    return std::pair(sum, sum.to(compute));
+  };
+  const at::Tensor a = normed(attention(pass, i, y, by), l.after_attention, l.after_attention_bias);
+  if (c.parallel)
+    y = normed(x, l.before_mlp, l.before_mlp_bias);
+  else
+    std::tie(x, y) = add(a, l.before_mlp, l.before_mlp_bias);
+  y = normed(mlp(c, l, y), l.after_mlp, l.after_mlp_bias);
+  if (c.parallel) y = y + a;
+  if (pass.run.before_weights) pass.run.before_weights(i + 1);
+  const auto [weight, bias] = norm_before(pass.m, i + 1);
+  std::tie(x, y) = add(y, weight, bias);
+  return {x, y};
+}
+
+// What layer() reads of the model.
+static Tensors weights_of_layer(const Model& m, size_t i) {
+  using L = Layer;
+  constexpr at::Tensor L::* kAll[] = {&L::q,
+                                      &L::q_bias,
+                                      &L::k,
+                                      &L::k_bias,
+                                      &L::v,
+                                      &L::v_bias,
+                                      &L::q_norm,
+                                      &L::k_norm,
+                                      &L::o,
+                                      &L::o_bias,
+                                      &L::before_mlp,
+                                      &L::before_mlp_bias,
+                                      &L::gate,
+                                      &L::gate_bias,
+                                      &L::up,
+                                      &L::up_bias,
+                                      &L::down,
+                                      &L::down_bias,
+                                      &L::after_attention,
+                                      &L::after_mlp,
+                                      &L::after_mlp_bias,
+                                      &L::after_attention_bias};
+  const auto [weight, bias] = norm_before(m, i + 1);
+  Tensors out{weight, bias};
+  for (const auto x : kAll) out.push_back(m.layers[i].*x);
+  for (const auto& [name, x] : m.layers[i].variant) out.push_back(x);
+  std::erase_if(out, [](const at::Tensor& x) { return !x.defined() || !x.requires_grad(); });
+  return out;
+}
+
 at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   const ModelConfig& c = m.config;
   check(tokens.dim() == 2, "tokens must have shape [B, T], got ", tokens.sizes());
   const Pass pass{m, run, tokens.size(0), tokens.size(1)};
-  const int64_t T = pass.T, from = run.states ? (*run.states)[0].attention.tokens : 0;
+  const int64_t T = pass.T, from = run.states  ? (*run.states)[0].attention.tokens
+                                   : run.split ? run.split->rank * T
+                                               : 0;
   check(!m.positions.defined() || from + T <= c.positions, "the model has ", c.positions,
         " positions, got ", from + T, " tokens; shorten the text");
   const at::ScalarType own = m.embedding.scalar_type(),
                        compute = run.compute == at::ScalarType::Undefined ? own : run.compute;
+  if (run.before_weights) run.before_weights(0);
   at::Tensor x = at::embedding(m.embedding, tokens.reshape({-1}));  // [B T, C], as all rows here
   if (c.family->scaled_embedding)
     x = x * at::scalar_tensor(std::sqrt(double(c.C)), at::kFloat).to(own).item<double>();
@@ -88,30 +164,19 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
       if (rope == l.rope) return by;
     return rotations.emplace_back(l.rope, rotation(l.rope, c.D, from, T, tokens.options())).second;
   };
-  const parts::Norm norm = norm_of(c);
-  const auto normed = [&](const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias) {
-    return weight.defined() ? parts::norm(norm, y, weight, bias, compute) : y.to(compute);
-  };
-  const auto add = [&](const at::Tensor& y, const at::Tensor& weight, const at::Tensor& bias) {
-    if (weight.defined()) return parts::add_norm(norm, x, y, weight, bias);
-    const at::Tensor sum = (x + y).to(own);
-    return std::pair(sum, sum.to(compute));
-  };
-  const Layer last{.before_attention = m.last_norm, .before_attention_bias = m.last_norm_bias};
-  at::Tensor y = normed(x, m.layers[0].before_attention, m.layers[0].before_attention_bias);
+  const auto [weight, bias] = norm_before(m, 0);
+  Tensors xy{x,
+             weight.defined() ? parts::norm(norm_of(c), x, weight, bias, compute) : x.to(compute)};
+  const bool again = run.recompute && c10::GradMode::is_enabled() && !run.states && !run.probe;
   for (size_t i = 0; i < m.layers.size(); ++i) {
-    const Layer &l = m.layers[i], &next = i + 1 < m.layers.size() ? m.layers[i + 1] : last;
-    const at::Tensor a = normed(attention(pass, i, y, rotation_of(c.layers[i])), l.after_attention,
-                                l.after_attention_bias);
-    if (c.parallel)
-      y = normed(x, l.before_mlp, l.before_mlp_bias);
-    else
-      std::tie(x, y) = add(a, l.before_mlp, l.before_mlp_bias);
-    y = normed(mlp(c, l, y), l.after_mlp, l.after_mlp_bias);
-    if (c.parallel) y = y + a;
-    std::tie(x, y) = add(y, next.before_attention, next.before_attention_bias);
+    const parts::Rotation by = rotation_of(c.layers[i]);
+    // What runs again in the backward pass outlives this call; the model does, too.
+    const auto part = [&m, run, B = pass.B, T, i, by](const Tensors& xy) {
+      return layer({m, run, B, T}, i, by, xy);
+    };
+    xy = again ? recomputed(part, xy, weights_of_layer(m, i)) : layer(pass, i, by, xy);
   }
-  return y.view({pass.B, T, c.C});
+  return xy[1].view({pass.B, T, c.C});
 }
 
 at::Tensor logits(const Model& m, const at::Tensor& hidden) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attn/split.h"
 #include "attn/state.h"
 #include "nn/config.h"
 
@@ -64,6 +65,13 @@ struct Run {
   // The dtype of products and of the parts between them; undefined: the weights' dtype. Mixed
   // precision is bfloat16 here with float32 weights: gradients are float32.
   at::ScalarType compute = at::ScalarType::Undefined;
+  // Keep only the rows between layers for the backward pass, which computes the rest again.
+  bool recompute = false;
+  // The tokens are this rank's part of sequences that several ranks share.
+  const attn::Split* split = nullptr;
+  // Called before the weights of a layer are read, in order; 0 includes the embedding, and the
+  // number of layers stands for what follows them.
+  std::function<void(size_t layer)> before_weights = {};
 };
 
 // One empty state per layer.

@@ -33,6 +33,17 @@ Batch make_batch(const Source& source, Split split, uint64_t first, int64_t coun
   return out;
 }
 
+Batch part_of(const Batch& b, int part, int parts) {
+  if (parts == 1) return b;
+  const int64_t T = b.tokens.size(2) / parts;
+  Batch out{b.tokens.narrow(2, part * T, T).contiguous(),
+            b.targets.narrow(2, part * T, T).contiguous(),
+            {}};
+  for (const at::Tensor& y : out.targets.unbind())
+    out.counts.push_back(y.ge(0).sum().item<int64_t>());
+  return out;
+}
+
 Score evaluate(const nn::Model& m, const nn::Run& run, const Source& source, const Settings& s,
                int64_t first, int64_t last) {
   constexpr int64_t kSlice = 2048;  // tokens whose logits are in memory together
@@ -42,7 +53,8 @@ Score evaluate(const nn::Model& m, const nn::Run& run, const Source& source, con
   at::Tensor sums = at::zeros({3}, at::TensorOptions(device).dtype(at::kDouble));
   for (int64_t i = first; i < last; i += most) {
     const int64_t b = std::min(most, last - i);
-    const Batch batch = make_batch(source, Split::validation, uint64_t(i), b, b, T, m.config.V);
+    const Batch all = make_batch(source, Split::validation, uint64_t(i), b, b, T, m.config.V);
+    const Batch batch = run.split ? part_of(all, run.split->rank, run.split->ranks) : all;
     const at::Tensor x = nn::hidden(m, batch.tokens[0].to(device), run).reshape({-1, C});
     const at::Tensor y = batch.targets.reshape({-1}).to(device);
     for (int64_t t = 0; t < y.size(0); t += kSlice) {
@@ -90,6 +102,7 @@ RowMeans row_means(const nn::Model& m, const nn::Run& run, const at::Tensor& tok
       }};
   nn::Run watched = run;
   watched.probe = &probe;
+  watched.split = nullptr;  // this rank's tokens alone
   nn::hidden(m, tokens, watched);
   const at::Tensor all = at::stack(means).cpu();
   out.entropy.assign(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
@@ -105,6 +118,7 @@ int64_t first_broken_layer(const nn::Model& m, const nn::Run& run, const at::Ten
       }};
   nn::Run watched = run;
   watched.probe = &probe;
+  watched.split = nullptr;  // this rank's tokens alone
   nn::hidden(m, tokens, watched);
   return broken;
 }

@@ -21,11 +21,15 @@ struct Batch {
 Batch make_batch(const Source&, Split, uint64_t first, int64_t count, int64_t micro_batch,
                  int64_t T, int64_t V);
 
+// Tokens part * T / parts, … of every sequence.
+Batch part_of(const Batch&, int part, int parts);
+
 // Sums over the targets that are not -1.
 struct Score {
   double loss = 0, right = 0, count = 0;
 };
-// Validation sequences first <= i < last, a micro-batch at a time.
+// Validation sequences first <= i < last, a micro-batch at a time; of sequences that ranks share,
+// this rank's part.
 Score evaluate(const nn::Model&, const nn::Run&, const Source&, const Settings&, int64_t first,
                int64_t last);
 

@@ -81,12 +81,18 @@ static std::vector<std::pair<std::string, at::Generator>> generators() {
   return out;
 }
 
-static files::TensorsFile optimizer_file(const Optimizer& o) {
+// "mean.NAME", and "mean.NAME@FIRST" of a part that begins at another element.
+static std::string piece_name(const char* what, const Optimizer& o, const Piece& p) {
+  return what + o.parameters[p.of].name + (p.begin > 0 ? "@" + std::to_string(p.begin) : "");
+}
+
+static files::TensorsFile optimizer_file(const Optimizer& o, bool first) {
   files::TensorsFile out;
-  for (const Parameter& p : o.parameters) {
-    out.tensors["mean." + p.name] = p.mean;
-    out.tensors["square." + p.name] = p.square;
+  for (const Piece& p : o.pieces) {
+    out.tensors[piece_name("mean.", o, p)] = p.mean;
+    out.tensors[piece_name("square.", o, p)] = p.square;
   }
+  if (!first) return out;
   out.tensors["count"] = o.count;
   for (auto& [name, generator] : generators()) {
     const std::lock_guard<std::mutex> lock(generator.mutex());
@@ -95,10 +101,8 @@ static files::TensorsFile optimizer_file(const Optimizer& o) {
   return out;
 }
 
-static void write_all(const fs::path& folder, const nn::Model& m, const Optimizer& o,
-                      const Position& p) {
+static void write_model(const fs::path& folder, const nn::Model& m, const Position& p) {
   nn::save_model(m, folder);
-  files::save_tensors(folder / "optimizer.safetensors", optimizer_file(o));
   files::write_json(folder / "training.json",
                     {{"step", p.step},
                      {"spikes", p.spikes},
@@ -107,21 +111,46 @@ static void write_all(const fs::path& folder, const nn::Model& m, const Optimize
                      {"losses", p.losses.values},
                      {"gradient_norms", p.norms.values}},
                     1);
-  files::write_checksums(folder);
+}
+
+// This rank's part of the optimizer.
+static void write_part(const fs::path& folder, const Optimizer& o, const Ranks& r) {
+  char name[64] = "optimizer.safetensors";
+  if (r.world > 1)
+    std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", r.rank + 1, r.world);
+  check(fs::is_directory(folder), "rank ", r.rank, " does not see ", folder.string(),
+        ", which rank 0 has made: with --shard every process writes a part of a checkpoint; give "
+        "--out a folder that all machines share");
+  files::save_tensors(folder / name, optimizer_file(o, r.rank == 0));
+}
+
+fs::path checkpoint_path(const fs::path& run, int64_t step) {
+  char number[32];
+  std::snprintf(number, sizeof number, "%08lld", static_cast<long long>(step));
+  return run / (kPrefix + std::string(number));
 }
 
 void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o, const Position& p,
-                     int64_t keep) {
-  char number[32];
-  std::snprintf(number, sizeof number, "%08lld", static_cast<long long>(p.step));
-  const fs::path whole = run / (kPrefix + std::string(number)), part = whole.string() + kPart;
-  if (fs::exists(whole)) return;  // an interrupted run has written it already
-  for (const fs::path& left : checkpoints(run, false)) fs::remove_all(left);
+                     int64_t keep, const Group& group) {
+  const fs::path whole = checkpoint_path(run, p.step), part = whole.string() + kPart;
+  const bool first = group.ranks().rank == 0;
+  const at::Tensor there = at::zeros({}, at::kDouble);  // an interrupted run has written it already
+  if (first && fs::exists(whole)) there.fill_(1);
+  group.broadcast({there});
+  if (there.item<double>() > 0) return;
   try {
-    write_all(part, m, o, p);
+    if (first) {
+      for (const fs::path& left : checkpoints(run, false)) fs::remove_all(left);
+      write_model(part, m, p);
+    }
+    group.barrier();
+    write_part(part, o, group.ranks());
+    group.barrier();
+    if (!first) return;
+    files::write_checksums(part);
   } catch (...) {
     std::error_code ignored;  // the first error is the one to report
-    fs::remove_all(part, ignored);
+    if (first) fs::remove_all(part, ignored);
     throw;
   }
   files::sync_folder(part);
@@ -135,27 +164,66 @@ void save_checkpoint(const fs::path& run, const nn::Model& m, const Optimizer& o
   }
 }
 
+namespace {
+
+struct Stored {
+  int64_t begin;
+  at::Tensor values;
+  fs::path file;
+};
+using StoredTensors = std::map<std::string, std::vector<Stored>>;  // by name, without "@FIRST"
+
+StoredTensors stored_optimizer(const fs::path& checkpoint) {
+  StoredTensors out;
+  for (const fs::directory_entry& e : fs::directory_iterator(checkpoint)) {
+    const std::string file = e.path().filename().string();
+    if (!file.starts_with("optimizer") || !file.ends_with(".safetensors")) continue;
+    for (const auto& [name, x] : files::load_tensors(e.path()).tensors) {
+      const size_t at = name.rfind('@');
+      const int64_t begin = at == name.npos ? 0 : std::atoll(name.c_str() + at + 1);
+      out[name.substr(0, at)].push_back({begin, x, e.path()});
+    }
+  }
+  return out;
+}
+
+// Copies elements begin, begin + 1, … of the stored tensor.
+void take(const StoredTensors& all, const fs::path& checkpoint, const std::string& name,
+          int64_t begin, const at::Tensor& into) {
+  const auto found = all.find(name);
+  check(found != all.end(), (checkpoint / "optimizer.safetensors").string(), " has no tensor '",
+        name, "'");
+  const int64_t end = begin + into.numel();
+  const at::Tensor flat = into.view({-1});
+  int64_t copied = 0;
+  for (const Stored& s : found->second) {
+    const int64_t lo = std::max(begin, s.begin), hi = std::min(end, s.begin + s.values.numel());
+    if (hi <= lo) continue;
+    flat.narrow(0, lo - begin, hi - lo)
+        .copy_(s.values.reshape({-1}).narrow(0, lo - s.begin, hi - lo));
+    copied += hi - lo;
+  }
+  const Stored& s = found->second.front();
+  check(copied == into.numel(), s.file.string(), ": '", name, "' must be ", into.sizes(), ", not ",
+        s.values.sizes(), found->second.size() > 1 ? " and others" : "");
+}
+
+}  // namespace
+
 Position load_checkpoint(const fs::path& checkpoint, Optimizer& o) {
   const c10::NoGradGuard without_gradients;
-  const fs::path file = checkpoint / "optimizer.safetensors";
-  const files::TensorsFile saved = files::load_tensors(file);
-  const auto take = [&](const std::string& name, const at::Tensor& into) {
-    const auto found = saved.tensors.find(name);
-    check(found != saved.tensors.end(), file.string(), " has no tensor '", name, "'");
-    check(found->second.sizes() == into.sizes(), file.string(), ": '", name, "' must be ",
-          into.sizes(), ", not ", found->second.sizes());
-    into.copy_(found->second);
-  };
-  for (const Parameter& p : o.parameters) {
-    take("mean." + p.name, p.mean);
-    take("square." + p.name, p.square);
+  const StoredTensors saved = stored_optimizer(checkpoint);
+  for (const Piece& p : o.pieces) {
+    const std::string& name = o.parameters[p.of].name;
+    take(saved, checkpoint, "mean." + name, p.begin, p.mean);
+    take(saved, checkpoint, "square." + name, p.begin, p.square);
   }
-  take("count", o.count);
+  take(saved, checkpoint, "count", 0, o.count);
   for (auto& [name, generator] : generators()) {
-    const auto found = saved.tensors.find(name);
-    if (found == saved.tensors.end()) continue;  // saved on a machine without this device
+    const auto found = saved.find(name);
+    if (found == saved.end()) continue;  // saved on a machine without this device
     const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(found->second.clone());
+    generator.set_state(found->second.front().values.clone());
   }
   const Json j = files::read_json(checkpoint / "training.json");
   try {

@@ -1,10 +1,12 @@
 // Everything a run needs to resume exactly, in a folder that appears atomically: the model as a
-// Hugging Face folder, optimizer.safetensors, training.json, and checksums.txt of all of them.
+// Hugging Face folder, optimizer.safetensors (or one part of it per rank, where the optimizer is
+// sharded), training.json, and checksums.txt of all of them.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 
+#include "train/comm.h"
 #include "train/journal.h"
 #include "train/optimizer.h"
 
@@ -37,12 +39,15 @@ void set_aside(const std::filesystem::path& checkpoint);
 
 int64_t step_of(const std::filesystem::path& checkpoint);  // by its name
 
-// Writes under a temporary name, syncs and renames; then removes all but the newest `keep`.
-void save_checkpoint(const std::filesystem::path& run, const nn::Model&, const Optimizer&,
-                     const Position&, int64_t keep);
+std::filesystem::path checkpoint_path(const std::filesystem::path& run, int64_t step);
 
-// Restores the moments and step count of `o`, which was made from the checkpoint's model, and the
-// states of torch's random generators.
+// Writes under a temporary name, syncs and renames; then removes all but the newest `keep`. With a
+// group, every rank of it calls this and writes the pieces of its optimizer; all see the folder.
+void save_checkpoint(const std::filesystem::path& run, const nn::Model&, const Optimizer&,
+                     const Position&, int64_t keep, const Group& = Group());
+
+// Restores the pieces and step count of `o`, which was made from the checkpoint's model, from the
+// files of any number of ranks, and the states of torch's random generators.
 Position load_checkpoint(const std::filesystem::path& checkpoint, Optimizer& o);
 
 }  // namespace horner::train

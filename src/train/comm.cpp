@@ -3,9 +3,13 @@
 
 #include <ATen/Context.h>
 #include <c10/core/GradMode.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <charconv>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -142,6 +146,19 @@ void agree(const Store& store, const Ranks& r, const std::string& backend) {
 
 }  // namespace
 
+int64_t bytes_sent() {
+  int64_t sum = 0;
+  constexpr int kMost = 4096;  // descriptors
+  for (int fd = 0; fd < kMost; ++fd) {
+    struct tcp_info info = {};
+    socklen_t size = sizeof info;
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+        size >= offsetof(struct tcp_info, tcpi_bytes_retrans))
+      sum += int64_t(info.tcpi_bytes_sent);
+  }
+  return sum;
+}
+
 Group::Group() = default;
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;
@@ -172,6 +189,9 @@ Group::Group(const Ranks& ranks, const Joining& j) : ranks_(ranks) {
   } else {
     link->group->setBackend(at::kCUDA, Type::GLOO, gloo);
   }
+  const Store control_store = c10::make_intrusive<c10d::PrefixStore>("control", link->store);
+  link->timeout = j.timeout;
+  link->control = gloo_backend(control_store, ranks, j.timeout);
   const std::string place = m.host + ":" + std::to_string(m.port);
   const std::string lost_store = m.served ? "lost the launcher, which hosts the store at " + place
                                           : "lost rank 0, which hosts the store at " + place;
@@ -199,12 +219,14 @@ void Group::sum(const at::Tensor& x) const {
   check(x.is_contiguous(), "a sum over ranks requires a contiguous tensor, not strides ",
         x.strides());
   std::vector<at::Tensor> one{x.detach()};
-  exchange(*link_, "the sum over ranks", [&] { link_->group->allreduce(one)->wait(); });
+  exchange(*link_, "the sum over ranks", [&] {
+    (x.is_cpu() ? link_->control->allreduce(one) : link_->group->allreduce(one))->wait();
+  });
 }
 
 void Group::barrier() const {
   if (!link_) return;
-  exchange(*link_, "the barrier", [&] { link_->group->getBackend(at::kCPU)->barrier()->wait(); });
+  exchange(*link_, "the barrier", [&] { link_->control->barrier()->wait(); });
 }
 
 }  // namespace horner::train

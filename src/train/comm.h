@@ -35,6 +35,10 @@ struct Joining {
   std::function<void(const std::string& reason)> lost;
 };
 
+// Bytes that this process has sent through the TCP connections that it has now; 0 if the system
+// does not count them.
+int64_t bytes_sent();
+
 struct Link;
 
 // The processes of a run. Every rank makes the same calls in the same order. A call throws an Error

@@ -13,11 +13,17 @@ struct Link {
   c10::intrusive_ptr<c10d::Store> store;
   std::unique_ptr<Watch> watch;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
+  // For a few numbers, which must not wait behind weights or gradients on their way: Gloo.
+  c10::intrusive_ptr<c10d::Backend> control;
+  std::vector<c10::intrusive_ptr<c10d::Backend>> others;  // between some of the ranks
+  std::chrono::milliseconds timeout;                      // of one collective
 
   // After a failure the group is leaked: one of Gloo's threads may wait for the dead rank until the
   // timeout, and the group's destructor waits for the thread.
   ~Link() {
-    if (watch && watch->leave()) group.release();
+    if (!watch || !watch->leave()) return;
+    group.release(), control.release();
+    for (auto& other : others) other.release();
   }
 };
 

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "nn/checkpoint.h"
 #include "train/start.h"
+#include "train/trace.h"
 
 namespace horner::train {
 
@@ -24,10 +25,12 @@ at::Device device_of(const Settings& s, const Ranks& ranks) {
 struct Share {
   int64_t all, micro_batch;
 };
-static Share share_of(const Settings& s, const Ranks& ranks) {
-  check(s.batch % ranks.world == 0, "'batch' must be a multiple of the number of processes, ",
-        ranks.world, ", not ", s.batch);
-  const int64_t all = s.batch / ranks.world, b = s.micro_batch > 0 ? s.micro_batch : all;
+static Share share_of(const Settings& s, const Context& c) {
+  check(s.batch % c.groups == 0, "'batch' must be a multiple of the number of processes",
+        c.parts > 1 ? " that have different sequences, " : ", ", c.groups, ", not ", s.batch);
+  check(s.length % c.parts == 0, "'length' must be a multiple of 'context-parallel', ", c.parts,
+        ", not ", s.length);
+  const int64_t all = s.batch / c.groups, b = s.micro_batch > 0 ? s.micro_batch : all;
   check(all % b == 0, "'micro-batch' must divide the ", all, " sequences per process, not ", b);
   return {all, b};
 }
@@ -56,35 +59,40 @@ double state_numbers(const nn::ModelConfig& c, int64_t T) {
   return out;
 }
 
-static Batch batch_of(const Settings& s, const Source& source, const Ranks& ranks, int64_t V,
+static Batch batch_of(const Settings& s, const Source& source, const Context& c, int64_t V,
                       int64_t step) {
-  const Share share = share_of(s, ranks);
-  return make_batch(source, Split::train, uint64_t(step * s.batch + ranks.rank * share.all),
-                    share.all, share.micro_batch, s.length, V);
+  const Share share = share_of(s, c);
+  const Batch all = make_batch(source, Split::train, uint64_t(step * s.batch + c.group * share.all),
+                               share.all, share.micro_batch, s.length, V);
+  return part_of(all, c.part, c.parts);
 }
 
 Batch step_batch(const Session& t, int64_t step) {
-  return batch_of(t.s, t.source, t.group.ranks(), t.model.config.V, step);
+  return batch_of(t.s, t.source, t.context, t.model.config.V, step);
 }
 
 // A whole step, on tensors at fixed addresses.
 static void step_work(Session& t) {
-  clear_gradients(t.optimizer);
+  t.shards ? t.shards->clear() : clear_gradients(t.optimizer);
   t.numbers.loss.zero_();
   const int64_t parts = t.tokens.size(0);
   for (int64_t i = 0; i < parts; ++i) {
-    const at::Tensor x = nn::hidden(t.model, t.tokens[i], t.run);
-    const at::Tensor loss =
-        nn::cross_entropy(t.model, x.reshape({-1, t.model.config.C}), t.targets[i].reshape({-1})) *
-        t.shares[i];
-    t.average.backward(loss, i + 1 == parts);
+    const at::Tensor loss = [&] {
+      const Traced trace("forward");
+      const at::Tensor x = nn::hidden(t.model, t.tokens[i], t.run).reshape({-1, t.model.config.C});
+      return nn::cross_entropy(t.model, x, t.targets[i].reshape({-1})) * t.shares[i];
+    }();
+    const bool last = i + 1 == parts;
+    t.shards ? t.shards->backward(loss, last) : t.average.backward(loss, last);
     t.numbers.loss.add_(loss.detach());
   }
   if (t.group.ranks().world > 1) {
     t.group.sum(t.numbers.loss);
     t.numbers.loss.div_(t.group.ranks().world);
   }
-  update(t.optimizer, t.s, t.numbers);
+  if (!t.shards) return update(t.optimizer, t.s, t.numbers);
+  update(t.optimizer, t.s, t.numbers, t.group);
+  t.shards->send_weights();
 }
 
 // A micro-batch is weighted by its share of all ranks' targets; gradients are means over ranks.
@@ -135,51 +143,94 @@ static void share_position(const Group& group, Position& p) {
   p.norms.values.assign(n + kHead + Window::kSize, n + kHead + Window::kSize + size_t(n[5]));
 }
 
+static Optimizer own_optimizer(const Opening& o, nn::Model& model, at::Device device,
+                               std::unique_ptr<Shards>& shards) {
+  if (o.s.shard == "none" || o.group.ranks().world == 1) return make_optimizer(model, device);
+  constexpr double kMB = 1e6;
+  const Sharding sharding{o.s.shard == "gradients", int64_t(o.s.bucket * kMB)};
+  return make_optimizer(model, device, o.group, sharding, shards);
+}
+
+// Gives the other ranks, which may not see the files of rank 0, the weights and the optimizer; with
+// shards they read their parts of it.
+static void share_start(const Opening& o, Optimizer& optimizer, bool sharded, Position& at) {
+  if (o.group.ranks().world == 1) return;
+  std::vector<at::Tensor> all;
+  for (const Parameter& p : optimizer.parameters) all.push_back(p.at.detach());
+  if (!sharded)
+    for (const Piece& p : optimizer.pieces) all.insert(all.end(), {p.mean, p.square});
+  all.push_back(optimizer.count);
+  o.group.broadcast(all);
+  share_position(o.group, at);
+  if (!sharded || o.group.ranks().rank == 0 || at.step == 0) return;
+  const std::filesystem::path checkpoint = checkpoint_path(o.folder, at.step);
+  check(std::filesystem::is_directory(checkpoint), "rank ", o.group.ranks().rank, " does not see ",
+        checkpoint.string(),
+        ": with --shard every process reads its part of a checkpoint; give --out a folder that all "
+        "machines share");
+  load_checkpoint(checkpoint, optimizer);
+}
+
+// Waits for the weights of each layer.
+static std::function<void(size_t)> waiting_for(Shards& shards, const Optimizer& o, size_t layers) {
+  std::vector<size_t> needed(layers + 1, o.parameters.size());  // that many parameters
+  for (size_t i = o.parameters.size(); i-- > 0;)
+    for (size_t l = 0; l < layers; ++l)
+      if (o.parameters[i].layer > int64_t(l)) needed[l] = std::min(needed[l], i);
+  return [&shards, needed](size_t layer) { shards.wait_weights(needed[layer]); };
+}
+
 Session open_session(Opening o) {
   const at::Device device = device_of(o.s, o.group.ranks());
-  const Share share = share_of(o.s, o.group.ranks());
+  const Context context = context_of(o.group.ranks(), o.s.context_parallel);
+  const Share share = share_of(o.s, context);
   use_own_stream(device);
   begin_peak(device);
   nn::Model model = o.checkpoint ? nn::load_model(*o.checkpoint) : start_model(o.s);
-  Optimizer optimizer = make_optimizer(model, device);
+  std::unique_ptr<Shards> shards;
+  Optimizer optimizer = own_optimizer(o, model, device, shards);
   Position at = o.checkpoint ? load_checkpoint(*o.checkpoint, optimizer) : Position();
+  share_start(o, optimizer, shards != nullptr, at);
   std::vector<at::Tensor> parameters;
   for (const Parameter& p : optimizer.parameters) parameters.push_back(p.at);
-  if (o.group.ranks().world > 1) {  // the other ranks may not see the files of rank 0
-    std::vector<at::Tensor> all = parameters;
-    for (const Parameter& p : optimizer.parameters) all.insert(all.end(), {p.mean, p.square});
-    all.push_back(optimizer.count);
-    for (at::Tensor& x : all) x = x.detach();
-    o.group.broadcast(all);
-    share_position(o.group, at);
-  }
   // Before the tensors of a step: a length that the data does not have is an error, not a failed
   // allocation; and the validation of step 250 must not be what reports it.
   Batch first;
   if (o.group.ranks().local_rank == 0) o.source.check_tokens(model.config.V);
-  if (at.step < o.s.steps)
-    first = batch_of(o.s, o.source, o.group.ranks(), model.config.V, at.step);
+  if (at.step < o.s.steps) first = batch_of(o.s, o.source, context, model.config.V, at.step);
   std::vector<int64_t> lengths = evaluated_lengths(o.s);
   lengths.push_back(o.s.length);
   for (const int64_t T : lengths)
+    check(T % context.parts == 0, "'evaluate-lengths' must be multiples of 'context-parallel', ",
+          context.parts, ", not ", T);
+  for (const int64_t T : lengths)
     if (o.s.evaluate_sequences > 0)
       make_batch(o.source, Split::validation, 0, 1, 1, T, model.config.V);
-  GradientAverage average(o.group, parameters);
+  const Group alone;
+  GradientAverage average(shards ? alone : o.group, parameters);
   StepNumbers numbers = step_numbers(optimizer);
   const at::Tensor tokens =
-      at::zeros({share.all / share.micro_batch, share.micro_batch, o.s.length},
+      at::zeros({share.all / share.micro_batch, share.micro_batch, o.s.length / context.parts},
                 at::TensorOptions(device).dtype(at::kLong));
   nn::Run run;
   run.execution = o.s.execution;
   run.compute = o.s.dtype == "float32" ? at::kFloat : at::kBFloat16;
+  run.recompute = o.s.recompute;
+  std::unique_ptr<attn::Split> split;
+  if (context.parts > 1) split = std::make_unique<attn::Split>(make_split(o.group, context));
+  run.split = split.get();
+  if (shards) run.before_weights = waiting_for(*shards, optimizer, model.layers.size());
   return {o.s,
           o.source,
           device,
           std::move(o.group),
+          context,
+          std::move(split),
           std::move(model),
           run,
           optimizer,
           std::move(average),
+          std::move(shards),
           at,
           numbers,
           tokens,

@@ -7,6 +7,7 @@
 #include "train/batch.h"
 #include "train/checkpoint.h"
 #include "train/comm.h"
+#include "train/context.h"
 #include "train/graph.h"
 #include "train/optimizer.h"
 
@@ -17,10 +18,13 @@ struct Session {
   const Source source;
   at::Device device;
   Group group;
+  Context context;
+  std::unique_ptr<attn::Split> split;  // null: every rank has whole sequences
   nn::Model model;
   nn::Run run;
   Optimizer optimizer;
-  GradientAverage average;
+  GradientAverage average;         // unless there are shards
+  std::unique_ptr<Shards> shards;  // null: every rank updates all weights
   Position at;
   StepNumbers numbers;
   at::Tensor tokens, targets, shares;   // [P, b, T], [P, b, T], [P], on the device
@@ -34,7 +38,8 @@ struct Session {
 struct Opening {
   const Settings& s;
   const Source& source;
-  std::optional<std::filesystem::path> checkpoint;  // to resume from
+  std::filesystem::path folder;                     // of the run
+  std::optional<std::filesystem::path> checkpoint;  // to resume from, on rank 0
   Group group;
 };
 at::Device device_of(const Settings&, const Ranks&);

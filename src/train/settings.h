@@ -18,6 +18,10 @@ struct Settings {
   std::string model = "tiny", attention, task = "text", data, validation;
   Json model_config = Json::object();
   int64_t steps = 1000, batch = 8, length = 512, micro_batch = 0;
+  std::string shard = "none";
+  double bucket = 25;
+  int64_t context_parallel = 1;
+  bool recompute = false;
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1;
   bool decay_all = false;
   int64_t warmup = -1, decay_steps = 0;

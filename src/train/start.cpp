@@ -18,17 +18,21 @@ static Json changed(const Json& given, const Settings& s) {
   return config;
 }
 
-nn::Model start_model(const Settings& s) {
+nn::ModelConfig start_config(const Settings& s) {
   const std::vector<std::string> presets = nn::preset_names();
   if (std::find(presets.begin(), presets.end(), s.model) != presets.end())
-    return nn::random_model(nn::model_config(changed(nn::preset(s.model).json, s)), s.seed);
-  const fs::path path = s.model;
-  if (fs::is_directory(path))
-    return nn::load_model(
-        path, nn::model_config(changed(files::read_json(path / "config.json"), s)), s.seed);
-  check(fs::is_regular_file(path), "no model '", s.model, "': it is neither a preset (",
+    return nn::model_config(changed(nn::preset(s.model).json, s));
+  const fs::path path = s.model, file = fs::is_directory(path) ? path / "config.json" : path;
+  check(fs::is_regular_file(file), "no model '", s.model, "': it is neither a preset (",
         quoted(presets), ") nor a folder or config.json");
-  return nn::random_model(nn::model_config(changed(files::read_json(path), s)), s.seed);
+  return nn::model_config(changed(files::read_json(file), s));
+}
+
+nn::Model start_model(const Settings& s) {
+  const nn::ModelConfig config = start_config(s);
+  const bool preset = std::ranges::count(nn::preset_names(), s.model) > 0;
+  return !preset && fs::is_directory(s.model) ? nn::load_model(s.model, config, s.seed)
+                                              : nn::random_model(config, s.seed);
 }
 
 std::string trace_of(const fs::path& folder) {

@@ -12,6 +12,8 @@ namespace horner::train {
 // folder; with the attention and the fields of config.json from the settings.
 nn::Model start_model(const Settings&);
 
+nn::ModelConfig start_config(const Settings&);  // of that model
+
 enum class Begin { start, resume, either };  // either: resume if there is a run, otherwise start
 
 // The file that shows that a run has begun in `folder`: a checkpoint, metrics.jsonl with a line, or

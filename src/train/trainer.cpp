@@ -17,6 +17,7 @@
 #include "train/events.h"
 #include "train/machine.h"
 #include "train/session.h"
+#include "train/trace.h"
 
 namespace horner::train {
 
@@ -58,7 +59,12 @@ void write(const Trainer& r, const Json& line) {
 }
 
 void save(const Trainer& r) {
-  if (r.t.first()) save_checkpoint(r.folder, r.t.model, r.t.optimizer, r.t.at, r.t.s.keep);
+  const Session& t = r.t;
+  if (t.shards) t.shards->wait_weights(t.optimizer.parameters.size());
+  if (t.shards)
+    save_checkpoint(r.folder, t.model, t.optimizer, t.at, t.s.keep, t.group);
+  else if (t.first())
+    save_checkpoint(r.folder, t.model, t.optimizer, t.at, t.s.keep);
 }
 
 bool is_time(int64_t step, int64_t every) {
@@ -153,12 +159,11 @@ void finish_step(Trainer& r, double seconds) {
 
 // Every rank evaluates its share of the sequences.
 Score validation_score(const Session& t, const Settings& s) {
-  const int64_t n = s.evaluate_sequences, rank = t.group.ranks().rank,
-                world = t.group.ranks().world;
+  const int64_t n = s.evaluate_sequences, group = t.context.group, groups = t.context.groups;
   const Score part =
-      evaluate(t.model, t.run, t.source, s, n * rank / world, n * (rank + 1) / world);
+      evaluate(t.model, t.run, t.source, s, n * group / groups, n * (group + 1) / groups);
   const at::Tensor sums = at::tensor({part.loss, part.right, part.count}, at::kDouble);
-  if (world > 1) t.group.sum(sums);
+  t.group.sum(sums);
   const double* const all = sums.data_ptr<double>();
   return {all[0], all[1], all[2]};
 }
@@ -301,7 +306,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   }
   const Found found = ranks.rank == 0 ? find_checkpoint(folder) : Found();
   announce(found, hooks);
-  Trainer r{open_session({s, source, found.whole, std::move(group)}), folder, hooks};
+  Trainer r{open_session({s, source, folder, found.whole, std::move(group)}), folder, hooks};
   for (const Found::Damaged& d : found.damaged) r.damaged.push_back(d.checkpoint);
   if (r.t.first()) announce_layers(r.t.model.config, hooks);
   r.flops_per_token = step_flops_per_token(r.t.model, s.length);
@@ -310,6 +315,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   else if (!run_steps(r))
     return {false, r.t.at.step, {}};
   const Json done = result(r);
+  write_trace(ranks.rank);
   if (r.t.first()) files::write_json(folder / "result.json", done);
   return {true, r.t.at.step, done};
 }

@@ -1,0 +1,299 @@
+#include "attn/split.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attn/exec/chunked.h"
+#include "attn/inputs.h"
+#include "attn/plan.h"
+#include "attn/recompute.h"
+#include "attn/state.h"
+#include "core/check.h"
+
+namespace horner::attn {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+
+struct Held : torch::CustomClassHolder {
+  Split split;
+  explicit Held(Split s) : split(std::move(s)) {}
+};
+
+struct Gather : torch::autograd::Function<Gather> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Split& split) {
+    ctx->saved_data["split"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(split));
+    return split.gather(x.contiguous());
+  }
+  static std::vector<at::Tensor> backward(AutogradContext* ctx,
+                                          const std::vector<at::Tensor>& grads) {
+    const auto held =
+        c10::static_intrusive_pointer_cast<Held>(ctx->saved_data["split"].toCapsule());
+    return {held->split.scatter_sum(grads[0].contiguous()), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor gathered(const Split& split, const at::Tensor& x) {
+  if (x.is_floating_point()) return Gather::apply(x, split);
+  return split.gather(x.contiguous());
+}
+
+at::Tensor sum_before(const Split& split, const at::Tensor& x) {
+  return gathered(split, x).narrow(0, 0, split.rank).sum(0);
+}
+
+at::Tensor rows_before(const Split& split, const at::Tensor& x, int64_t axis, int64_t n) {
+  const int64_t T = x.size(axis);
+  check(T >= n, "each of the ", split.ranks, " ranks of a sequence needs ", n,
+        " tokens or more, not ", T, "; choose a larger --length or a smaller --context-parallel");
+  // On the first rank a sum of nothing.
+  const int64_t before = std::max(0, split.rank - 1), one = split.rank > 0;
+  return gathered(split, x.narrow(axis, T - n, n)).narrow(0, before, one).sum(0);
+}
+
+std::string why_no_scan(const Spec& spec, const Inputs& in) {
+  if (!is<NoKeys>(spec.near)) return "near keys are no state";
+  if (is<CountPower>(spec.values)) return "values depend on the count of keys before them";
+  Inputs one = in;
+  one.cu_seqlens = at::Tensor();
+  if (const std::string reason = exec::why_no_stream(spec, one); !reason.empty()) return reason;
+  return why_too_large(spec, {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)});
+}
+
+namespace {
+
+// The tokens of this rank among those of all, and the packed sequences.
+struct Places {
+  int64_t T, from;            // tokens, and the place of the first
+  std::vector<int64_t> cuts;  // 0, .., of all ranks
+
+  Places(const Inputs& in, const Split& split)
+      : T(in.k.size(2)), from(split.rank * T), cuts{0, split.ranks * T} {
+    if (!in.cu_seqlens.defined()) return;
+    const at::Tensor c = in.cu_seqlens.to(at::kCPU, at::kLong).contiguous();
+    cuts.assign(c.data_ptr<int64_t>(), c.data_ptr<int64_t>() + c.numel());
+    check(cuts.size() >= 2 && cuts.front() == 0 && cuts.back() == split.ranks * T,
+          "cu_seqlens must go from 0 to ", split.ranks * T, ", the tokens of all ranks, not from ",
+          cuts.empty() ? 0 : cuts.front(), " to ", cuts.empty() ? 0 : cuts.back());
+  }
+  // The first token of the sequence that token t belongs to.
+  int64_t begin_of(int64_t t) const {
+    return *std::prev(std::upper_bound(cuts.begin(), std::prev(cuts.end()), t));
+  }
+  // Where the sequences of [lo, hi) begin and end, counted from lo.
+  std::vector<int64_t> within(int64_t lo, int64_t hi) const {
+    std::vector<int64_t> out{0};
+    for (const int64_t c : cuts)
+      if (c > lo && c < hi) out.push_back(c - lo);
+    out.push_back(hi - lo);
+    return out;
+  }
+};
+
+// All tokens one after the other, through the state, in pieces whose working memory is small.
+at::Tensor attend_on(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
+  constexpr int64_t kPiece = 16384;
+  const int64_t T = in.k.size(2), n = std::min(T, kPiece);
+  if (n == T) return attend_from(spec, in, before, after);
+  std::vector<Inputs> pieces(size_t((T + n - 1) / n), in);
+  for (const Input& i : input_table()) {
+    const int64_t axis = axis_of(i, "TS");
+    if (!(in.*i.at).defined() || axis < 0) continue;
+    const std::vector<at::Tensor> each = (in.*i.at).split(n, axis);
+    for (size_t p = 0; p < each.size(); ++p) pieces[p].*i.at = each[p];
+  }
+  Carry state = before;
+  std::vector<at::Tensor> results;
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    const Carry start = state;
+    const bool last = p + 1 == pieces.size();
+    results.push_back(attend_from(spec, pieces[p], start, last ? after : &state));
+  }
+  return at::cat(results, 2);
+}
+
+// What only the sums of keys and values need: no norm, no gates of the output, and as few query
+// heads as there are key heads.
+std::pair<Spec, Inputs> sums_only(Spec spec, Inputs in) {
+  spec.norm = NoNorm{}, spec.output_gate = spec.post_gate = spec.channel_gates = false;
+  spec.sharpness = Flat{}, spec.less_log_count = false;
+  if (!is<CumulativeGate>(spec.denominator)) spec.denominator = Nothing{};
+  const int64_t G = in.k.size(1);
+  in.q = in.q.detach().narrow(1, 0, G);
+  if (in.query_projection.defined())
+    in.query_projection = in.query_projection.detach().narrow(0, 0, G);
+  for (at::Tensor* x : {&in.output_gate, &in.post_gate, &in.length_scale, &in.log_power, &in.sink,
+                        &in.norm_weight, &in.norm_bias, &in.cu_seqlens})
+    *x = at::Tensor();
+  return {spec, in};
+}
+
+// What travels of a state, and whether a spec has it.
+constexpr at::Tensor Carry::* kSums[] = {&Carry::S,    &Carry::z,     &Carry::count,
+                                         &Carry::keys, &Carry::gates, &Carry::decay};
+bool has_sum(const Spec& spec, at::Tensor Carry::* x) {
+  if (x == &Carry::keys) return spec.centred;
+  if (x == &Carry::gates) return is<CumulativeGate>(spec.denominator);
+  return x != &Carry::decay || !is<NoDecay>(spec.decay);
+}
+
+// The sums of this rank's tokens, from an empty state. With the delta rule S has F columns more:
+// the matrix A by which the tokens change a state.
+Carry own_sums(const Spec& given, const Inputs& all, int64_t padded_E) {
+  auto [spec, in] = sums_only(given, all);
+  Carry start, after;
+  if (is<Delta>(spec.values)) {
+    const auto F = int64_t(feature_count(spec, in.k.size(3)));
+    in.v = at::constant_pad_nd(in.v, {0, padded_E - in.v.size(3) + F});
+    const at::TensorOptions options =
+        in.v.options().dtype(exec::sums_dtype(spec, in.q.scalar_type()));
+    const int64_t B = in.k.size(0), G = in.k.size(1);
+    start.S = at::cat({at::zeros({F, padded_E}, options), at::eye(F, options)}, 1)
+                  .expand({B, G, F, padded_E + F});
+    start.z = at::zeros({B, G, F}, options);
+    start.count = at::zeros({B}, options.dtype(at::kDouble));
+  }
+  attend_on(spec, in, start, &after);
+  return after;
+}
+
+// The same, keeping only its inputs: what the pass computes is not needed before its own backward,
+// which runs it again.
+Carry own_sums_again(const Spec& spec, const Inputs& in, int64_t padded_E) {
+  std::vector<at::Tensor Inputs::*> places;
+  Tensors given;
+  for (const Input& i : input_table())
+    if ((in.*i.at).defined() && (in.*i.at).requires_grad())
+      places.push_back(i.at), given.push_back(in.*i.at);
+  const auto run = [=](const Tensors& x) {
+    Inputs again = in;
+    for (size_t i = 0; i < x.size(); ++i) again.*places[i] = x[i];
+    Carry all = own_sums(spec, again, padded_E);
+    Tensors out;
+    for (at::Tensor Carry::* each : kSums)
+      if ((all.*each).defined()) out.push_back(all.*each);
+    return out;
+  };
+  Carry out;
+  size_t next = 0;
+  const Tensors sums = given.empty() ? run({}) : recomputed(run, given, {});
+  for (at::Tensor Carry::* each : kSums)
+    if (has_sum(spec, each)) out.*each = sums[next++];
+  return out;
+}
+
+// The gathered tensors of a Carry, [ranks, B, ..]; undefined where it has none.
+Carry gathered_carry(const Split& split, const Carry& own) {
+  Carry out;
+  for (at::Tensor Carry::* x : kSums)
+    if ((own.*x).defined()) out.*x = gathered(split, own.*x);
+  return out;
+}
+
+// The state before rank r, of the ranks from `first` on.
+Carry combined(const Spec& spec, const Carry& all, int64_t first, int64_t r, int64_t E) {
+  const int64_t n = r - first;
+  const auto some = [&](const at::Tensor& x) { return x.narrow(0, first, n); };
+  const auto sum = [&](const at::Tensor& x) { return x.defined() ? some(x).sum(0) : x; };
+  Carry out{.count = sum(all.count), .keys = sum(all.keys), .gates = sum(all.gates)};
+  out.decay = sum(all.decay);
+  at::Tensor z = some(all.z), S = some(all.S);
+  at::Tensor later;  // the factor of each rank's sums: the decay of the ranks after it
+  if (all.decay.defined()) {
+    const at::Tensor logs = some(all.decay);
+    later = (logs.sum(0, true) - logs.cumsum(0)).exp().to(z.scalar_type());
+    later = later.dim() == 3 ? later.unsqueeze(-1) : later;  // [n, B, G, 1] or [.., F]
+    z = z * later;
+  }
+  out.z = z.sum(0);
+  if (!is<Delta>(spec.values)) {
+    out.S = (later.defined() ? S * later.unsqueeze(-1) : S).sum(0);
+    return out;
+  }
+  const int64_t F = S.size(3);
+  out.S = S.narrow(4, 0, E).narrow(0, 0, 0).sum(0);  // zeros
+  for (int64_t j = 0; j < n; ++j)
+    out.S = at::matmul(S[j].narrow(-1, E, F), out.S) + S[j].narrow(-1, 0, E);
+  return out;
+}
+
+// The result `first` of the sequence that the first token belongs to, and those that begin after
+// it.
+at::Tensor with_rest(const at::Tensor& first, const Spec& spec, const Inputs& in, const Places& at,
+                     std::string_view execution) {
+  const int64_t n = first.size(2);
+  if (n == at.T) return first;
+  std::vector<int64_t> cuts = at.within(at.from + n, at.from + at.T);
+  Inputs rest = in;
+  rest.cu_seqlens = at::Tensor();
+  rest = tokens(rest, n, at.T);
+  rest.cu_seqlens = at::tensor(cuts, at::kLong).to(in.cu_seqlens.options());
+  return at::cat({first, attend(spec, rest, execution)}, 2);
+}
+
+at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
+                    std::string_view execution) {
+  constexpr int64_t kPad = 16;
+  const Places at(in, split);
+  const int64_t E = (in.v.size(3) + kPad - 1) / kPad * kPad;
+  Inputs own = in;
+  own.cu_seqlens = at::Tensor();
+  const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
+  const Carry all = gathered_carry(split, own_sums_again(spec, tokens(own, last, at.T), E));
+  // The sequence of the first token began on rank `first`; this one, if none comes before.
+  const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
+  const Carry before = combined(spec, all, first, split.rank, E);
+  const int64_t n = at.within(at.from, at.from + at.T)[1];
+  return with_rest(attend_on(spec, tokens(own, 0, n), before, nullptr), spec, in, at, execution);
+}
+
+// [.., S, ..] of the ranks up to this one, from token `begin` on.
+at::Tensor keys_up_to(const Split& split, const at::Tensor& x, int64_t axis, int64_t begin) {
+  const int64_t T = x.size(axis), n = (split.rank + 1) * T;
+  const bool mask = x.scalar_type() == at::kBool;
+  const at::Tensor all = gathered(split, mask ? x.to(at::kByte) : x);
+  const at::Tensor up_to = all.narrow(0, 0, split.rank + 1).movedim(0, axis);
+  const at::Tensor flat = up_to.flatten(axis, axis + 1).narrow(axis, begin, n - begin);
+  return mask ? flat.to(at::kBool) : flat;
+}
+
+at::Tensor by_keys(const Spec& spec, const Inputs& in, const Split& split,
+                   std::string_view execution) {
+  const Places at(in, split);
+  const int64_t begin = at.begin_of(at.from), n = at.within(at.from, at.from + at.T)[1];
+  Inputs first = in;
+  first.cu_seqlens = at::Tensor();
+  for (const Input& i : input_table()) {
+    const int64_t of_keys = axis_of(i, "S"), of_queries = axis_of(i, "T");
+    at::Tensor& x = first.*i.at;
+    if (!x.defined()) continue;
+    if (of_keys >= 0)
+      x = keys_up_to(split, x, of_keys, begin).narrow(of_keys, 0, at.from + n - begin);
+    else if (of_queries >= 0)
+      x = x.narrow(of_queries, 0, n);
+  }
+  return with_rest(attend(spec, first, execution), spec, in, at, execution);
+}
+
+}  // namespace
+
+at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
+                        std::string_view execution) {
+  if (split.ranks == 1) return attend(spec, in, execution);
+  check(!sees_future(spec.mask),
+        "a sequence over several ranks requires a mask that sees no later tokens");
+  check(spec.dropout == 0 && !spec.bias,
+        "a sequence over several ranks supports neither dropout nor a bias of each score");
+  check(in.q.size(2) == in.k.size(2) && !in.cu_seqlens_k.defined(),
+        "a sequence over several ranks requires as many queries as keys");
+  return why_no_scan(spec, in).empty() ? by_state(spec, in, split, execution)
+                                       : by_keys(spec, in, split, execution);
+}
+
+}  // namespace horner::attn

@@ -1,0 +1,41 @@
+// One sequence over several ranks (context parallelism): each has the next T tokens. Attention of
+// this rank's queries to the keys of all ranks up to them, forward and backward.
+//   finite state: every rank sums its own tokens; the sums are gathered, and each rank combines
+//     those before it (an exclusive scan): S_r = sum over j < r of decay_j+1..r-1 S_j. What travels
+//     does not grow with the length. The delta rule changes a state by a matrix, S -> A S + B,
+//     which travels with B.
+//   otherwise: the keys and values of all ranks are gathered round the ring of ranks.
+#pragma once
+
+#include <functional>
+
+#include "attn/attend.h"
+
+namespace horner::attn {
+
+// What moves tensors between the ranks of one sequence; neither has gradients.
+struct Split {
+  int rank = 0, ranks = 1;
+  std::function<at::Tensor(const at::Tensor& x)> gather;       // x of every rank: [ranks, ..]
+  std::function<at::Tensor(const at::Tensor& x)> scatter_sum;  // [ranks, ..]: the sum of x[rank]
+};
+
+// [ranks, ..], differentiable. Every rank of the split makes the same calls in the same order, and
+// its loss depends on what it gets: the backward pass is a call as well.
+at::Tensor gathered(const Split&, const at::Tensor& x);
+
+// The last n rows of the rank before this one along an axis; zeros on the first rank.
+at::Tensor rows_before(const Split&, const at::Tensor& x, int64_t axis, int64_t n);
+
+// Sum over the ranks before this one; zeros on the first.
+at::Tensor sum_before(const Split&, const at::Tensor& x);
+
+// Why the keys and values travel and not a state; "" if a state does.
+std::string why_no_scan(const Spec&, const Inputs&);
+
+// [B, H, T, E] of this rank's T tokens, whose inputs are given; `cu_seqlens` counts the tokens of
+// all ranks, as if they were one sequence.
+at::Tensor attend_split(const Spec&, const Inputs&, const Split&,
+                        std::string_view execution = "auto");
+
+}  // namespace horner::attn

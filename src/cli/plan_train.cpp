@@ -1,0 +1,134 @@
+// horner plan --train: what a training step takes of each GPU, and what it sends.
+#include "cli/plan_train.h"
+
+#include "cli/run.h"
+#include "cli/table.h"
+#include "core/check.h"
+#include "nn/config.h"
+#include "train/scale.h"
+#include "train/settings.h"
+#include "train/start.h"
+
+namespace horner::cli {
+
+static constexpr double kGB = 1e9, kMB = 1e6;
+
+void add_training_options(CLI::App& app, TrainingPlan& o) {
+  choices(option(app, "--model", o.model, "MODEL", "with --train: preset or config.json [tiny]"),
+          {nn::preset_names()});
+  choices(option(app, "--attention", o.attention, "NAME",
+                 "with --train: variant or pattern of layers [the model's own]"),
+          variant_choices());
+  positive(app, "--gpus", o.gpus, "N", "with --train: processes, one per GPU [1]");
+  positive(app, "--length", o.length, "N", "with --train: tokens per sequence [512]");
+  positive(app, "--micro-batches", o.micro_batches, "N",
+           "with --train: micro-batches of --batch sequences per step and GPU [1]");
+  positive(app, "--context-parallel", o.context, "N",
+           "with --train: GPUs that share each sequence [1]");
+  choices(option(app, "--shard", o.shard, "NAME",
+                 "with --train: what the GPUs divide among them: nothing, the optimizer, or "
+                 "gradients too [none]"),
+          {{"none", "optimizer", "gradients"}});
+  app.add_flag("--recompute", o.recompute, "with --train: recompute activations");
+  option(app, "--bucket", o.bucket, "MB", "with --train: as in 'horner train' [25]");
+  option(app, "--memory", o.memory, "GB", "with --train: memory of a GPU [141]");
+  option(app, "--bandwidth", o.bandwidths, "GB/s",
+         "with --train: what a GPU sends per second; several may be given [12.5, 50, 450]");
+}
+
+static train::Layout layout_of(const TrainingPlan& o) {
+  horner::check(o.gpus % o.context == 0, "--context-parallel must divide --gpus, ", o.gpus,
+                ", not ", o.context);
+  horner::check(o.length % o.context == 0, "--length must be a multiple of --context-parallel, ",
+                o.context, ", not ", o.length);
+  const bool known = o.shard == "none" || o.shard == "optimizer" || o.shard == "gradients";
+  horner::check(known, "--shard must be 'none', 'optimizer' or 'gradients', not '", o.shard, "'");
+  horner::check(o.memory > 0 && o.bucket > 0, "--memory and --bucket must be greater than 0");
+  for (const double x : o.bandwidths)
+    horner::check(x > 0, "--bandwidth must be greater than 0, not ", x);
+  return {.processes = o.gpus,
+          .context = o.context,
+          .sequences = o.batch,
+          .parts = o.micro_batches,
+          .length = o.length,
+          .shard = o.shard,
+          .recompute = o.recompute,
+          .bfloat16 = o.bfloat16,
+          .bucket = o.bucket * kMB};
+}
+
+static Json json_of(const TrainingPlan& o, double parameters, const train::Memory& m,
+                    const train::Traffic& t, int64_t largest, double flops,
+                    const std::vector<double>& bandwidths) {
+  Json times = Json::array();
+  for (const double x : bandwidths)
+    times.push_back({{"gigabytes_per_second", x}, {"seconds", t.all() / (x * kGB)}});
+  return {{"model", o.model},
+          {"parameters", parameters},
+          {"gpus", o.gpus},
+          {"bytes",
+           {{"weights", m.weights},
+            {"gradients", m.gradients},
+            {"optimizer", m.optimizer},
+            {"activations", m.activations},
+            {"loss", m.loss},
+            {"buffers", m.buffers},
+            {"all", m.all()}}},
+          {"largest_batch", largest},
+          {"sent_bytes",
+           {{"gradients", t.gradients},
+            {"weights", t.weights},
+            {"sequence", t.sequence},
+            {"numbers", t.numbers},
+            {"all", t.all()}}},
+          {"times", times},
+          {"flop_per_step", flops}};
+}
+
+Outcome plan_training(const TrainingPlan& o) {
+  const train::Layout layout = layout_of(o);
+  train::Settings s;
+  s.model = o.model, s.attention = o.attention;
+  const nn::ModelConfig config = train::start_config(s);
+  const train::Memory m = memory_of(config, layout);
+  const train::Traffic t = traffic_of(config, layout);
+  const int64_t largest = largest_batch(config, layout, o.memory * kGB);
+  const double parameters = train::parameters_of(config);
+  const double tokens = double(o.batch * o.micro_batches * (o.length / o.context));
+  const double flops = tokens * flops_per_token(config, layout);
+  const std::vector<double> bandwidths =
+      o.bandwidths.empty() ? std::vector{12.5, 50., 450.} : o.bandwidths;
+  if (o.json) return print_json(json_of(o, parameters, m, t, largest, flops, bandwidths));
+  std::cout << bold(o.model) << "  " << count_text(parameters) << " parameters, " << o.gpus
+            << (o.gpus == 1 ? " GPU, " : " GPUs, ") << o.batch << " × "
+            << count_text(double(o.length)) << " tokens in a micro-batch"
+            << (o.context > 1 ? " of " + std::to_string(o.context) + " GPUs" : "") << "\n\n";
+  Table memory{.head = {"memory of a GPU", ""}, .right = {1}, .indent = 2};
+  memory.rows = {{"weights", size_text(m.weights)},
+                 {"gradients", size_text(m.gradients)},
+                 {"optimizer", size_text(m.optimizer)},
+                 {"activations", size_text(m.activations)},
+                 {"loss", size_text(m.loss)},
+                 {"buffers", size_text(m.buffers)},
+                 {"all", size_text(m.all())}};
+  std::cout << text(memory) << "\n";
+  const std::string room = formatted("%g GB", o.memory);
+  if (largest == 0)
+    std::cout << "  " << red("too large") << ": not even one sequence fits into " << room << "\n";
+  else
+    std::cout << "  largest micro-batch in " << room << ": " << count_text(double(largest))
+              << (largest == 1 ? " sequence\n" : " sequences\n");
+  Table sent{.head = {"sent by a GPU in a step", ""}, .right = {1}, .indent = 2};
+  sent.rows = {{"gradients", size_text(t.gradients)},
+               {"weights", size_text(t.weights)},
+               {"along the sequence", size_text(t.sequence)},
+               {"all", size_text(t.all())}};
+  std::cout << "\n" << text(sent) << "\n";
+  for (const double x : bandwidths)
+    std::cout << "  at " << formatted("%g GB/s", x) << ": "
+              << formatted("%.3g ms", 1e3 * t.all() / (x * kGB)) << "\n";
+  std::cout << "  a GPU computes " << formatted("%.3g TFLOP", flops / 1e12) << " in a step\n";
+  return Outcome::fine;
+}
+
+}  // namespace horner::cli

@@ -1,0 +1,80 @@
+#include "train/context.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "core/check.h"
+#include "train/comm_link.h"
+#include "train/trace.h"
+
+namespace horner::train {
+
+Context context_of(const Ranks& r, int64_t parts) {
+  check(r.world % parts == 0, "'context-parallel' must divide the number of processes, ", r.world,
+        ", not ", parts,
+        r.world == 1 ? "; start them with torchrun --nproc-per-node " + std::to_string(parts) : "");
+  const int n = int(parts);
+  return {n, r.rank % n, r.world / n, r.rank / n};
+}
+
+static at::Tensor gather(const Link& link, const Backend& backend, int parts, const at::Tensor& x) {
+  const c10::NoGradGuard without_gradients;
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.insert(shape.begin(), parts);
+  at::Tensor flat = at::empty({parts * x.numel()}, x.options());
+  at::Tensor mine = x.detach().reshape({-1});
+  exchange(link, "gathering along the sequence", [&] {
+    const Traced trace("sequence: gather");
+    if (mine.numel() > 0) backend->_allgather_base(flat, mine)->wait();
+  });
+  return flat.view(shape);
+}
+
+static at::Tensor scatter_sum(const Link& link, const Backend& backend, int parts,
+                              const at::Tensor& x) {
+  const c10::NoGradGuard without_gradients;
+  at::Tensor all = x.detach().reshape({-1});
+  const bool nccl = backend->getBackendName() == "nccl";
+  at::Tensor to = at::empty({nccl ? all.numel() / parts : all.numel()}, x.options());
+  std::vector<int64_t> equal;
+  exchange(link, "summing along the sequence", [&] {
+    const Traced trace("sequence: sum");
+    if (all.numel() > 0)
+      (nccl ? backend->_reduce_scatter_base(to, all)
+            : backend->alltoall_base(to, all, equal, equal))
+          ->wait();
+  });
+  const std::vector<int64_t> shape(x.sizes().begin() + 1, x.sizes().end());
+  if (nccl) return to.view(shape);
+  const bool narrow = at::isReducedFloatingType(x.scalar_type());
+  const at::Tensor rows = to.view({parts, -1});
+  return (narrow ? rows.to(at::kFloat) : rows).sum(0).to(x.scalar_type()).view(shape);
+}
+
+attn::Split make_split(const Group& group, const Context& c) {
+  if (c.parts == 1) return {};
+  Link& link = *group.link();
+  const Store store =
+      c10::make_intrusive<c10d::PrefixStore>("context/" + std::to_string(c.group), link.store);
+  Ranks within = group.ranks();
+  within.rank = c.part, within.world = c.parts;
+  // The loopback serves a run on a single machine only.
+  const bool single = group.ranks().local_world == group.ranks().world;
+  within.local_world = single ? c.parts : 0;
+  const auto timeout = link.timeout;
+  const Backend backend = link.backend == "nccl" ? nccl_backend(store, within, timeout)
+                                                 : gloo_backend(store, within, timeout);
+  link.others.push_back(backend);
+  const int parts = c.parts;
+  return {c.part, parts,
+          [&link, backend = backend.get(), parts](const at::Tensor& x) {
+            return gather(link, Backend::reclaim_copy(backend), parts, x);
+          },
+          [&link, backend = backend.get(), parts](const at::Tensor& x) {
+            return scatter_sum(link, Backend::reclaim_copy(backend), parts, x);
+          }};
+}
+
+}  // namespace horner::train

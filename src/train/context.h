@@ -1,0 +1,20 @@
+// Ranks that share sequences (--context-parallel): of `world` ranks, every N in a row have one part
+// each of the same sequences.
+#pragma once
+
+#include "attn/split.h"
+#include "train/comm.h"
+
+namespace horner::train {
+
+struct Context {
+  int parts = 1, part = 0;    // of a sequence, and this rank's
+  int groups = 1, group = 0;  // of ranks that share sequences
+};
+// Throws unless `parts` divides the number of ranks.
+Context context_of(const Ranks&, int64_t parts);
+
+// Connects the ranks that share sequences. The group must outlive the result.
+attn::Split make_split(const Group&, const Context&);
+
+}  // namespace horner::train

@@ -1,0 +1,187 @@
+#include "train/scale.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attn/inputs.h"
+#include "attn/plan.h"
+#include "nn/slots.h"
+#include "train/shards.h"
+
+namespace horner::train {
+
+using nn::LayerConfig;
+using nn::ModelConfig;
+
+static constexpr double kFloat = 4, kDouble = 8;
+
+// The elements of every trained tensor, in the order of the forward pass.
+static std::vector<int64_t> sizes_of(const ModelConfig& c) {
+  nn::Model m{.config = c};
+  std::vector<int64_t> out;
+  for (const nn::Slot& s : nn::slots(m)) {
+    int64_t n = 1;
+    for (const int64_t size : s.shape) n *= size;
+    if (!s.fixed) out.push_back(n);
+  }
+  return out;
+}
+
+static double sum_of(const std::vector<int64_t>& sizes) {
+  double sum = 0;
+  for (const int64_t n : sizes) sum += double(n);
+  return sum;
+}
+
+double parameters_of(const ModelConfig& c) {
+  return sum_of(sizes_of(c));
+}
+
+// Elements with the padding of buckets, and of the largest bucket.
+struct Buckets {
+  double all = 0, largest = 0;
+};
+static Buckets buckets_of(const ModelConfig& c, const Layout& l) {
+  Buckets out;
+  for (const BucketPlan& b : plan_buckets(sizes_of(c), int64_t(l.bucket), int(l.processes))) {
+    const double n = double(b.chunk * l.processes);
+    out.all += n, out.largest = std::max(out.largest, n);
+  }
+  return out;
+}
+
+// Bytes of the inputs with one row per token of a key head or a query head, beside q, k and v.
+static double gate_bytes(const LayerConfig& layer, const ModelConfig& c, bool of_keys) {
+  double sum = 0;
+  for (const attn::Input& i : attn::input_table()) {
+    if (!i.wanted || !i.wanted(layer.attention) || i.role == attn::Role::tensor) continue;
+    const std::string shape = attn::shape(i, layer.attention);
+    if (shape.find(of_keys ? 'S' : 'T') == shape.npos) continue;
+    sum += kFloat * double((of_keys ? c.G : c.H) * (shape.size() == 4 ? c.D : 1));
+  }
+  return sum;
+}
+
+// Bytes of one layer's weights that a product joins or casts, and keeps.
+static double joined_bytes(const ModelConfig& c, const Layout& l) {
+  const double qkv = double((c.H + 2 * c.G) * c.D * c.C), o = double(c.H * c.D * c.C);
+  const double up = double(2 * c.M * c.C), down = double(c.M * c.C);
+  return l.bfloat16 ? 2 * (qkv + o + up + down) : kFloat * (qkv + up);
+}
+
+// What the forward pass of a layer keeps for one token, in bytes.
+static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
+  const double e = l.bfloat16 ? 2 : kFloat, C = double(c.C), M = double(c.M);
+  const double heads = double((c.H + 2 * c.G) * c.D), out = double(c.H * c.D);
+  const double rows = kFloat * 2 * C + e * 2 * C;  // sums and their norms
+  const double attention = e * (heads + 2 * out) + kFloat * double(3 * c.H);
+  const double gates = 2 * (gate_bytes(layer, c, true) + gate_bytes(layer, c, false));
+  // Of a short convolution, its input behind the tokens before it and its output.
+  const double convolution = layer.around.short_conv > 0 ? kFloat * 2 * heads : 0;
+  // The delta rule keeps about ten rows (keys, values, corrected values and what they leave, in
+  // padded copies), twice where its state comes from other ranks.
+  const double delta = attn::is<attn::Delta>(layer.attention.values)
+                           ? kFloat * 10 * out * (l.context > 1 ? 2 : 1)
+                           : 0;
+  return rows + attention + gates + delta + convolution + e * 3 * M + kFloat * 2;
+}
+
+Memory memory_of(const ModelConfig& c, const Layout& l) {
+  const double P = parameters_of(c), w = double(l.processes), e = l.bfloat16 ? 2 : kFloat;
+  const bool sharded = l.shard != "none" && l.processes > 1;
+  const Buckets b = sharded ? buckets_of(c, l) : Buckets{P, P};
+  Memory m;
+  m.weights = kFloat * b.all;
+  m.optimizer = 2 * kFloat * (sharded ? b.all / w : P);
+  m.gradients = kFloat * (sharded && l.shard == "gradients" ? b.all / w : b.all);
+  if (sharded && l.shard == "gradients") m.buffers += 2 * kFloat * b.largest;
+  if (sharded && l.gloo) m.buffers += kFloat * b.largest;
+  const double N = double(l.sequences * l.length / l.context), C = double(c.C);
+  double all = 0, largest = 0;
+  for (const LayerConfig& layer : c.layers) {
+    const double kept = N * kept_per_token(c, layer, l) + joined_bytes(c, l);
+    all += l.recompute ? N * C * (kFloat + e) : kept;
+    largest = std::max(largest, kept);
+  }
+  // The gradients of the widest rows, on top of what is kept; with recomputation, of one layer.
+  const double work = N * e * double(3 * c.M) + N * C * kFloat;
+  m.activations = all + (l.recompute ? largest : 0) + work + N * C * (kFloat + e);
+  // One process has no gradients before backward: they take the place of what it frees.
+  if (l.processes == 1) m.activations = std::max(m.activations, m.gradients + work) - m.gradients;
+  const double slice = std::clamp(double(int64_t(1) << 24) / double(c.V), 128., 8192.);
+  m.loss = std::min(N, slice) * double(c.V) * e + N * C * e + double(c.V * c.C) * kFloat;
+  return m;
+}
+
+// Bytes that a process gathers from each other one for a layer, forward; as many go back.
+static double sequence_bytes(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
+  const attn::Spec& spec = layer.attention;
+  const double B = double(l.sequences), G = double(layer.around.mamba ? c.H : c.G),
+               e = l.bfloat16 ? 2 : kFloat, T = double(l.length / l.context);
+  double halo = 0;
+  if (layer.around.short_conv > 0)
+    halo = B * double((layer.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
+  const bool state = attn::why_no_state(spec).empty() && attn::is<attn::NoKeys>(spec.near) &&
+                     !attn::is<attn::CountPower>(spec.values) &&
+                     attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
+  if (!state) return halo + B * T * (G * 2 * double(c.D) * e + gate_bytes(layer, c, true));
+  const auto padded = [](double n) { return std::ceil(n / 16) * 16; };
+  const double F = attn::feature_count(spec, c.D), D = double(c.D);
+  const double width = attn::is<attn::Delta>(spec.values) ? padded(padded(D) + F) : padded(D);
+  double exact = B;  // the count, and other sums in double
+  if (spec.centred) exact += B * G * double(attn::mapped_channels(spec, c.D));
+  if (attn::is<attn::CumulativeGate>(spec.denominator)) exact += B * G;
+  if (attn::is<attn::ChannelGate>(spec.decay))
+    exact += B * G * F;
+  else if (!attn::is<attn::NoDecay>(spec.decay))
+    exact += B * G;
+  return halo + B * G * F * (width + 1) * (attn::sums_in_double(spec) ? kDouble : kFloat) +
+         kDouble * exact;
+}
+
+Traffic traffic_of(const ModelConfig& c, const Layout& l) {
+  Traffic t;
+  const double w = double(l.processes), share = (w - 1) / w;
+  if (l.processes == 1) return t;
+  const std::vector<int64_t> sizes = sizes_of(c);
+  if (l.shard == "none") {
+    t.gradients = 2 * share * kFloat * sum_of(sizes);
+  } else {
+    const double bytes = kFloat * buckets_of(c, l).all;
+    t.gradients = share * bytes * double(l.shard == "gradients" ? l.parts : 1);
+    t.weights = share * bytes;
+    t.numbers = 2 * share * kDouble * double(sizes.size());
+  }
+  const double passes = l.recompute ? 3 : 2;  // forward, once more with recomputation, backward
+  for (const LayerConfig& layer : c.layers)
+    t.sequence += passes * double(l.parts * (l.context - 1)) * sequence_bytes(c, layer, l);
+  return t;
+}
+
+int64_t largest_batch(const ModelConfig& c, Layout l, double bytes) {
+  const auto fits = [&](int64_t n) {
+    l.sequences = n;
+    return memory_of(c, l).all() <= bytes;
+  };
+  if (!fits(1)) return 0;
+  int64_t most = 1;
+  while (most < (int64_t(1) << 40) && fits(2 * most)) most *= 2;
+  for (int64_t step = most / 2; step > 0; step /= 2)
+    if (fits(most + step)) most += step;
+  return most;
+}
+
+double flops_per_token(const ModelConfig& c, const Layout& l) {
+  double weights = double(c.V * c.C);
+  nn::Model m{.config = c};
+  for (const nn::Slot& s : nn::slots(m)) {
+    const bool table = s.at == &m.embedding || s.at == &m.positions || s.at == &m.head;
+    if (s.shape.size() == 2 && !table) weights += double(s.shape[0] * s.shape[1]);
+  }
+  const double products = weights + double(int64_t(c.layers.size()) * c.H * c.D * l.length);
+  return (l.recompute ? 8 : 6) * products;
+}
+
+}  // namespace horner::train

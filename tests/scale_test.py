@@ -1,0 +1,237 @@
+"""Sharded and context-parallel training, recomputation, and what 'horner plan --train' says of them."""
+import glob
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+from comm_test import ENVIRONMENT, TORCHRUN, alone, free_port, good, ranks
+from safetensors.torch import load_file
+
+HORNER = os.environ["HORNER"]
+TOOL = os.path.join(os.path.dirname(HORNER), "scale_tool")
+LONG = os.environ.get("HORNER_LONG")
+VARIANTS = ["softmax", "l2", "taylor2", "gated", "gated_delta"]
+STEPS = 100 if LONG else 5
+
+
+def tool(world, *arguments, **more):
+    """What each rank prints."""
+    if world == 1:
+        runs = [subprocess.Popen([TOOL, *map(str, arguments)], env=ENVIRONMENT | more, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)]  # fmt: skip
+    else:
+        port = str(free_port())
+        runs = [subprocess.Popen([TOOL, *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 env=ENVIRONMENT | {"RANK": str(r), "WORLD_SIZE": str(world), "MASTER_PORT": port,
+                                                    "MASTER_ADDR": "127.0.0.1"} | more)
+                for r in range(world)]  # fmt: skip
+    seconds = 600 if LONG else 120
+    out = [p.communicate(timeout=seconds) for p in runs]
+    assert [p.returncode for p in runs] == [0] * world, [e for _, e in out]
+    return [json.loads(o) for o, _ in out]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """One process on whole batches, per variant, in float32 and in double."""
+    done = {}
+
+    def run(variant):
+        if variant not in done:
+            folder = tmp_path_factory.mktemp("single")
+            alone("train", folder / "float", variant, 1, STEPS)
+            alone("train", folder / "double", variant, 1, STEPS, DOUBLE="1")
+            done[variant] = load_file(folder / "float0"), load_file(folder / "double0")
+        return done[variant]
+
+    return run
+
+
+WAYS = {"none": {}, "optimizer": {"SHARD": "optimizer"}, "gradients": {"SHARD": "gradients"}, "context": {"CONTEXT": "all"},
+        "both": {"SHARD": "gradients", "CONTEXT": "2", "RECOMPUTE": "1"}}  # fmt: skip
+QUICK = [(2, "softmax", "optimizer"), (2, "taylor2", "gradients"), (4, "l2", "context"), (2, "gated_delta", "context"),
+         (4, "taylor2", "both")]  # fmt: skip
+ALL = [(world, variant, way) for variant in VARIANTS for way in WAYS for world in (2, 4)]
+
+
+@pytest.mark.parametrize("world, variant, way", ALL if LONG else QUICK)
+def test_ranks_are_one_process(world, variant, way, single, tmp_path):
+    """Losses and weights after steps of SGD, within the bound of comm_test."""
+    float32, truth = single(variant)
+    more = {k: str(world) if v == "all" else v for k, v in WAYS[way].items()}
+    for process in ranks(world, "train", tmp_path / "many", variant, 1, STEPS, **more):
+        good(process)
+    many = load_file(tmp_path / "many0")
+    assert len(many) > 10
+    for name, got in many.items():
+        wanted = truth[name].double()
+        error = (got.double() - wanted).abs().max()
+        own = (float32[name].double() - wanted).abs().max()
+        assert error <= 2 * own + 16 * 2**-24 * wanted.abs().max(), (name, error, own, wanted.abs().max())
+        for r in range(1, world):
+            assert torch.equal(load_file(tmp_path / f"many{r}")[name], got), f"rank {r} differs in {name}"
+
+
+@pytest.mark.parametrize("variant", ["softmax", "gated_delta"])
+def test_recomputation_changes_no_bit(variant, single, tmp_path):
+    plain, _ = single(variant)
+    alone("train", tmp_path / "again", variant, 1, STEPS, RECOMPUTE="1")
+    again = load_file(tmp_path / "again0")
+    assert set(again) == set(plain) and all(torch.equal(again[name], plain[name]) for name in plain)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    shutil.copy(__file__, folder / "text")
+    subprocess.run([HORNER, "data", "pack", str(folder / "text"), "--out", str(folder / "data")], check=True,
+                   capture_output=True)  # fmt: skip
+    return folder / "data"
+
+
+def train(world, out, data, *options):
+    command = [HORNER, "train", "--out", str(out), "--data", str(data), "--batch", "12", "--length", "24", "--evaluate-sequences",
+               "4", "--seed", "3", "--decay-steps", "50", *map(str, options)]  # fmt: skip
+    launcher = [TORCHRUN, "--standalone", "--no-python", f"--nproc-per-node={world}"] if world > 1 else []
+    done = subprocess.run(launcher + command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def moments(run, step):
+    """Mean and square of every parameter, put together from the parts of a checkpoint."""
+    parts = {}
+    for file in glob.glob(str(run / f"checkpoint-{step:08}" / "optimizer*.safetensors")):
+        for name, x in load_file(file).items():
+            base, _, first = name.partition("@")
+            parts.setdefault(base, {})[int(first or 0)] = x.flatten()
+    return {name: torch.cat([x for _, x in sorted(each.items())]) for name, each in parts.items()
+            if name.startswith(("mean.", "square."))}  # fmt: skip
+
+
+def test_checkpoints_open_with_any_number_of_ranks(data, tmp_path):
+    """Written by 4 ranks, opened and written again by 1, then by 3: weights and optimizer keep every bit."""
+    settings = {"batch": 12, "length": 24, "evaluate-sequences": 0, "bucket": 0.05}
+    runs = [tmp_path / str(i) for i in range(3)]
+    train(4, runs[0], data, "--steps", 3, "--shard", "gradients", "--bucket", 0.05)
+    assert len(glob.glob(str(runs[0] / "checkpoint-00000003" / "optimizer-0000?-of-00004.safetensors"))) == 4
+    tool(1, "reopen", runs[0], runs[1], json.dumps(settings))
+    tool(3, "reopen", runs[1], runs[2], json.dumps(settings | {"shard": "optimizer"}))
+    tool(2, "reopen", runs[0], tmp_path / "two", json.dumps(settings | {"shard": "none"}))
+    assert len(glob.glob(str(runs[2] / "checkpoint-00000003" / "optimizer-0000?-of-00003.safetensors"))) == 3
+    four, weights = moments(runs[0], 3), load_file(runs[0] / "checkpoint-00000003" / "model.safetensors")
+    assert sum(x.numel() for n, x in four.items() if n.startswith("mean.")) == sum(x.numel() for x in weights.values())
+    assert all(x.abs().max() > 0 for n, x in four.items())
+    for run in (*runs[1:], tmp_path / "two"):
+        got, w = moments(run, 3), load_file(run / "checkpoint-00000003" / "model.safetensors")
+        assert set(got) == set(four) and all(torch.equal(got[n], four[n]) for n in four)
+        assert set(w) == set(weights) and all(torch.equal(w[n], weights[n]) for n in weights)
+    train(3, runs[0], data, "--steps", 5, "--resume", "--shard", "optimizer")  # and training goes on
+    assert json.loads((runs[0] / "result.json").read_text())["steps"] == 5
+
+
+SETTINGS = {"model": "tiny", "length": 64, "batch": 8, "evaluate-sequences": 0,
+            "model-config": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}}  # fmt: skip
+
+
+@pytest.mark.parametrize("world, more", [(2, {"shard": "none"}), (2, {"shard": "optimizer"}), (4, {"shard": "gradients"}),
+                                         (2, {"shard": "gradients", "micro-batch": 2}),
+                                         (2, {"context-parallel": 2, "attention": "gated_delta"}),
+                                         (2, {"context-parallel": 2, "attention": "softmax", "recompute": True})])  # fmt: skip
+def test_memory_and_traffic_are_as_planned(world, more):
+    """Bytes on the sockets of each process, and of torch's tensors at their peak."""
+    for got in tool(world, "steps", json.dumps(SETTINGS | {"bucket": 1} | more), 4):
+        assert got["sent"] == pytest.approx(got["traffic"], rel=0.01), got
+        assert got["peak"] == pytest.approx(got["planned"], rel=0.10), got
+
+
+def test_messages_overlap_with_computation(tmp_path):
+    file = tmp_path / "trace"
+    tool(2, "steps", json.dumps(SETTINGS | {"shard": "gradients", "bucket": 0.3}), 3, HORNER_TRACE=str(file))
+    for r in range(2):
+        events = json.loads((tmp_path / f"trace.{r}").read_text())["traceEvents"]
+
+        def spans(name):
+            return [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == name]
+
+        def within(inner, outer):
+            return sum(any(a <= x and y <= b for a, b in outer) for x, y in inner)
+
+        buckets = len(spans("reduce-scatter"))
+        assert buckets > 10 and within(spans("reduce-scatter"), spans("backward")) > buckets / 2
+        begun = [(x, x) for x, _ in spans("all-gather")]
+        ended = [(y, y) for _, y in spans("all-gather")]
+        assert len(begun) == buckets and within(ended, spans("forward")) > 0
+
+
+SPLIT = ["softmax", "l2", "taylor2", "gated", "linear_decay", "gated_delta", "kda", "retention", "gated_decay"]
+
+
+@pytest.mark.parametrize("packed", [0, 1])
+@pytest.mark.parametrize("variant", SPLIT if LONG else ["softmax", "taylor2", "linear_decay", "gated_delta"])
+def test_a_sequence_over_ranks(variant, packed):
+    """Outputs and gradients of every token are those of one process; a state travels where there is one."""
+    for got in tool(3, "attend", variant, 384, 16, packed, ALONE="1"):
+        assert got["scan"] == (variant not in ("softmax", "l2", "gated", "gated_decay"))
+        assert len(got["errors"]) >= 4
+        assert max(got["errors"].values()) < 2e-5, got
+
+
+@pytest.mark.skipif(not LONG, reason="minutes: make test-long")
+@pytest.mark.parametrize("variant", ["linear_elu", "gated_delta"])
+def test_a_million_tokens_over_four_ranks(variant):
+    """The memory of a rank is about a quarter of that of one process; the result is the same; states travel, not keys."""
+    got = tool(4, "attend", variant, 1 << 20, 16, 0)
+    [one] = tool(1, "attend", variant, 1 << 20, 16, 0)
+    again = tool(4, "attend", variant, 1 << 20, 16, 0, ALONE="1")
+    for rank, checked in zip(got, again):
+        assert rank["peak"] < 0.30 * one["peak"], (rank, one)
+        assert rank["sent"] < 1e5
+        assert max(checked["errors"].values()) < 1e-4, checked
+
+
+def plan(*options):
+    return json.loads(subprocess.run([HORNER, "plan", "--train", "--json", *map(str, options)], check=True, capture_output=True,
+                                     text=True).stdout)  # fmt: skip
+
+
+def test_plan_adds_up():
+    base = ["--model", "large", "--gpus", 8, "--length", 4096]
+    none, optimizer, gradients = (plan(*base, "--shard", s) for s in ("none", "optimizer", "gradients"))
+    n = none["parameters"]
+    assert none["bytes"]["optimizer"] == 8 * n and none["bytes"]["weights"] == 4 * n
+    assert optimizer["bytes"]["optimizer"] == pytest.approx(n, rel=1e-4)
+    assert gradients["bytes"]["gradients"] == pytest.approx(n / 2, rel=1e-4)
+    for p in (none, optimizer, gradients):
+        assert p["bytes"]["all"] == pytest.approx(sum(v for k, v in p["bytes"].items() if k != "all"))
+        assert p["sent_bytes"]["all"] == pytest.approx(2 * 7 / 8 * 4 * n, rel=1e-3)
+    assert gradients["largest_batch"] >= optimizer["largest_batch"] > none["largest_batch"] > 0
+    more = plan(*base, "--shard", "gradients", "--batch", gradients["largest_batch"])
+    assert more["bytes"]["all"] <= 141e9 < plan(*base, "--shard", "gradients", "--batch", gradients["largest_batch"] + 1)["bytes"]["all"]
+    again = plan(*base, "--recompute")
+    assert again["bytes"]["activations"] < none["bytes"]["activations"] / 3
+    shared = plan(*base, "--context-parallel", 8, "--attention", "gated_delta", "--bandwidth", 10)
+    assert shared["times"] == [{"gigabytes_per_second": 10, "seconds": shared["sent_bytes"]["all"] / 1e10}]
+    longer = plan(*base[:-1], 8192, "--context-parallel", 8, "--attention", "gated_delta")
+    assert longer["sent_bytes"]["sequence"] == shared["sent_bytes"]["sequence"] > 0
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--gpus", "6", "--context-parallel", "4"], "--context-parallel must divide --gpus, 6, not 4"),
+    (["--gpus", "4", "--context-parallel", "4", "--length", "10"], "--length must be a multiple of --context-parallel, 4"),
+    (["softmax"], "--attention softmax"), (["--bandwidth", "0"], "--bandwidth must be greater than 0"),
+    (["--model", "huge"], "no model 'huge'")])  # fmt: skip
+def test_plan_errors(options, said):
+    done = subprocess.run([HORNER, "plan", "--train", *options], capture_output=True, text=True)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("options, said", [
+    (["--context-parallel", "2"], "'context-parallel' must divide the number of processes, 1, not 2; start them with torchrun"),
+    (["--shard", "all"], "'shard' must be 'none', 'optimizer' or 'gradients', not \"all\"")])  # fmt: skip
+def test_training_errors(options, said, tmp_path):
+    done = subprocess.run([HORNER, "train", "--out", str(tmp_path / "run"), "--steps", "1", *options], capture_output=True,
+                          text=True)  # fmt: skip
+    assert done.returncode == 2 and said in done.stderr, done.stderr

@@ -1,0 +1,235 @@
+// One rank, for scale_test.py:
+//   scale_tool steps SETTINGS STEPS             steps of a run with these settings (JSON); prints
+//   what
+//                                               it took and what train/scale.h says, as JSON
+//   scale_tool reopen RUN OUT SETTINGS          opens the newest checkpoint of RUN and writes it to
+//   OUT scale_tool attend VARIANT TOKENS D PACKED   one sequence over all ranks, against this
+//   process
+//                                               alone: outputs and gradients; PACKED: 1 for
+//                                               sequences of uneven lengths; prints errors and
+//                                               memory as JSON
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <iostream>
+
+#include "attn/catalog.h"
+#include "attn/inputs.h"
+#include "core/check.h"
+#include "files/json.h"
+#include "train/scale.h"
+#include "train/session.h"
+#include "train/trace.h"
+
+using namespace horner;
+using train::Json;
+
+// Counts the bytes of torch's tensors on the CPU.
+struct Counting final : c10::Allocator {
+  c10::Allocator* under = c10::GetCPUAllocator();
+  inline static std::atomic<int64_t> now = 0, peak = 0;
+
+  struct Block {
+    c10::DataPtr data;
+    int64_t bytes;
+  };
+  static void drop(void* block) {
+    now -= static_cast<Block*>(block)->bytes;
+    delete static_cast<Block*>(block);
+  }
+  c10::DataPtr allocate(size_t n) override {
+    auto* const block = new Block{under->allocate(n), int64_t(n)};
+    const int64_t all = now += int64_t(n);
+    for (int64_t seen = peak; seen < all && !peak.compare_exchange_weak(seen, all);) {
+    }
+    return {block->data.get(), block, drop, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t n) const override {
+    under->copy_data(to, from, n);
+  }
+};
+static Counting counting;
+
+static train::Group join() {
+  const train::Ranks r = train::ranks_from_environment();
+  if (r.world == 1) return {};
+  return train::Group(r, {.lost = [](const std::string& reason) {
+                        std::cerr << reason << std::endl;
+                        std::_Exit(3);
+                      }});
+}
+
+static train::Source tokens_of(int64_t V) {
+  return {"random tokens", V,
+          [V](train::Split, uint64_t index, std::span<int64_t> x, std::span<int64_t> y) {
+            const at::Generator g = at::detail::createCPUGenerator(7 + index);
+            const at::Tensor all = at::randint(V, {int64_t(x.size()) + 1}, g, at::kLong);
+            std::copy_n(all.data_ptr<int64_t>(), x.size(), x.begin());
+            std::copy_n(all.data_ptr<int64_t>() + 1, y.size(), y.begin());
+          }};
+}
+
+static train::Layout layout_of(const train::Settings& s, const train::Session& t) {
+  return {.processes = t.group.ranks().world,
+          .context = t.context.parts,
+          .sequences = t.tokens.size(1),
+          .parts = t.tokens.size(0),
+          .length = s.length,
+          .shard = s.shard,
+          .recompute = s.recompute,
+          .bfloat16 = s.dtype == "bfloat16",
+          .bucket = s.bucket * 1e6,
+          .gloo = true};
+}
+
+static int steps(const std::string& settings, int64_t n) {
+  train::Settings s;
+  read_settings(s, Json::parse(settings), "settings");
+  check_settings(s);
+  c10::SetCPUAllocator(&counting, 255);
+  const int64_t before = Counting::now;
+  train::Session t = train::open_session({s, tokens_of(256), "", {}, join()});
+  const auto step = [&] {
+    start_step(t, step_batch(t, t.at.step), 1e30, 1e30);
+    ++t.at.step;
+  };
+  const auto settle = [&] {
+    if (t.shards) t.shards->wait_weights(t.optimizer.parameters.size());
+    t.group.barrier();
+  };
+  step(), step();
+  settle();
+  Counting::peak = Counting::now.load();
+  const int64_t sent = train::bytes_sent();
+  for (int64_t i = 0; i < n; ++i) step();
+  settle();
+  const train::Layout layout = layout_of(s, t);
+  const train::Memory m = memory_of(t.model.config, layout);
+  std::cout << Json{{"peak", Counting::peak - before},
+                    {"planned", m.all()},
+                    {"weights", m.weights},
+                    {"gradients", m.gradients},
+                    {"optimizer", m.optimizer},
+                    {"activations", m.activations},
+                    {"loss_bytes", m.loss},
+                    {"buffers", m.buffers},
+                    {"sent", double(train::bytes_sent() - sent) / double(n)},
+                    {"traffic", traffic_of(t.model.config, layout).all()},
+                    {"loss", t.numbers.loss.item<float>()}}
+                   .dump()
+            << std::endl;
+  train::write_trace(t.group.ranks().rank);
+  t.group.barrier();
+  return 0;
+}
+
+static int reopen(const std::string& run, const std::string& out, const std::string& settings) {
+  train::Settings s;
+  read_settings(s, Json::parse(settings), "settings");
+  train::Group group = join();
+  const auto newest = train::newest_checkpoint(run);
+  const bool first = group.ranks().rank == 0;
+  const train::Session t = train::open_session(
+      {s, tokens_of(256), run, first ? newest : std::nullopt, std::move(group)});
+  if (t.shards)
+    save_checkpoint(out, t.model, t.optimizer, t.at, 1, t.group);
+  else if (first)
+    save_checkpoint(out, t.model, t.optimizer, t.at, 1);
+  t.group.barrier();
+  std::cout << "{}" << std::endl;
+  return 0;
+}
+
+// Random inputs of all tokens, the same on every rank.
+static attn::Inputs inputs_of(const attn::Spec& spec, int64_t T, int64_t D, bool packed) {
+  const at::Generator g = at::detail::createCPUGenerator(3);
+  constexpr int64_t kHeads = 2, kKeyHeads = 1;
+  attn::Inputs in;
+  for (const attn::Input& i : attn::input_table()) {
+    if (!i.wanted || !i.wanted(spec)) continue;
+    std::vector<int64_t> shape;
+    for (const char c : std::string(attn::shape(i, spec)))
+      shape.push_back(c == 'B'               ? 1
+                      : c == 'H'             ? kHeads
+                      : c == 'G'             ? kKeyHeads
+                      : c == 'T' || c == 'S' ? T
+                      : std::isdigit(c)      ? c - '0'
+                                             : D);
+    at::Tensor x = at::randn(shape, g);
+    if (i.role == attn::Role::gate) x = x.sigmoid();
+    if (i.role == attn::Role::log_gate) x = at::log_sigmoid(x + 4);
+    in.*i.at = x;
+  }
+  if (packed)
+    in.cu_seqlens =
+        at::tensor({int64_t(0), T / 7, T / 3, T / 3 + 1, T / 2, T - T / 5, T}, at::kLong);
+  return in;
+}
+
+static void track(attn::Inputs& in) {
+  for (const attn::Input& i : attn::input_table())
+    if ((in.*i.at).defined() && has_gradient(i))
+      in.*i.at = (in.*i.at).detach().clone().requires_grad_(true);
+}
+
+static double relative(const at::Tensor& x, const at::Tensor& truth) {
+  const double scale = truth.abs().max().item<double>();
+  return scale > 0 ? (x - truth).abs().max().item<double>() / scale : x.abs().max().item<double>();
+}
+
+static int attend(const std::string& variant, int64_t T, int64_t D, bool packed) {
+  const attn::Spec spec = attn::find(variant).spec;
+  const train::Group group = join();
+  const train::Ranks& r = group.ranks();
+  const train::Context context = train::context_of(r, r.world);
+  const attn::Split split = train::make_split(group, context);
+  const at::Generator g = at::detail::createCPUGenerator(5);
+  attn::Inputs all = inputs_of(spec, T, D, packed);
+  const at::Tensor d = at::randn({1, all.q.size(1), T, all.v.size(3)}, g);
+  const int64_t n = T / r.world, from = r.rank * n;
+  attn::Inputs own = tokens(all, from, from + n);
+  own.cu_seqlens = all.cu_seqlens;
+  track(own);
+  c10::SetCPUAllocator(&counting, 255);
+  Counting::now = Counting::peak = 0;
+  const int64_t sent = train::bytes_sent();
+  const at::Tensor o = attend_split(spec, own, split);
+  o.backward(d.narrow(2, from, n));
+  const int64_t bytes = train::bytes_sent() - sent, peak = Counting::peak;
+  group.barrier();
+  Json out{{"peak", peak}, {"sent", bytes}, {"scan", attn::why_no_scan(spec, own).empty()}};
+  if (std::getenv("ALONE")) {  // the whole sequence in this process, in the same dtype
+    track(all);
+    Counting::peak = 0, Counting::now = 0;
+    const at::Tensor truth = attn::attend(spec, all);
+    truth.backward(d);
+    out["alone"] = Counting::peak.load();
+    Json errors;
+    errors["o"] = relative(o.detach(), truth.detach().narrow(2, from, n));
+    for (const attn::Input& i : attn::input_table()) {
+      const at::Tensor& x = own.*i.at;
+      if (!x.defined() || !x.requires_grad() || attn::axis_of(i, "TS") < 0) continue;
+      errors[i.name] =
+          relative(x.grad(), (all.*i.at).grad().narrow(attn::axis_of(i, "TS"), from, n));
+    }
+    out["errors"] = errors;
+  }
+  std::cout << out.dump() << std::endl;
+  group.barrier();
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> a(argv + 1, argv + argc);
+  try {
+    if (a[0] == "steps") return steps(a[1], std::stoll(a[2]));
+    if (a[0] == "reopen") return reopen(a[1], a[2], a[3]);
+    if (a[0] == "attend") return attend(a[1], std::stoll(a[2]), std::stoll(a[3]), a[4] == "1");
+  } catch (const Error& e) {
+    std::cerr << e.what() << "\n";
+  }
+  return 2;
+}
