@@ -1,7 +1,7 @@
 # make demo     set everything up, build the command, run the quick study (minutes) and print the path of its report
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
-# make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel: what takes minutes
+# make test-long   kills, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel, a hundred workers, Slurm: what takes minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make pretrained   Gemma 3 270M, trained weights from a 4-bit file (1.1 GB in pretrained/): some tests want it, none needs it
 # make wheel    dist/horner-*.whl for the torch of VENV; for another torch: make clean, then make wheel VENV=...
@@ -51,6 +51,8 @@ test-asan: build-asan/build.ninja
 test-long: build
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py tests/diagnose_test.py -k "hundred or gigabytes"
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/pip_test.py
+	@PYTHON=$(PYTHON) scripts/install-packages slurm || echo "without Slurm: the test of an array job is skipped" >&2
+	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -rs -p no:cacheprovider tests/cluster_test.py -k "hundred or array"
 	PYTHONPATH=build/python HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -p no:cacheprovider tests/hf_test.py -k "twenty or whole"
 	PYTHONPATH=build/python HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/hf_families_test.py -k table
 

@@ -236,7 +236,11 @@ bool Leases::move(const Seen& s, const fs::path& target, const fs::path& folder)
   const bool begun = s.number > 0 || fs::exists(target);
   if (begun) {
     const fs::path from = s.number > 0 ? s.folder : target;
-    if (::rename(from.c_str(), folder.c_str()) == 0) return true;
+    if (s.number == 0 && !files::owner_of(target).empty()) return false;  // not of a study
+    if (::rename(from.c_str(), folder.c_str()) == 0) {
+      ::unlink((folder / ".lock").c_str());  // a training that is stopped may hold it
+      return true;
+    }
     check(errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST, "cannot rename '",
           from.string(), "' to '", folder.string(), "': ", std::strerror(errno));
     return false;
@@ -302,10 +306,22 @@ int64_t Leases::crashed(const fs::path& folder, const std::string& why) {
   return crashes;
 }
 
+// What processes that lost the folder had not finished writing: it may be locked, if they live.
+static void remove_parts(const fs::path& folder) {
+  std::error_code ignored;
+  std::vector<fs::path> parts;
+  for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end;
+       it.increment(ignored))
+    if (it->path().filename().string().find(".part") != std::string::npos)
+      parts.push_back(it->path());
+  for (const fs::path& part : parts) fs::remove_all(part, ignored);
+}
+
 bool Leases::publish(const fs::path& folder, const fs::path& target) {
   {
     const std::lock_guard lock(mutex_);
     if (!update(folder, "running")) return false;
+    remove_parts(folder);
     // The answer to a rename may be lost on its way from a server, and the second one be an error.
     const bool renamed = ::rename(folder.c_str(), target.c_str()) == 0;
     if (!renamed && read_lease(contents(target / ".lease")).token != held_[folder].token)

@@ -170,7 +170,10 @@ void Work::begin(size_t i) {
   if (!folder) return;
   try {
     all[i].here = true;
-    if (is_finished(in(runs[i], *folder))) return finish(i, *folder);
+    if (is_finished(in(runs[i], *folder))) {
+      look(in(runs[i], *folder), all[i]);
+      return finish(i, *folder);
+    }
     children[start(in(runs[i], *folder), by.program)] = {i, *folder};
     all[i].status = Status::running;
   } catch (const std::exception&) {
