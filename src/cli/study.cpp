@@ -284,30 +284,46 @@ struct Written {
   std::string page;
 };
 
+static std::string page_in(const fs::path& out) {
+  const char* const name = fs::exists(out / "report.html") ? "report.html" : "report.json";
+  return fs::absolute(out / name).lexically_normal().string();
+}
+
+// In the folder of the lease first: a process that has lost it finds its files gone.
+static Written write_report_in(const fs::path& folder, const fs::path& out, const Json& from) {
+  const report::Report r = study::make_report(study::read_runs({out}), origin_of(out));
+  write_report(r, folder);
+  files::write_json(folder / ".reported", from, -1);
+  for (const char* name : {"report.json", "report.html", ".reported"})
+    if (fs::exists(folder / name)) fs::rename(folder / name, out / name);
+  return {r.summary, page_in(out)};
+}
+
 // One process at a time, and none if another one has written the same report since this one began,
-// when `before` was there. A process that has lost the lease finds its files gone.
+// when `before` was there.
 static Written write_once(const fs::path& out, const Json& from, const Json& before,
                           study::Leases& leases) {
-  std::optional<fs::path> folder;
-  while (!(folder = leases.take(out / ".report")) && !stopped())
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  const auto page_of = [&](const fs::path& file) {
-    return fs::absolute(out / file.filename()).lexically_normal().string();
-  };
-  if (!folder || (reported(out) == from && before != from && fs::exists(out / "report.json"))) {
-    if (folder) leases.drop(*folder);
-    const bool html = fs::exists(out / "report.html");
-    return {files::read_json(out / "report.json").value("summary", std::vector<std::string>()),
-            page_of(html ? "report.html" : "report.json")};
+  while (!stopped()) {
+    const auto folder = leases.take(out / ".report", leases.look(out / ".report"));
+    if (!folder) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      continue;
+    }
+    try {
+      Written written;
+      if (reported(out) == from && before != from && fs::exists(out / "report.json"))
+        written = {
+            files::read_json(out / "report.json").value("summary", std::vector<std::string>()),
+            page_in(out)};
+      else
+        written = write_report_in(*folder, out, from);
+      leases.release(*folder);
+      return written;
+    } catch (const std::exception&) {
+      if (leases.holds(*folder)) throw;
+    }
   }
-  const report::Report r = study::make_report(study::read_runs({out}), origin_of(out));
-  const std::string page = page_of(write_report(r, *folder));
-  for (const char* name : {"report.json", "report.html"})
-    if (fs::exists(*folder / name)) fs::rename(*folder / name, out / name);
-  files::write_json(*folder / ".reported", from, -1);
-  fs::rename(*folder / ".reported", out / ".reported");
-  leases.drop(*folder);
-  return {r.summary, page};
+  return {};
 }
 
 static void check_folder(const StudyOptions& o, const study::Study& s) {

@@ -218,6 +218,7 @@ bool Leases::is_silent(const fs::path& folder, const std::string& text, double l
 
 Seen Leases::look(const fs::path& target, const std::string& settings) {
   Seen out = newest_try(target);
+  out.target = fs::exists(target);
   if (out.number == 0) return out;
   const Lease& l = out.lease;
   const bool same = settings == l.settings, again = retry_ && !retried_.contains(target);
@@ -233,8 +234,7 @@ Seen Leases::look(const fs::path& target, const std::string& settings) {
 
 // Makes `folder` from what there is. False if another process was faster.
 bool Leases::move(const Seen& s, const fs::path& target, const fs::path& folder) {
-  const bool begun = s.number > 0 || fs::exists(target);
-  if (begun) {
+  if (s.number > 0 || s.target) {
     const fs::path from = s.number > 0 ? s.folder : target;
     if (s.number == 0 && !files::owner_of(target).empty()) return false;  // not of a study
     if (::rename(from.c_str(), folder.c_str()) == 0) {
@@ -256,8 +256,8 @@ bool Leases::move(const Seen& s, const fs::path& target, const fs::path& folder)
   return false;
 }
 
-std::optional<fs::path> Leases::take(const fs::path& target, const std::string& settings) {
-  const Seen s = look(target, settings);
+std::optional<fs::path> Leases::take(const fs::path& target, const Seen& s,
+                                     const std::string& settings) {
   if (s.standing != Standing::free) return {};
   const fs::path folder = try_folder(target, s.number + 1);
   if (!move(s, target, folder)) return {};
@@ -333,15 +333,6 @@ bool Leases::publish(const fs::path& folder, const fs::path& target) {
   files::sync_folder(target.parent_path());
   for (const int64_t number : tries(target)) fs::remove_all(try_folder(target, number), ignored);
   return true;
-}
-
-void Leases::drop(const fs::path& folder) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!update(folder, "released")) return;
-  }
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
 }
 
 }  // namespace horner::study

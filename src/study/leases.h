@@ -39,6 +39,7 @@ enum class Standing { free, held, failed };
 struct Seen {
   Standing standing = Standing::free;
   int64_t number = 0;            // of the newest try; 0: there is none
+  bool target = false;           // whether R was there, after that was seen
   std::filesystem::path folder;  // of the newest try
   Lease lease = {};
 };
@@ -62,8 +63,9 @@ class Leases {
   // settings do not count; "": none does.
   Seen look(const std::filesystem::path& target, const std::string& settings = "");
 
-  // The folder to work in, or nothing if another process has the run.
-  std::optional<std::filesystem::path> take(const std::filesystem::path& target,
+  // The folder to work in, or nothing if another process has the run. Of a run without a try it
+  // takes R itself, if it was seen: the caller knows that it is not finished.
+  std::optional<std::filesystem::path> take(const std::filesystem::path& target, const Seen&,
                                             const std::string& settings = "");
 
   bool holds(const std::filesystem::path& folder);    // false: another process has taken it over
@@ -73,9 +75,6 @@ class Leases {
 
   // Renames the folder to `target` and removes older tries. False if another process was first.
   bool publish(const std::filesystem::path& folder, const std::filesystem::path& target);
-
-  // Removes the folder of what is done and leaves nothing.
-  void drop(const std::filesystem::path& folder);
 
   double poll_seconds() const { return seconds_ / 12; }  // between two looks or heartbeats
 

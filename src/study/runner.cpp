@@ -145,7 +145,7 @@ struct Work {
   std::chrono::steady_clock::time_point next_look = {};
 
   void finish(size_t i, const fs::path& folder);
-  void begin(size_t i);
+  void begin(size_t i, const Seen&);
   void consider(size_t i);
   void look_around();
   void ended(const Child&, int status);
@@ -157,7 +157,7 @@ struct Work {
 void Work::finish(size_t i, const fs::path& folder) {
   by.complete(in(runs[i], folder));
   const bool first = by.leases.publish(folder, runs[i].folder);
-  all[i].status = Status::finished, all[i].here &= first;
+  all[i].status = Status::finished, all[i].here &= first, all[i].why = "";
   if (first || is_finished(runs[i])) return;
   all[i].status = Status::waiting;  // another process has taken it over
   check(!fs::exists(runs[i].folder), "cannot rename '", folder.string(), "' to '",
@@ -165,8 +165,8 @@ void Work::finish(size_t i, const fs::path& folder) {
 }
 
 // Takes a free run, if no other process does, and starts it.
-void Work::begin(size_t i) {
-  const auto folder = by.leases.take(runs[i].folder, digest(runs[i].settings));
+void Work::begin(size_t i, const Seen& seen) {
+  const auto folder = by.leases.take(runs[i].folder, seen, digest(runs[i].settings));
   if (!folder) return;
   try {
     all[i].here = true;
@@ -184,19 +184,20 @@ void Work::begin(size_t i) {
 
 void Work::consider(size_t i) {
   RunState& p = all[i];
+  p.here = false, p.status = Status::waiting;
+  const Seen seen = by.leases.look(runs[i].folder, digest(runs[i].settings));
+  // After the look: what is finished by now is not taken for a run that somebody left.
   if (is_finished(runs[i])) {
-    p.status = Status::finished;
-    if (!by.is_complete(runs[i])) begin(i);
+    if (seen.number == 0 && seen.target && !by.is_complete(runs[i])) begin(i, seen);
+    p.status = Status::finished, p.here = false, p.why = "";
     return;
   }
-  const Seen seen = by.leases.look(runs[i].folder, digest(runs[i].settings));
-  p.here = false, p.status = Status::waiting;
   if (seen.standing == Standing::failed)
     p.status = Status::failed, p.why = seen.lease.why;
   else if (seen.standing == Standing::held)
     p.status = Status::running;
   else
-    begin(i);
+    begin(i, seen);
 }
 
 // Takes runs until all places are filled: those that crashed before come last.
