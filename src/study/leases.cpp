@@ -26,7 +26,7 @@ using files::Json;
 using Seconds = std::chrono::duration<double>;
 
 static constexpr const char* kTry = ".try";
-static constexpr size_t kSize = 2048;  // of a .lease: every heartbeat overwrites it in place
+static constexpr size_t kSize = 4096;  // of a .lease: every heartbeat overwrites it in place
 
 static std::string contents(const fs::path& path) {
   std::ostringstream out;
@@ -170,7 +170,8 @@ Leases::~Leases() {
   heart_.request_stop();
   wake_.notify_all();
   heart_.join();
-  while (!held_.empty()) release(fs::path(held_.begin()->first));
+  const auto left = held_;
+  for (const auto& [folder, lease] : left) release(folder);
 }
 
 void Leases::keep_beating(const std::stop_token& stop) {
