@@ -1,10 +1,10 @@
 # The tests: programs of GoogleTest, tools that Python tests start, Python tests.
 find_package(GTest REQUIRED)
 set(tests executions_test mutants_test state_test formulas_test identities_test errors_test adversarial_test fused_cpu_test fused_cuda_test
-    gradients_cuda_test safetensors_test svg_test tasks_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
+    delta_cuda_test gradients_cuda_test special_cuda_test safetensors_test svg_test tasks_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
     diag_claims_test dropout_test packing_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels
-  list(REMOVE_ITEM tests adversarial_test integrity_test tasks_test diag_test diag_model_test diag_claims_test fused_cuda_test gradients_cuda_test mutants_test dropout_test formulas_test)
+  list(REMOVE_ITEM tests adversarial_test integrity_test tasks_test diag_test diag_model_test diag_claims_test fused_cuda_test delta_cuda_test gradients_cuda_test special_cuda_test mutants_test dropout_test formulas_test)
   set_target_properties(horner_train horner_study horner_diag PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 foreach(name ${tests})
@@ -72,4 +72,7 @@ if(NOT HORNER_SANITIZED)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT
       "PYTHONPATH=${CMAKE_BINARY_DIR}/python;HORNER=${CMAKE_BINARY_DIR}/horner;GOMP_SPINCOUNT=5000")  # as the command sets it
   endforeach()
+endif()
+if(CMAKE_CUDA_COMPILER AND NOT HORNER_CUDA AND NOT HORNER_SANITIZED AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
+  include(cmake/emulated.cmake)
 endif()

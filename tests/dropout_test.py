@@ -40,6 +40,38 @@ def test_the_weights_are_dropped_after_they_are_normalised(variant):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cuda_drops_what_the_cpu_drops(variant, dtype):
+    x = [t.to(dtype) for t in tensors(T=150)]
+    results = []
+    for device in ("cpu", "cuda"):
+        own = [t.to(device).requires_grad_() for t in x]
+        out = horner.attend(*own, variant=variant, dropout_p=0.3, seed=9)
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), own)])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a.float(), b.cpu().float(), rtol=0, atol=(1e-4 if dtype == torch.float else 0.05) * a.float().abs().max().item())
+
+
+@cuda
+def test_cuda_graph_reads_the_seed_at_each_replay():
+    q, k, v = (t.cuda() for t in tensors(T=100))
+    seed = torch.tensor([1], device="cuda")
+    horner.attend(q, k, v, dropout_p=0.3, seed=seed)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = horner.attend(q, k, v, dropout_p=0.3, seed=seed)
+    for s in (1, 2):
+        seed.fill_(s)
+        graph.replay()
+        torch.testing.assert_close(out, horner.attend(q, k, v, dropout_p=0.3, seed=s), atol=1e-5, rtol=1e-5)
+
+
 def test_seeds():
     q, k, v = tensors()
     one = horner.attend(q, k, v, dropout_p=0.5, seed=1)

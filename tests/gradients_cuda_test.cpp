@@ -1,5 +1,6 @@
 // How exact the gradients of the CUDA kernels are where sums cancel, by the RMS over several draws;
-// `horner check` looks at one draw. Without a GPU every test is skipped.
+// `horner check` looks at one draw. And of sticks, picks and near keys among other stages. Without
+// a GPU every test is skipped.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
@@ -103,6 +104,7 @@ TEST_F(CudaGradients, OfDecayAreAsExactAsTheReferences) {
         .norm = Rms{}}},
       {"centred", {.centred = true, .decay = TokenGate{}, .denominator = Count{}}},
       {"sigmoid", {.weight = Sigmoid{}, .decay = TokenGate{}, .denominator = Count{}}},
+      {"near keys", {.weight = Taylor{2}, .near = Window{64}, .decay = TokenGate{}}},
       {"1 + x", {.weight = Taylor{1}, .decay = TokenGate{}, .denominator = Count{}}},
       {"order 2",
        {.weight = Taylor{2}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}}}};
@@ -155,6 +157,62 @@ TEST_F(CudaGradients, GatesMayBeAboveOne) {
                                            if (in.input_gate.defined())
                                              in.input_gate = in.input_gate * 4;
                                          });
+}
+
+void expect_right(const char* name, const Spec& spec, const Case& c) {
+  const Verdict v = verify(spec, execution("fused_cuda"), c);
+  EXPECT_EQ(v.why_not, "") << name;
+  EXPECT_TRUE(v.ok()) << name << " " << c10::toString(c.dtype) << " " << v.worst()->of << ": "
+                      << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
+                      << text(c);
+}
+
+// Stages that no row of the catalog puts together.
+TEST_F(CudaGradients, SticksPicksAndNearKeysAreRightWithOtherStages) {
+  const std::pair<const char*, Spec> rows[] = {
+      {"sticks, capped", {.softcap = 2, .weight = StickBreaking{}, .denominator = Nothing{}}},
+      {"sticks, clamped, by their sum", {.clamp = 0.5, .weight = StickBreaking{}}},
+      {"sticks in a window",
+       {.weight = StickBreaking{}, .mask = Window{40}, .denominator = Nothing{}, .norm = Rms{}}},
+      {"sticks in chunks", {.weight = StickBreaking{}, .mask = Chunks{48}, .denominator = Count{}}},
+      {"picks with a norm", {.weight = Softpick{}, .denominator = Nothing{}, .norm = L2{}}},
+      {"near with decay", {.weight = Taylor{2}, .near = Window{64}, .decay = TokenGate{}}},
+      {"near with gates",
+       {.weight = Taylor{2},
+        .near = Window{20},
+        .input_gate = true,
+        .denominator = Count{},
+        .output_gate = true,
+        .norm = Rms{},
+        .post_gate = true}},
+      {"near features", {.features = Elu1{}, .weight = Taylor{2}, .near = Window{70}}}};
+  for (const auto& [name, spec] : rows)
+    for (at::ScalarType dtype : kDtypes)
+      for (int64_t D : {24, 128})
+        for (bool padded : {false, true})
+          expect_right(name, spec,
+                       {.T = 150,
+                        .S = 170,
+                        .D = D,
+                        .E = D + 8,
+                        .dtype = dtype,
+                        .device = at::kCUDA,
+                        .padded = padded});
+}
+
+// Several sweeps of backward.
+TEST_F(CudaGradients, LongSticksAreRight) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kFloat})
+    expect_right("stick_breaking", find("stick_breaking").spec,
+                 {.B = 1,
+                  .H = 2,
+                  .G = 1,
+                  .T = 2500,
+                  .S = 2700,
+                  .D = 64,
+                  .E = 64,
+                  .dtype = dtype,
+                  .device = at::kCUDA});
 }
 
 }  // namespace

@@ -8,18 +8,22 @@ import horner
 QUERIES, KEYS = [0, 3, 10, 10, 17, 20], [0, 5, 9, 13, 20, 20]  # more keys, fewer, no queries, as many, no keys
 
 
-def tensors(dtype=torch.double):
+def tensors(dtype=torch.double, device="cpu"):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 4, 20, 8), torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 6)
-    return [x.to(dtype).requires_grad_() for x in (q, k, v)]
+    return [x.to(dtype).to(device).requires_grad_() for x in (q, k, v)]
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mask", ["causal", "full", "window(3)", "window(2,ahead=2)", "chunks(3)", "streaming(first=2,size=2)"])
 @pytest.mark.parametrize("variant", ["softmax", "taylor2", "entmax15", "sigmoid"])
 @pytest.mark.parametrize("dtype", [torch.double, torch.float])
-def test_each_sequence_is_what_it_is_alone(variant, mask, dtype):
-    q, k, v = tensors(dtype)
-    cuts = {"cu_seqlens": torch.tensor(QUERIES), "cu_seqlens_k": torch.tensor(KEYS, dtype=torch.int32)}
+def test_each_sequence_is_what_it_is_alone(variant, mask, dtype, device):
+    q, k, v = tensors(dtype, device)
+    cuts = {"cu_seqlens": torch.tensor(QUERIES, device=device), "cu_seqlens_k": torch.tensor(KEYS, dtype=torch.int32, device=device)}
     out = horner.attend(q, k, v, variant=variant, mask=mask, **cuts)
     g = torch.randn_like(out)
     gradients = torch.autograd.grad(out, (q, k, v), g)
@@ -31,6 +35,23 @@ def test_each_sequence_is_what_it_is_alone(variant, mask, dtype):
     torch.testing.assert_close(out, alone, **close)
     for x, y in zip(gradients, torch.autograd.grad(alone, (q, k, v), g)):
         torch.testing.assert_close(x, y, **close)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("mask", ["causal", "streaming(first=2,size=2)"])
+def test_cuda_graph_reads_the_cuts_at_each_replay(mask):
+    q, k, v = (x.detach() for x in tensors(torch.float, "cuda"))
+    a, b = (torch.tensor(x, device="cuda") for x in (QUERIES, KEYS))
+    horner.attend(q, k, v, mask=mask, cu_seqlens=a, cu_seqlens_k=b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = horner.attend(q, k, v, mask=mask, cu_seqlens=a, cu_seqlens_k=b)
+    for queries, keys in ((QUERIES, KEYS), (KEYS, QUERIES)):
+        a.copy_(torch.tensor(queries)), b.copy_(torch.tensor(keys))
+        graph.replay()
+        plain = horner.attend(q, k, v, mask=mask, cu_seqlens=a, cu_seqlens_k=b, execution="reference")
+        torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-4)
 
 
 def test_compiled_and_fake():

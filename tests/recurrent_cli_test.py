@@ -113,6 +113,8 @@ def test_plan_refuses_a_state_with_its_size():
         (["bench", "order", "--svg", "/no/such/folder/a.svg"], ["/no/such/folder/a.svg"]),
         (["bench", "decode", "--svg", "/no/such/folder/a.svg"], ["/no/such/folder/a.svg"]),
         (["bench", "decode", "--seed", "1"], ["decode", "--seed"]),
+        (["bench", "decode", "--execution", "chunked"], ["decode", "--execution"]),
+        (["bench", "decode", "--dtype", "float32", "bfloat16"], ["exactly one --dtype", "2"]),
         (["bench", "attention", "--svg", "a.svg"], ["attention", "--svg"]),
     ],
     ids=" ".join,

@@ -9,8 +9,10 @@
 #include <fstream>
 
 #include "attn/catalog.h"
+#include "attn/exec/by_series.h"
 #include "attn/exec/chunked.h"
 #include "attn/inputs.h"
+#include "attn/stages.h"
 #include "core/check.h"
 #include "instruments/verify.h"
 
@@ -25,6 +27,10 @@ std::vector<Variant> with_state() {
   std::vector<Variant> out;
   for (const Variant& v : variants())
     if (feature_count(v.spec, 5) < 5000) out.push_back(v);
+  for (const char* name :
+       {"near_taylor2:near=window(9),decay=token_gate", "near_taylor2:near=window(20),decay=slope",
+        "linear_elu:near=window(3),decay=token_gate,input_gate=yes"})
+    out.push_back(find(name));
   return out;
 }
 
@@ -154,6 +160,85 @@ TEST(Chunks, GiveTheGradientsOfTheLastState) {
   }
 }
 
+// The form in torch's operators that a GPU runs, on the CPU: in double, over several chunks.
+TEST(Series, GiveTheReferenceAndTheState) {
+  uint64_t seed = 900;
+  std::vector<Variant> rows;
+  for (const Variant& v : with_state())
+    if (!v.spec.centred && !v.spec.less_log_count && is<Flat>(v.spec.sharpness) &&
+        !is<ChannelGate>(v.spec.decay) && !is<CumulativeGate>(v.spec.denominator) &&
+        feature_count(v.spec, 3) < 40 + 100 * !is<NoKeys>(v.spec.near))
+      rows.push_back(v);
+  rows.push_back({"delta_taylor2 with decay", find("delta_taylor2").spec});
+  rows.back().spec.decay = TokenGate{};
+  for (const Variant& v : rows) {
+    Case c{.T = 130, .S = 150, .D = 3, .E = 4, .dtype = at::kDouble, .seed = ++seed};
+    c.padded = seed % 2 == 0;
+    const std::string name = std::string(v.name) + " on " + text(c);
+    const Inputs given = random_inputs(v.spec, c), whole = leaves(given), parts = leaves(given);
+    const at::Tensor truth = execution("reference").run(v.spec, whole, nullptr);
+    const at::Tensor direction = at::randn_like(truth);
+    truth.backward(direction);
+    const auto attended = [&](const Inputs& in, Carry* carry) {
+      Sums sums = exec::sums_by_series(v.spec, in, carry);
+      sums.count = seen(v.spec.mask, in).count;
+      return finish(v.spec, in, sums);
+    };
+    const at::Tensor o = attended(parts, nullptr);
+    o.backward(direction);
+    expect_near(o, truth, 1e-9, name);
+    expect_same_gradients(parts, whole, name);
+    if (!is<AsGiven>(v.spec.values) && !is<Delta>(v.spec.values)) continue;
+    // The state is the one that the kernels on the CPU leave.
+    Case same = c;
+    same.T = same.S;
+    const Inputs all = random_inputs(v.spec, same);
+    const StateShape shape{c.B, c.G, c.D, c.E};
+    State mine = make_state(v.spec, shape, at::kDouble),
+          theirs = make_state(v.spec, shape, at::kDouble);
+    attended(tokens(all, 0, 100), &mine.carry);
+    mine.carry.count += 100;
+    const Sums later = exec::sums_by_series(v.spec, tokens(all, 100, 150), &mine.carry);
+    step(theirs, all), flush(theirs);
+    expect_near(mine.carry.S, theirs.carry.S, 1e-9, name + ": S");
+    const Sums whole_sums = exec::sums_by_series(v.spec, all);
+    const auto end = [](const at::Tensor& x, const at::Tensor& shift) {
+      return (x * shift.exp()).narrow(2, x.size(2) - 50, 50);
+    };
+    expect_near(end(later.N, later.shift), end(whole_sums.N, whole_sums.shift), 1e-9, name + ": N");
+    if (mine.carry.near_k.defined())
+      expect_near(mine.carry.near_k, theirs.carry.near_k, 0, name + ": near keys");
+    expect_near(mine.carry.z, theirs.carry.z, 1e-9, name + ": z");
+    if (mine.carry.decay.defined())
+      expect_near(mine.carry.decay, theirs.carry.decay, 1e-9, name + ": decay");
+  }
+}
+
+// As an execution, by the rule of `horner check`.
+TEST(Series, AreAsExactAsTheReference) {
+  const Execution series{.name = "series",
+                         .about = "",
+                         .why_not = [](const Spec&, const Inputs& in) -> std::string {
+                           return in.cu_seqlens.defined() ? "packed" : "";
+                         },
+                         .run =
+                             [](const Spec& spec, const Inputs& in, Statistics*) {
+                               Sums sums = exec::sums_by_series(spec, in);
+                               sums.count = seen(spec.mask, in).count;
+                               return finish(spec, in, sums);
+                             }};
+  for (const char* name : {"delta_taylor1", "delta_taylor2", "delta_taylor3", "near_taylor2",
+                           "lolcats", "near_taylor2:near=window(9),decay=token_gate"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat})
+      for (const Case& c : standard_cases(dtype)) {
+        if (c.T > 200) continue;
+        const Verdict v = verify(find(name).spec, series, c);
+        EXPECT_TRUE(v.ok()) << name << " " << c10::toString(dtype) << " " << v.worst()->of << ": "
+                            << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
+                            << text(c);
+      }
+}
+
 TEST(Chunks, GiveTheSameBitsWhateverTheThreads) {
   for (const char* name : {"taylor3", "gated_delta", "kda"}) {
     const Spec spec = find(name).spec;
@@ -223,7 +308,9 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   uint64_t seed = 900;
   for (const char* name :
        {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax", "gated_decay",
-        "linear_decay", "gla", "softmax:mask=window(7)", "softcap",
+        "linear_decay", "gla", "softmax:mask=window(7)", "softcap", "near_taylor2",
+        "near_taylor2:near=window(9)", "near_taylor2:near=window(9),decay=token_gate",
+        "linear_elu:near=window(40),decay=slope", "linear_elu:near=window(31)",
         "softmax:mask=streaming(first=3,size=7)", "sigmoid:mask=streaming(first=30,size=2)"}) {
     const Spec spec = find(name).spec;
     const Inputs in = random_inputs(spec, small(++seed));
@@ -242,8 +329,10 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   EXPECT_THROW(merge(a, make_state(find("taylor2").spec, {1, 2, 4, 4})), Error);
   State b = make_state(find("linear_cosine").spec, {1, 1, 4, 4});
   EXPECT_THROW(merge(b, b), Error);
-  State c = make_state(find("delta").spec, {1, 1, 4, 4});
-  EXPECT_THROW(merge(c, c), Error);
+  for (const char* name : {"delta", "lolcats"}) {
+    State c = make_state(find(name).spec, {1, 1, 4, 4});
+    EXPECT_THROW(merge(c, c), Error);
+  }
 }
 
 TEST(States, OfAStreamingMaskKeepItsKeysOnly) {

@@ -49,7 +49,8 @@ std::string exec::why_lacking(const Spec& s, const Has& has) {
       {s.dropout != 0, has.dropout, "dropout"},
       {is<ChannelGate>(s.decay), has.channel_decay, "decay=channel_gate"},
       {!is_interval(s.mask), has.first_keys, "a mask of more than one interval"},
-      {is<Softpick>(s.weight) || is<StickBreaking>(s.weight), has.stick, "its weight"},
+      {is<Softpick>(s.weight), has.softpick, "its weight"},
+      {is<StickBreaking>(s.weight), has.stick, "its weight"},
   };
   for (const auto& stage : stages)
     if (stage.wanted && !stage.there) return std::string("does not support ") + stage.name;

@@ -16,8 +16,8 @@ struct Carry {
   at::Tensor gates;  // [B, G], double: sum of e^denominator_gate, for CumulativeGate
   at::Tensor decay;  // [B, G], double: sum of the log gates
   // For near=window(n), the last n keys and values, which S and z do not have yet, and whether they
-  // are seen: [B, G, n, ..], [B, n].
-  at::Tensor near_k, near_v, near_keep;
+  // are seen: [B, G, n, ..], [B, n]; with a decay the logs of their gates, [B, G, n] in double.
+  at::Tensor near_k, near_v, near_keep, near_decay;
 };
 
 }  // namespace horner::attn

@@ -96,7 +96,7 @@ struct FactsOf {
   constexpr WeightFacts operator()(Entmax) const { return {.of_one_score = false, .on_gpu = true}; }
   constexpr WeightFacts operator()(TopK) const { return {.of_one_score = false, .on_gpu = true}; }
   constexpr WeightFacts operator()(SelfAdjusted) const { return {.of_one_score = false, .on_gpu = true}; }
-  constexpr WeightFacts operator()(Softpick) const { return {.of_one_score = false, .on_gpu = false}; }
+  constexpr WeightFacts operator()(Softpick) const { return {.of_one_score = false, .on_gpu = true}; }
   constexpr WeightFacts operator()(StickBreaking) const { return {.of_one_score = false, .on_gpu = false}; }
   // clang-format on
 };

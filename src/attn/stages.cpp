@@ -114,6 +114,16 @@ KeysSeen keys_seen(const Mask& mask, const Inputs& in) {
   return k;
 }
 
+at::Tensor sums_over_keys(const KeysSeen& keys, const at::Tensor& x) {
+  const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
+  const auto until = [&](const at::Tensor& s) {
+    if (s.dim() == 1) return running.index_select(-2, s);
+    return at::take_along_dim(running, s.to(at::kLong).view({s.size(0), 1, -1, 1}), -2);
+  };
+  const at::Tensor sums = until(keys.hi) - until(at::minimum(keys.lo, keys.hi));
+  return keys.from.defined() ? sums + until(keys.to) - until(keys.from) : sums;
+}
+
 Seen seen(const Mask& mask, const Inputs& in) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
   const at::Tensor s = at::arange(S, in.q.options().dtype(at::kLong)).unsqueeze(0);

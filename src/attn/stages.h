@@ -27,6 +27,9 @@ struct KeysSeen {
 };
 KeysSeen keys_seen(const Mask&, const Inputs&);
 
+// The sums over those keys of x [.., S, C]: [.., T, C], differences of running sums in double.
+at::Tensor sums_over_keys(const KeysSeen&, const at::Tensor& x);
+
 // The first key that each query may see: [T], int64.
 at::Tensor first_keys(const Mask&, const Inputs&);
 

@@ -9,6 +9,7 @@
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
+#include "attn/exec/near.h"
 #include "attn/inputs.h"
 #include "attn/parallel.h"
 #include "attn/spec_text.h"
@@ -54,13 +55,12 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   check(!spec.bias, "a stream does not support a bias of each score");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there =
-      device.is_cpu() || (exec::is_corrected_or_gated(spec)
-                              ? dtype != at::kDouble && exec::why_no_linear(spec, shape).empty()
-                              : exec::sums_dtype(spec, dtype) == at::kFloat &&
-                                    is<NoKeys>(spec.near) && exec::why_not_on_gpu(shape).empty());
-  const bool folds = why_no_state(spec).empty() &&
-                     exec::why_lacking(spec, exec::kChunkedHas).empty() &&
-                     (is<NoKeys>(spec.near) || is<NoDecay>(spec.decay));
+      device.is_cpu() ||
+      (exec::has_other_sums(spec)
+           ? dtype != at::kDouble && exec::why_no_linear(spec, shape).empty()
+           : exec::sums_dtype(spec, dtype) == at::kFloat && exec::why_not_on_gpu(shape).empty());
+  const bool folds =
+      why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
   State s{spec, shape, dtype, buffer > 0 && folds && held_there};
   s.room = s.finite ? buffer : 0;
   const auto exact = at::TensorOptions(at::kDouble).device(device);
@@ -79,6 +79,8 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
     s.carry.near_k = at::zeros({shape.B, shape.G, near->size, shape.D}, as_given);
     s.carry.near_v = at::zeros({shape.B, shape.G, near->size, shape.E}, as_given);
     s.carry.near_keep = at::zeros({shape.B, near->size}, exact.dtype(at::kBool));
+    if (!is<NoDecay>(spec.decay))
+      s.carry.near_decay = at::zeros({shape.B, shape.G, near->size}, exact);
   }
   if (is<ChannelGate>(spec.decay)) {
     s.carry.decay = at::zeros({shape.B, shape.G, D}, exact);
@@ -405,7 +407,7 @@ at::Tensor step(State& s, const Inputs& in) {
   const at::Device device = s.carry.count.device();
   check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
   if (!s.finite) return step_keys(s, in);
-  if (in.q.is_cuda() && exec::is_corrected_or_gated(s.spec)) return step_linear(s, in);
+  if (in.q.is_cuda() && exec::has_other_sums(s.spec)) return step_linear(s, in);
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
   const bool many = in.q.size(2) >= kPrefill || !is<NoKeys>(s.spec.near);
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
@@ -435,8 +437,11 @@ void merge(State& state, const State& later) {
         "'");
   check(!is<Delta>(state.spec.values),
         "cannot merge states of the delta rule: later values depend on the sums before them");
-  check(is<NoKeys>(state.spec.near) || !state.finite,
-        "cannot merge states with near keys: those of the first are not in its sums yet");
+  const bool near = state.finite && !is<NoKeys>(state.spec.near);
+  if (near) {
+    const std::string reason = exec::why_not_followed(state.spec);
+    check(reason.empty(), "cannot merge states of this variant: ", reason);
+  }
   check(is<AsGiven>(state.spec.values),
         "cannot merge states of a variant that divides values by their place in the stream");
   const StateShape &a = state.shape, &b = later.shape;
@@ -450,8 +455,11 @@ void merge(State& state, const State& later) {
     for (at::Tensor* x : {&copy.carry.S, &copy.carry.z, &copy.carry.decay})
       if (x->defined()) *x = x->clone();
     flush(state), flush(copy);
+    if (near) exec::follow_near(state.spec, state.carry, copy.carry, later.tokens);
     if (copy.carry.decay.defined()) {
-      const at::Tensor left = copy.carry.decay.exp().to(state.carry.S.scalar_type());
+      at::Tensor since = copy.carry.decay;  // of the gates that the later sums have
+      if (near) since = since - copy.carry.near_decay.sum(-1);
+      const at::Tensor left = since.exp().to(state.carry.S.scalar_type());
       const at::Tensor each = left.view({a.B, a.G, -1});  // of all sums, or of each channel
       state.carry.S.mul_(each.unsqueeze(-1)), state.carry.z.mul_(each);
       state.carry.decay.add_(copy.carry.decay);
@@ -474,6 +482,7 @@ std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State& s) {
                                                           {"near.k", &s.carry.near_k},
                                                           {"near.v", &s.carry.near_v},
                                                           {"near.keep", &s.carry.near_keep},
+                                                          {"near.decay", &s.carry.near_decay},
                                                           {"recent.fades", &s.decay_sums}};
   for (const Input& i : input_table())
     all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));

@@ -366,8 +366,11 @@ Action bench(CLI::App& app) {
     if (app.count("--shape") == 0) o->shapes = {"1,8,65536,64"};
     horner::check(o->shapes.size() == 1, "bench decode takes exactly one --shape, got ",
                   o->shapes.size());
-    const instruments::Case c = bench_case(o->shapes[0]);
-    return bench_decode(select(o->variants), {c.B, c.H, c.T, c.D}, {o->json, o->svg});
+    horner::check(o->dtypes.size() == 1, "bench decode takes exactly one --dtype, got ",
+                  o->dtypes.size());
+    instruments::Case c = bench_case(o->shapes[0]);
+    c.dtype = cli::dtype(o->dtypes[0]), c.device = cli::device(o->device);
+    return bench_decode(select(o->variants), c, o->repeats, {o->json, o->svg});
   };
 }
 

@@ -13,8 +13,9 @@ struct Shown {
   std::string svg = {};  // the file of a picture; empty: none
 };
 
-// `shape`: batch, heads, the longest context, head dimension.
-Outcome bench_decode(const std::vector<attn::Variant>&, const std::vector<int64_t>& shape,
+// Contexts up to the tokens of the case, with its sizes, dtype and device.
+// `repeats`: timed runs of each context; 0: the default.
+Outcome bench_decode(const std::vector<attn::Variant>&, const instruments::Case&, int repeats,
                      const Shown&);
 
 Outcome bench_order(uint64_t seed, const Shown&);

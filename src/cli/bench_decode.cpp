@@ -55,10 +55,14 @@ static std::string label(const DecodeRow& r) {
   return r.variant.name + (has_state(r) ? "" : " (KV cache)");
 }
 
+static std::string on(const instruments::Stream& s) {
+  return s.device.is_cpu() ? "" : " on " + s.device.str();
+}
+
 static report::Chart chart(const std::vector<DecodeRow>& rows, const instruments::Stream& s) {
   std::ostringstream title;
   title << "Decoding with a state and with a KV cache: B" << s.B << " H" << s.H << " D" << s.D
-        << ", float32";
+        << ", " << attn::dtype_name(s.dtype) << on(s);
   report::Chart out{.title = title.str(),
                     .x_label = "tokens of context",
                     .y_label = "µs for a token, all heads",
@@ -88,11 +92,18 @@ static Json json(const std::vector<DecodeRow>& rows, const instruments::Stream& 
     }
     results.push_back(row);
   }
-  return {{"B", s.B}, {"H", s.H}, {"D", s.D}, {"peak_gflops", peak}, {"results", results}};
+  return {{"B", s.B},
+          {"H", s.H},
+          {"D", s.D},
+          {"dtype", attn::dtype_name(s.dtype)},
+          {"device", s.device.str()},
+          {"peak_gflops", peak},
+          {"results", results}};
 }
 
 static void print(const std::vector<DecodeRow>& rows, const instruments::Stream& s, double peak) {
-  std::cout << "B" << s.B << " H" << s.H << " D" << s.D << ", float32: µs for a token after ...\n";
+  std::cout << "B" << s.B << " H" << s.H << " D" << s.D << ", " << attn::dtype_name(s.dtype)
+            << on(s) << ": µs for a token after ...\n";
   Table table{.head = {"tokens"}, .right = {0}};
   size_t n = 0;
   for (const DecodeRow& r : rows) {
@@ -127,14 +138,15 @@ static void print(const std::vector<DecodeRow>& rows, const instruments::Stream&
   }
 }
 
-Outcome bench_decode(const std::vector<attn::Variant>& variants, const std::vector<int64_t>& shape,
-                     const Shown& shown) {
+Outcome bench_decode(const std::vector<attn::Variant>& variants, const instruments::Case& c,
+                     int repeats, const Shown& shown) {
   std::optional<files::NewFile> file;  // fails before the work, not after it
   if (!shown.svg.empty()) file.emplace(shown.svg);
-  const instruments::Stream s{.B = shape[0], .H = shape[1], .D = shape[3]};
-  const std::vector<int64_t> lengths = contexts(shape[2]);
+  instruments::Stream s{.B = c.B, .H = c.H, .D = c.D, .dtype = c.dtype, .device = c.device};
+  if (repeats > 0) s.runs = repeats;
+  const std::vector<int64_t> lengths = contexts(c.T);
   catch_interrupt();
-  const double peak = instruments::matmul_gflops(at::kFloat, at::kCPU);
+  const double peak = instruments::matmul_gflops(s.dtype, s.device);
   std::vector<DecodeRow> rows;
   Progress progress{.command = "bench", .all = variants.size()};
   bool failed = false;

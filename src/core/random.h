@@ -13,10 +13,16 @@ constexpr uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Random bits, a function of the three numbers.
+// Random bits, a function of the three numbers: of_stream is what those of a stream share.
+inline constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15;
+constexpr uint64_t of_stream(uint64_t seed, uint64_t stream) {
+  return mixed(mixed(seed + kGoldenRatio) + stream * kGoldenRatio);
+}
+constexpr uint64_t random_bits(uint64_t stream, uint64_t index) {
+  return mixed(stream + (index + 1) * kGoldenRatio);
+}
 constexpr uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {
-  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
-  return mixed(mixed(mixed(seed + kGolden) + stream * kGolden) + (index + 1) * kGolden);
+  return random_bits(of_stream(seed, stream), index);
 }
 
 // FNV-1a, 64 bits: the stream that belongs to a name.

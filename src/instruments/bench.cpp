@@ -62,7 +62,7 @@ std::span<const Execution* const> peers() {
   return kPeers;
 }
 
-static void wait_for(at::Device device) {
+void wait_for(at::Device device) {
   if (!device.is_cpu())
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }

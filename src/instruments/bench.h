@@ -59,6 +59,8 @@ double flop(const Spec&, const Case&, bool backward);
 // The best of several products of 2048 x 2048 matrices, or of smaller ones if those are slow.
 double matmul_gflops(at::ScalarType, at::Device);
 
+void wait_for(at::Device);  // until it has done all work
+
 double free_bytes();  // of main memory; infinite if unknown
 
 std::string_view cpu_kernels();  // the instruction set of the CPU kernels in use: "avx512"

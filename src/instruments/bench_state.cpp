@@ -8,16 +8,18 @@
 
 #include "core/median.h"
 #include "core/stopwatch.h"
-#include "instruments/verify.h"
+#include "instruments/bench.h"
 
 namespace horner::instruments {
 
 static Case tokens_case(const Stream& s, int64_t T, uint64_t seed) {
-  return {.B = s.B, .H = s.H, .G = s.H, .T = T, .S = T, .D = s.D, .E = s.D, .seed = seed};
+  Case c{.B = s.B, .H = s.H, .G = s.H, .T = T, .S = T, .D = s.D, .E = s.D, .seed = seed};
+  c.dtype = s.dtype, c.device = s.device;
+  return c;
 }
 
 static State empty_state(const Spec& spec, const Stream& s) {
-  return make_state(spec, {s.B, s.H, s.D, s.D}, at::kFloat, s.buffer);
+  return make_state(spec, {s.B, s.H, s.D, s.D}, s.dtype, s.buffer, s.device);
 }
 
 std::string why_wrong(const Spec& spec, const Stream& s) {
@@ -40,7 +42,6 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
                                       const std::vector<int64_t>& contexts,
                                       const std::function<bool()>& stop) {
   constexpr int64_t kPrompt = 8192, kRun = 64;
-  constexpr int kRuns = 7;
   std::vector<DecodeTime> out;
   State state = empty_state(spec, s);
   const Inputs prompt = random_inputs(spec, tokens_case(s, kPrompt, 2)),
@@ -49,9 +50,11 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
     while (state.tokens < context && !stop())
       step(state, tokens(prompt, 0, std::min(kPrompt, context - state.tokens)));
     std::vector<double> us;
-    for (int run = 0; run <= kRuns && !stop(); ++run) {
+    for (int run = 0; run <= s.runs && !stop(); ++run) {
+      wait_for(s.device);
       const Stopwatch watch;
       for (int64_t t = 0; t < kRun; ++t) step(state, tokens(next, t, t + 1));
+      wait_for(s.device);
       if (run > 0) us.push_back(watch.ms() / kRun * 1e3);
       if (state.finite) continue;
       // Remove them from the KV cache again: each run begins after `context` tokens.
@@ -70,8 +73,10 @@ double state_gflops(const Spec& spec, const Stream& s, int64_t T) {
   step(state, in);
   std::vector<double> seconds;
   for (int run = 0; run < 15; ++run) {
+    wait_for(s.device);
     const Stopwatch watch;
     step(state, in);
+    wait_for(s.device);
     seconds.push_back(watch.ms() / 1e3);
   }
   const double F = feature_count(spec, s.D);

@@ -13,6 +13,9 @@ using namespace attn;
 struct Stream {
   int64_t B = 1, H = 8, D = 64;  // G = H, E = D
   int64_t buffer = 64;
+  int runs = 7;  // timed ones of each context
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
 };
 
 // "" if prefill and decoding give the results of the reference, else a reason with the error.

@@ -111,6 +111,25 @@ static Tensor broken_twice(const Execution&, const Spec& spec, const Inputs& giv
   return at::matmul(log.masked_fill(hidden, -INFINITY).exp(), in.v);
 }
 
+// The same output; no gradient through what later keys leave of a stick.
+static Tensor sticks_apart(const Execution& e, const Spec& spec, const Inputs& given) {
+  const Inputs in = one_key_head_each(given);
+  const Tensor hidden = seen(spec.mask, in).hidden;
+  const Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)) * scale_factor(spec, in);
+  const Tensor kept = at::log_sigmoid(-x.detach()).masked_fill(hidden, 0);
+  const Tensor log = at::log_sigmoid(x) + kept.flip(-1).cumsum(-1).flip(-1) - kept;
+  const Tensor o = at::matmul(log.masked_fill(hidden, -INFINITY).exp(), in.v);
+  return run(e, spec, given).detach() + o - o.detach();
+}
+// Softpick whose sum has only what its numerator has.
+static Tensor picked_sums(const Execution&, const Spec& spec, const Inputs& given) {
+  const Inputs in = one_key_head_each(given);
+  const Tensor hidden = seen(spec.mask, in).hidden;
+  const Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)) * scale_factor(spec, in);
+  const Tensor w = (x.exp() - 1).clamp_min(0).masked_fill(hidden, 0);
+  return at::matmul(w / (w.sum(-1, true) + std::get<Sum>(spec.denominator).plus), in.v);
+}
+
 // Where a mutant makes a difference.
 static bool several_tokens(const Spec&, const Case& c) {
   return c.T > 1;
@@ -234,6 +253,9 @@ static bool has_dropout(const Spec& s, const Case& c) {
 static bool has_sticks(const Spec& s, const Case& c) {
   return is<StickBreaking>(s.weight) && c.T > 1;
 }
+static bool picks(const Spec& s, const Case& c) {
+  return is<Softpick>(s.weight) && c.T > 1;
+}
 static bool has_rms(const Spec& s, const Case&) {
   return is<Rms>(s.norm);
 }
@@ -304,11 +326,13 @@ static const Mutant kMutants[] = {
     {"prefix_short",       "the prefix is one key short",                    "prefix_lm",               inputs([](Inputs& in) { in.prefix = (in.prefix - 1).clamp_min(0); }), has_prefix},
     {"near_short",         "the near keys are one too few",                  "lolcats",                 spec([](Spec& s) { --std::get<Window>(s.near).size; }), has_near},
     {"near_long",          "the near keys are one too many",                 "lolcats",                 spec([](Spec& s) { ++std::get<Window>(s.near).size; }), has_near},
+    {"no_near",            "near keys weigh like the others",                "lolcats near_taylor2",    spec([](Spec& s) { s.near = NoKeys{}; }), has_near},
     {"no_dropout",         "nothing is dropped",                             "softmax:dropout=0.25",    spec([](Spec& s) { s.dropout = 0; }), has_dropout},
     {"other_dropout",      "other pairs are dropped",                        "softmax:dropout=0.25 entmax15:dropout=0.25", inputs([](Inputs& in) { in.seed = in.seed + 1; }), has_dropout},
     {"dropout_rate",       "one pair in a hundred more is dropped",          "softmax:dropout=0.25",    spec([](Spec& s) { s.dropout += 0.01; }), has_dropout},
     {"dropout_not_scaled", "what is kept is not scaled up",                  "softmax:dropout=0.25",    output([](Tensor& o) { o = o * 0.75; }), has_dropout},
     {"stick_off_by_one",   "a key takes its own part from its stick first",  "stick_breaking",          {.forward = broken_twice}, has_sticks},
+    {"picked_sum",         "the sum has only the scores above 0",            "softpick",                {.forward = picked_sums}, picks},
     {"no_log_count",       "log n is not subtracted from the scores",        "sigmoid",                 spec([](Spec& s) { s.less_log_count = false; }), has_log_count},
     {"no_values",          "values are not divided by a power of the count", "linear_cosine",           {.forward = without_count_power}, has_values},
 
@@ -367,6 +391,7 @@ static const Mutant kMutants[] = {
       const Tensor other = run(e, spec, in);
       return o.detach() + other - other.detach();
     }}, has_dropout},
+    {"d_stick_lost",       "no gradient through what later keys leave",      "stick_breaking",          {.forward = sticks_apart}, has_sticks},
     {"d_sink_lost",        "the sink has no gradient",                       "sink",                    gradient(&Inputs::sink, [](Tensor& g, const Inputs&) { g = g * 0; }), has_sink},
     {"d_bias_double",      "the gradient of the bias is added twice",        "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g = g * 2; }), has_bias},
     {"d_bias_row_lost",    "one row of d bias is not written",               "bias",                    gradient(&Inputs::bias, [](Tensor& g, const Inputs&) { g.select(2, g.size(2) / 2).fill_(0); }), has_bias},

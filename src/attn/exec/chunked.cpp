@@ -108,7 +108,7 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
     x.k = padded(mapped(spec.features, near->k, in.key_projection, p.repeats), dtype);
     x.v = padded(near->v, dtype), job.keep = near->keep;
   }
-  x.decay = p.decay;
+  x.decay = near && near->logs.defined() ? near->logs.cumsum(-1) : p.decay;
   at::Tensor keys;
   if (spec.centred) {
     keys = p.seen.sums(p.kept_keys());  // [B, G, T, D], double
@@ -152,7 +152,9 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
                        .select(2, 0)
                        .select(-1, T - 1);
     if (!is<NoDecay>(spec.decay)) {
-      next.decay = p.decay.defined() ? p.decay.select(2, S - 1) : channel_logs(in).sum(2);
+      next.decay = near                ? near->decay_of_tokens()
+                   : p.decay.defined() ? p.decay.select(2, S - 1)
+                                       : channel_logs(in).sum(2);
       if (before && before->decay.defined()) next.decay = next.decay + before->decay;
     }
     *after = next;
@@ -178,8 +180,6 @@ std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
   if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
-  if (!is<NoKeys>(spec.near) && !is<NoDecay>(spec.decay))
-    return "does not support near keys with a decay: they become far ones some tokens late";
   if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
   if (in.k.size(2) <= cut(spec, in).C && !in.cu_seqlens.defined())

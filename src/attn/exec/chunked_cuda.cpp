@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "attn/exec/autograd.h"
+#include "attn/exec/by_series.h"
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
@@ -168,7 +169,7 @@ static cuda::Quadratic quadratic(const Weight& w) {
 }
 
 static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics*) {
-  if (is_corrected_or_gated(given)) return attend_linear(given, inputs);
+  if (has_other_sums(given)) return attend_linear(given, inputs);
   if (inputs.q.scalar_type() == at::kHalf) {  // sums over tokens exceed the range of float16
     Inputs wide = inputs;
     for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
@@ -212,10 +213,10 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(device) < 80) return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
-  const Has has{.sink = is_corrected_or_gated(spec), .delta = true, .channel_decay = true};
+  const Has has{.sink = has_other_sums(spec), .near = true, .delta = true, .channel_decay = true};
   if (const std::string lacks = why_lacking(spec, has); !lacks.empty()) return lacks;
   if (in.cu_seqlens.defined()) return "does not support packed sequences";
-  if (is_corrected_or_gated(spec)) {
+  if (has_other_sums(spec)) {
     if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
     return why_no_linear(spec, {in.q.size(0), in.k.size(1), in.q.size(-1), in.v.size(-1)});
   }
@@ -238,6 +239,9 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
 // 16,384 tokens), one takes 1.7 times as long as one of hopper_cuda's, and half as long in the
 // kernels of order 1.
 static double work(const Spec& spec, const Inputs& in) {
+  constexpr double kDouble = 10;  // products in double, as far as the peak rates go
+  if (has_other_sums(spec) && is_by_series(spec))
+    return kDouble * double(in.q.size(0) * in.q.size(1)) * work_by_series(spec, in);
   Chunks p{};
   p.w = quadratic(spec.weight), p.f.D = int(mapped_channels(spec, in.q.size(-1)));
   p.f.dtype = dtype_of(in.q), p.length = chunk_tokens(p.w, p.f.D);

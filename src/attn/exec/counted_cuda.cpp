@@ -105,6 +105,10 @@ at::Tensor DecayGradient::of_gates(const at::Tensor& gates, const at::Tensor& af
   return d_gates;
 }
 
+// Whether tensor code counts keys: the kernels know intervals only.
+static bool by_tensors(const Spec& spec, const Inputs& in) {
+  return in.keep.defined() || is_listed(spec.mask, in);
+}
 static at::Tensor by_row(const Inputs& in, const at::Tensor& x) {  // from [.., T, 1] to [B, H, T]
   return plain(x.squeeze(-1).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
 }
@@ -117,12 +121,22 @@ struct DivisorOnGpu {
   at::Tensor operator()(Sum z) const { return z.floor == 0 ? at::Tensor() : (*this)(Count{}); }
   at::Tensor operator()(Nothing) const { return {}; }
   at::Tensor operator()(Count) const {
-    return in.keep.defined() ? by_row(in, counted.count()) : at::Tensor();  // the kernels count
+    return by_tensors(spec, in) ? by_row(in, counted.count()) : at::Tensor();  // the kernels count
   }
   at::Tensor operator()(CumulativeGate z) const {
+    if (is_listed(spec.mask, in)) return over_lists(z);
     CountedJob<cuda::GateSums> job(spec, in);
     job.p.G = int(in.k.size(1)), job.p.least = float(z.least), job.p.times_count = z.times_count;
     return counted_rows(job, in.denominator_gate);
+  }
+  at::Tensor over_lists(CumulativeGate z) const {
+    at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1);
+    if (in.keep.defined())
+      share = share.masked_fill(in.keep.logical_not().view({in.k.size(0), 1, -1, 1}), 0);
+    const at::Tensor sums = sums_over_keys(keys_seen(spec.mask, in), share).to(at::kFloat);
+    at::Tensor Z = sums.clamp_min(z.least == 0 ? 1e-6 : z.least);
+    if (z.times_count) Z = Z * counted.count();
+    return by_row(in, Z.repeat_interleave(in.q.size(1) / in.k.size(1), 1));
   }
 };
 at::Tensor divisor_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
@@ -130,19 +144,31 @@ at::Tensor divisor_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys&
 }
 
 at::Tensor scale_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
-  if (!is<LogLength>(spec.sharpness) || in.keep.defined()) return scale(spec, in, counted.count());
+  if (!is<LogLength>(spec.sharpness) || by_tensors(spec, in))
+    return scale(spec, in, counted.count());
   CountedJob<cuda::CountedRows> job(spec, in);
   job.p.scale = float(scale_factor(spec, in));
   return counted_rows(job, in.length_scale).unsqueeze(-1);
 }
 at::Tensor log_count_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
-  if (in.keep.defined()) return by_row(in, counted.count().log());
+  if (by_tensors(spec, in)) return by_row(in, counted.count().log());
   CountedJob<cuda::CountedRows> job(spec, in);
   const at::Tensor y =
       at::empty({job.p.B, job.p.H, job.p.seen.T}, in.q.options().dtype(at::kFloat));
   job.p.scale = 1;
   if (y.numel() > 0) launch(job.p, {}, memory<float>(y), nullptr, {});
   return y;
+}
+
+at::Tensor finish_on_gpu(const Spec& given, const Inputs& in, const CountedKeys& counted,
+                         Sums sums) {
+  Spec spec = given;
+  sums.count = counted.count();
+  if (is<CumulativeGate>(spec.denominator)) {
+    sums.N = sums.N / divisor_on_gpu(spec, in, counted).unsqueeze(-1);
+    spec.denominator = Nothing{};
+  }
+  return finish(spec, in, sums);
 }
 
 }  // namespace horner::attn::exec

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attn/exec/cuda.h"
+#include "attn/stages.h"
 
 namespace horner::attn::exec {
 
@@ -29,5 +30,8 @@ at::Tensor scale_on_gpu(const Spec&, const Inputs&, const CountedKeys&);
 
 // log n of each row: float32 [B, H, T].
 at::Tensor log_count_on_gpu(const Spec&, const Inputs&, const CountedKeys&);
+
+// `finish` of stages.h, with the sums but without what the denominator counts.
+at::Tensor finish_on_gpu(const Spec&, const Inputs&, const CountedKeys&, Sums);
 
 }  // namespace horner::attn::exec

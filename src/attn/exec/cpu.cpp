@@ -32,18 +32,10 @@ kernels::SeenKeys Intervals::pointers() const {
           hi.dim() == 2 ? hi.size(1) : 0};
 }
 
-// Differences of running sums, in double. A number that is not finite would stay in the running
-// sums, so such numbers are counted instead.
+// A number that is not finite would stay in the running sums, so such numbers are counted instead.
 at::Tensor Intervals::sums(const at::Tensor& x) const {
-  const at::Tensor begin = at::minimum(lo, hi);
   const auto differences = [&](const at::Tensor& x) {
-    const at::Tensor running = at::constant_pad_nd(x.to(at::kDouble).cumsum(-2), {0, 0, 1, 0});
-    const auto until = [&](const at::Tensor& s) {
-      if (s.dim() == 1) return running.index_select(-2, s);
-      return at::take_along_dim(running, s.to(at::kLong).view({s.size(0), 1, -1, 1}), -2);
-    };
-    const at::Tensor sums = until(hi) - until(begin);
-    return from.defined() ? sums + until(to) - until(from) : sums;
+    return sums_over_keys({lo, hi, from, to}, x);
   };
   if (!x.is_floating_point() || x.detach().sum(at::kDouble).isfinite().item<bool>())
     return differences(x);

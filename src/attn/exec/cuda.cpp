@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attn/dropout.h"
 #include "attn/exec/exec.h"
 #include "attn/stages.h"
 #include "core/check.h"
@@ -30,6 +31,9 @@ struct CudaWeights {
   cuda::Weights operator()(SelfAdjusted) const {
     return RuntimeWeight{.kind = RuntimeWeight::self_adjusted};
   }
+  cuda::Weights operator()(Softpick) const {
+    return RuntimeWeight{.kind = RuntimeWeight::softpick};
+  }
   cuda::Weights operator()(OffGpu auto) const {
     fail("the CUDA kernels do not support this weight");
   }
@@ -39,9 +43,20 @@ cuda::Weights cuda_weights(const Weight& w) {
 }
 
 std::string why_not_on_cuda(const Spec& spec) {
-  if (!facts(spec.weight).on_gpu) return "the CUDA kernels do not support its weight";
-  constexpr Has kHas{.softcap = true, .bias = true, .sink = true};
+  if (!facts(spec.weight).on_gpu && !is<StickBreaking>(spec.weight))
+    return "the CUDA kernels do not support its weight";
+  constexpr Has kHas{.softcap = true,
+                     .bias = true,
+                     .sink = true,
+                     .near = true,
+                     .delta = true,
+                     .dropout = true,
+                     .first_keys = true,
+                     .softpick = true,
+                     .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
+  if (is<Softpick>(spec.weight) && !is<NoDecay>(spec.decay))
+    return "the CUDA kernels do not support softpick with decay";
   if (spec.centred && (spec.softcap != 0 || spec.bias))
     return "the CUDA kernels do not support centred scores with a soft cap or a bias";
   return WithoutChannelGates::why_not(spec);
@@ -50,21 +65,53 @@ std::string why_not_on_cuda(const Spec& spec) {
 // The others are tensors (divisor_on_gpu).
 struct SetCudaDenominator {
   cuda::Epilogue& p;
-  bool keep;
+  bool counted;  // by tensor code
 
   void operator()(Sum z) const {
     p.by_sum = true, p.plus = float(z.plus), p.least = float(z.least), p.floor = float(z.floor);
     p.detach = z.detach;
   }
-  void operator()(Count) const { p.by_count = !keep; }
+  void operator()(Count) const { p.by_count = !counted; }
   void operator()(CumulativeGate) const {}
   void operator()(Nothing) const {}
 };
 cuda::Epilogue cuda_epilogue(const Spec& spec, const Inputs& in) {
   cuda::Epilogue p{};
-  std::visit(SetCudaDenominator{p, in.keep.defined()}, spec.denominator);
+  const bool counted = in.keep.defined() || is_listed(spec.mask, in);
+  std::visit(SetCudaDenominator{p, counted}, spec.denominator);
   std::visit(SetNorm<cuda::Epilogue>{p}, spec.norm);
   return p;
+}
+
+bool is_listed(const Mask& mask, const Inputs& in) {
+  return in.cu_seqlens_k.defined() || !is_interval(mask);
+}
+
+// A query sees key s from the first with hi > s to the first with lo > s; one of the first keys, to
+// the end of its sequence.
+static void list_keys(const Mask& mask, const Inputs& in, SeenKeys& keys) {
+  const KeysSeen k = keys_seen(mask, in);
+  const auto words = [](const at::Tensor& x) {
+    return x.defined() ? x.to(at::kInt).contiguous() : x;
+  };
+  keys.lo = words(k.lo), keys.hi = words(k.hi), keys.from = words(k.from), keys.to = words(k.to);
+  const at::Tensor s = at::arange(in.k.size(2), keys.lo.options());
+  const auto above = [&](const at::Tensor& bounds) {  // how many bounds are at most s
+    const at::Tensor each = bounds.dim() == 1 ? s : s.expand({bounds.size(0), -1}).contiguous();
+    return at::searchsorted(bounds, each, /*out_int32=*/true, /*right=*/true);
+  };
+  keys.first_query = above(keys.hi), keys.end_query = above(keys.lo);
+  if (keys.from.defined()) {
+    const at::Tensor end = above(keys.from);  // of the sequence that key s is in
+    const at::Tensor begin = keys.from.index_select(0, (end - 1).clamp_min(0));
+    keys.end_query = at::where(s < begin + reach(mask).first, end, keys.end_query);
+  }
+  cuda::SeenLists& to = keys.lists;
+  to.lo = memory<int32_t>(keys.lo), to.hi = memory<int32_t>(keys.hi);
+  to.from = memory<int32_t>(keys.from), to.to = memory<int32_t>(keys.to);
+  to.first_query = memory<int32_t>(keys.first_query);
+  to.end_query = memory<int32_t>(keys.end_query);
+  if (keys.hi.dim() == 2) to.hi_batch = int(in.q.size(2)), to.first_batch = int(in.k.size(2));
 }
 
 SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
@@ -74,11 +121,23 @@ SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
   const Reach r = reach(mask);
   seen.causal = r.ahead != kAllKeys, seen.window = r.back, seen.chunk = r.chunk;
   if (seen.causal) seen.ahead = std::min(r.ahead, seen.S + seen.T);
-  if (in.cu_seqlens.defined()) std::tie(keys.begin, keys.end) = sequences(in);
   if (in.keep.defined()) keys.keep = in.keep.contiguous();
+  if (is_listed(mask, in)) {
+    if (seen.T > 0) list_keys(mask, in, keys);
+  } else if (in.cu_seqlens.defined()) {
+    std::tie(keys.begin, keys.end) = sequences(in);
+  }
   seen.begin = memory<int32_t>(keys.begin), seen.end = memory<int32_t>(keys.end);
   seen.keep = memory<uint8_t>(keys.keep);
   return keys;
+}
+
+DropoutOnGpu dropout_on_gpu(const Spec& spec, const Inputs& in) {
+  DropoutOnGpu d;
+  if (spec.dropout == 0) return d;
+  d.seed = in.seed.contiguous();
+  d.pairs = {memory<int64_t>(d.seed), dropped_below(spec.dropout), float(1 / (1 - spec.dropout))};
+  return d;
 }
 
 at::Tensor laid_out(const at::Tensor& x) {
@@ -109,14 +168,13 @@ cuda::TypedPointer typed(const at::Tensor& x) {
 
 at::Tensor CountedKeys::count() const {
   if (counted.defined()) return counted;
-  const auto [from, hi] = intervals(mask, in);
-  const at::Tensor lo = at::minimum(from, hi);
+  const KeysSeen keys = keys_seen(mask, in);
   if (in.keep.defined()) {
-    const at::Tensor keep = in.keep.view({in.q.size(0), 1, -1, 1}).to(at::kDouble);
-    const at::Tensor sums = at::constant_pad_nd(keep.cumsum(-2), {0, 0, 1, 0});
-    counted = sums.index_select(-2, hi) - sums.index_select(-2, lo);
+    counted = sums_over_keys(keys, in.keep.view({in.q.size(0), 1, -1, 1}));
   } else {
-    counted = (hi - lo).view({1, 1, -1, 1});
+    counted = keys.hi - at::minimum(keys.lo, keys.hi);
+    if (keys.from.defined()) counted = counted + (keys.to - keys.from);
+    counted = counted.view({-1, 1, in.q.size(2), 1});
   }
   return counted = counted.to(at::kFloat).clamp_min(1);
 }

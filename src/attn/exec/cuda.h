@@ -12,12 +12,24 @@ kernels::cuda::Weights cuda_weights(const Weight&);
 kernels::cuda::Epilogue cuda_epilogue(const Spec&, const Inputs&);  // without its pointers
 std::string why_not_on_cuda(const Spec&);  // "" when the kernels have its weight and mask
 
-// The keys that each query sees, with the memory that `seen` points to.
+// Whether the keys of some query are not the interval of kernels::cuda::Seen: they are listed.
+bool is_listed(const Mask&, const Inputs&);
+
+// The keys that each query sees, with the memory that `seen` and `lists` point to.
 struct SeenKeys {
   kernels::cuda::Seen seen{};
+  kernels::cuda::SeenLists lists{};
   at::Tensor begin, end, keep;
+  at::Tensor lo, hi, from, to, first_query, end_query;
 };
 SeenKeys seen_keys(const Mask&, const Inputs&);
+
+// Dropout as the kernels take it, with the memory of its seed.
+struct DropoutOnGpu {
+  at::Tensor seed;
+  kernels::cuda::DroppedPairs pairs{};
+};
+DropoutOnGpu dropout_on_gpu(const Spec&, const Inputs&);
 
 // With contiguous channels, padded with zeros to a multiple of kPad, and rows aligned to kAlignment
 // bytes.

@@ -1,6 +1,7 @@
 // The delta rule for any weight of one score, in quadratic time.
 #pragma once
 
+#include <string_view>
 #include <utility>
 
 #include "attn/attend.h"
@@ -12,8 +13,9 @@ namespace horner::attn::exec {
 at::Tensor key_rows(const Spec&, const Inputs& in, double scale, int64_t from, int64_t to,
                     at::Tensor& shift);
 
-// The same operator with the corrected values of Delta as its values. Keeps blocks of rows, not
-// the S x S matrix.
-std::pair<Spec, Inputs> with_corrected_values(const Spec&, const Inputs&);
+// The same operator with the corrected values of Delta as its values, for an execution on any
+// device. Keeps blocks of rows, not the S x S matrix.
+std::pair<Spec, Inputs> with_corrected_values(std::string_view execution, const Spec&,
+                                              const Inputs&);
 
 }  // namespace horner::attn::exec

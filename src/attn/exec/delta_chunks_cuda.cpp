@@ -17,6 +17,7 @@ namespace {
 
 struct DeltaJob {
   double scale, most;
+  DeltaState state;
 };
 // What backward needs: numbers of tokens, and matrices of chunks (chunks.h).
 struct ChunksResult {
@@ -36,6 +37,14 @@ DeltaChunks problem(const DeltaJob& job, const DeltaInputs& x) {
   p.q = view(x.q), p.k = view(x.k), p.v = view(x.v);
   p.beta = memory<float>(x.beta), p.logs = memory<float>(x.logs);
   p.channel_logs = typed(x.channel_logs);
+  if (const at::Tensor& S = job.state.after; S.defined())
+    p.state = {job.state.before.data_ptr(),
+               S.data_ptr(),
+               int(S.size(1)),
+               int(S.size(2)),
+               int(job.state.E),
+               int(S.size(3)),
+               S.scalar_type() == at::kDouble};
   return p;
 }
 void set_saved(DeltaChunks& p, const ChunksResult& r) {
@@ -137,8 +146,9 @@ NormInputs norm_backward(const NormJob& job, const NormInputs& x, const Output&,
 
 }  // namespace
 
-at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most) {
-  return differentiable("chunked_cuda", DeltaJob{scale, most}, x, forward, backward).N;
+at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most,
+                           const DeltaState& state) {
+  return differentiable("chunked_cuda", DeltaJob{scale, most, state}, x, forward, backward).N;
 }
 
 bool has_room_for_chunks(int64_t channels, bool channel_gates, bool corrected, int device) {

@@ -18,7 +18,15 @@ struct DeltaInputs {
     return std::array{&x.q, &x.k, &x.v, &x.beta, &x.logs, &x.channel_logs};
   }
 };
-at::Tensor delta_in_chunks(const DeltaInputs&, double scale, double most);  // N
+// A state of keys of D channels and values of E, [B, G, D, E or more], float32 or double: before
+// the tokens, and memory of its own for that after them. Both undefined for none; without
+// gradients.
+struct DeltaState {
+  at::Tensor before, after;
+  int64_t E = 0;
+};
+at::Tensor delta_in_chunks(const DeltaInputs&, double scale, double most,
+                           const DeltaState& = {});  // N
 
 // Whether the GPU has the shared memory.
 bool has_room_for_chunks(int64_t channels, bool channel_gates, bool corrected, int device);

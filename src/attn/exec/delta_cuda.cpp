@@ -4,11 +4,13 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "attn/exec/autograd.h"
+#include "attn/exec/by_series.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/delta_chunks_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/kernels/cuda/delta/chunks.h"
 #include "attn/kernels/cuda/delta/tokens.h"
 
 namespace horner::attn::exec {
@@ -111,7 +113,7 @@ struct Prepared {
 
 // 64 or 128, where the kernels in chunks run these inputs; else 0.
 int64_t chunk_channels(const Spec& spec, const Inputs& in) {
-  if (in.q.scalar_type() != at::kBFloat16) return 0;
+  if (in.q.scalar_type() != at::kBFloat16 || is_by_series(spec)) return 0;
   const int64_t most = std::max(mapped_channels(spec, in.q.size(3)), in.v.size(3));
   const int64_t C = most <= 64 ? 64 : 128;
   const bool fits = has_room_for_chunks(C, is<ChannelGate>(spec.decay), is<Delta>(spec.values),
@@ -119,8 +121,9 @@ int64_t chunk_channels(const Spec& spec, const Inputs& in) {
   return fits ? C : 0;
 }
 
-// N [B, H, S, C] in chunks, with queries for all keys.
-at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
+// N [B, H, S, C] in chunks, with queries for all keys; after `count` keys and a state, or none.
+at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C, const at::Tensor& count = {},
+                     const DeltaState& state = {}) {
   const int64_t repeats = in.q.size(1) / in.k.size(1), late = in.k.size(2) - in.q.size(2);
   const auto rows = [&](const at::Tensor& x, int64_t channels, int64_t before = 0) {
     const at::Tensor y = x.size(3) > channels ? x.narrow(3, 0, channels) : x;
@@ -131,7 +134,7 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
   };
   const int64_t D = mapped_channels(spec, in.q.size(3));
   at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats), v = in.v;
-  if (const at::Tensor gates = value_gates(spec, in); gates.defined())
+  if (const at::Tensor gates = value_gates(spec, in, count); gates.defined())
     v = (v * gates.unsqueeze(-1)).to(at::kBFloat16);
   if (in.keep.defined()) {
     const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
@@ -149,7 +152,19 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C) {
   } else if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined()) {
     x.logs = plain(each_head(logs.expand_as(in.beta)));
   }
-  return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1);
+  return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1, state);
+}
+
+// z after the tokens of x.
+at::Tensor sum_of_keys(const TokensInputs& x, const at::Tensor& z) {
+  at::Tensor k = x.k.to(at::kDouble), before = z.to(at::kDouble);
+  if (x.logs.defined()) {
+    const at::Tensor logs = x.logs.clamp_min(2 * kNoDecayLeft);
+    const at::Tensor sums = (logs.dim() == 4 ? logs : logs.unsqueeze(-1)).cumsum(2);
+    const at::Tensor last = sums.narrow(2, sums.size(2) - 1, 1);
+    k = k * (last - sums).exp(), before = before * last.squeeze(2).exp();
+  }
+  return before + k.sum(2);
 }
 
 // Whether the result depends on W. A norm's bias is not added where a row sees nothing.
@@ -159,16 +174,20 @@ bool needs_sum(const Spec& spec) {
 
 }  // namespace
 
-std::string why_no_linear(const Spec& spec, const StateShape& s) {
+bool is_by_series(const Spec& spec) {
   const auto* power = std::get_if<Power>(&spec.weight);
-  if (!power || power->degree != 1)
-    return "supports values=delta and decay=channel_gate only with the weight power(1)";
+  return !power || power->degree != 1 || !is<NoKeys>(spec.near);
+}
+
+std::string why_no_linear(const Spec& spec, const StateShape& s) {
+  if (is_by_series(spec) && is<ChannelGate>(spec.decay))
+    return "supports decay=channel_gate only with the weight power(1)";
   if (spec.centred || spec.less_log_count)
     return "does not support centred scores, or scores less log n";
   if (!is<Flat>(spec.sharpness)) return "does not support sharpness with these stages";
   if (is<CumulativeGate>(spec.denominator))
     return "does not support denominator=cumulative_gate with these stages";
-  if (!is<NoKeys>(spec.near)) return "does not support near keys";
+  if (is_by_series(spec)) return why_too_large(spec, s);
   if (std::max(mapped_channels(spec, s.D), s.E) > cuda::kMaxTokenChannels)
     return "supports head dimensions up to " + std::to_string(cuda::kMaxTokenChannels);
   return "";
@@ -190,6 +209,11 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
     return newest(differentiable("chunked_cuda", job, x, forward, backward).N);
   };
   Sums sums;
+  if (is_by_series(spec)) {
+    sums = sums_by_series(spec, in);
+    if (!is<Nothing>(spec.denominator)) sums.count = CountedKeys(spec.mask, in).count();
+    return finish(spec, in, sums);
+  }
   sums.W = at::zeros({in.q.size(0), in.q.size(1), T, 1}, in.q.options().dtype(at::kFloat));
   if (C > 0) sums.N = newest(in_chunks(spec, in, C)).narrow(3, 0, E).to(at::kFloat);
   if (C == 0 || needs_sum(spec)) {
@@ -204,6 +228,7 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
 
 Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
   const c10::cuda::CUDAGuard guard(in.q.device());
+  if (is_by_series(spec)) return sums_by_series(spec, in, &carry);
   const Prepared p(spec, in, carry.count);
   const at::Tensor gates = exp_of(p.x.logs);
   const auto step = [&](const TokensInputs& x, const at::Tensor& state, int64_t row) {
@@ -217,8 +242,21 @@ Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
     return N;
   };
   Sums sums;
-  sums.N = step(p.x, carry.S, carry.S.size(3));
-  sums.W = step(p.of_ones(), carry.z, 1);
+  const int64_t C = chunk_channels(spec, in), T = in.q.size(2), E = in.v.size(3);
+  const bool in_whole_chunks = C > 0 && T >= cuda::kChunkTokens;
+  if (in_whole_chunks) {
+    const DeltaState state{carry.S, at::zeros_like(carry.S), E};
+    sums.N = in_chunks(spec, in, C, carry.count, state).narrow(3, 0, E).to(at::kFloat);
+    carry.S.copy_(state.after);
+  } else {
+    sums.N = step(p.x, carry.S, carry.S.size(3));
+  }
+  if (in_whole_chunks && !needs_sum(spec)) {
+    sums.W = at::zeros({in.q.size(0), in.q.size(1), T, 1}, sums.N.options());
+    carry.z.copy_(sum_of_keys(p.x, carry.z));
+  } else {
+    sums.W = step(p.of_ones(), carry.z, 1);
+  }
   sums.shift = at::zeros({1}, sums.N.options());
   if (p.x.logs.defined()) carry.decay.add_(p.x.logs.sum(2));
   return sums;

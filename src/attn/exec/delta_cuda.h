@@ -1,5 +1,5 @@
-// The delta rule and gates of channels in linear time on an NVIDIA GPU, for linear weights; the
-// branch of chunked_cuda for them, and the steps of a decoder. cuda_stub.cpp stands in where torch
+// The delta rule, gates of channels and near keys in linear time on an NVIDIA GPU: the branch of
+// chunked_cuda for them, and the steps of a decoder. cuda_stub.cpp stands in where torch
 // has no CUDA.
 #pragma once
 
@@ -10,10 +10,12 @@
 
 namespace horner::attn::exec {
 
-inline bool is_corrected_or_gated(const Spec& spec) {
-  return is<Delta>(spec.values) || is<ChannelGate>(spec.decay);
+inline bool has_other_sums(const Spec& spec) {
+  return is<Delta>(spec.values) || is<ChannelGate>(spec.decay) || !is<NoKeys>(spec.near);
 }
-// "" when the kernels have this spec, for heads of this shape.
+// Whether the sums are those of series.h; else w(x) = x, and kernels have them.
+bool is_by_series(const Spec&);
+// "" when there is a form for this spec, for heads of this shape.
 std::string why_no_linear(const Spec&, const StateShape&);
 
 at::Tensor attend_linear(const Spec&, const Inputs&);

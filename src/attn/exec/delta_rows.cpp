@@ -113,7 +113,8 @@ RowsTensors backward(const RowsJob& job, const RowsTensors& x, const RowsResult&
 
 }  // namespace
 
-std::pair<Spec, Inputs> with_corrected_values(const Spec& spec, const Inputs& in) {
+std::pair<Spec, Inputs> with_corrected_values(std::string_view execution, const Spec& spec,
+                                              const Inputs& in) {
   const auto dtype = wide(in.q.scalar_type());
   const at::Tensor gates = value_gates(spec, in);
   const auto to = [&](const at::Tensor& x) { return x.defined() ? x.to(dtype).contiguous() : x; };
@@ -123,7 +124,7 @@ std::pair<Spec, Inputs> with_corrected_values(const Spec& spec, const Inputs& in
   RowsJob job{spec, scale_factor(spec, in), {}, in.slope};
   std::vector<int64_t> cuts{0, in.k.size(2)};
   if (in.cu_seqlens.defined()) {
-    const at::Tensor c = in.cu_seqlens.to(at::kLong).contiguous();
+    const at::Tensor c = in.cu_seqlens.to(at::kCPU, at::kLong).contiguous();
     cuts.assign(c.data_ptr<int64_t>(), c.data_ptr<int64_t>() + c.numel());
   }
   std::vector<at::Tensor> parts;
@@ -134,7 +135,7 @@ std::pair<Spec, Inputs> with_corrected_values(const Spec& spec, const Inputs& in
     for (at::Tensor* y : RowsTensors::fields(one))
       if (y->defined()) *y = y->narrow(2, from, n);
     if (in.keep.defined()) job.keep = in.keep.narrow(1, from, n);
-    parts.push_back(differentiable("fused_cpu", job, one, forward, backward).u);
+    parts.push_back(differentiable(execution, job, one, forward, backward).u);
   }
   std::pair<Spec, Inputs> changed{spec, in};
   changed.first.values = AsGiven{}, changed.first.input_gate = false;

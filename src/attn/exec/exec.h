@@ -29,8 +29,8 @@ constexpr Execution complete(Execution e, decltype(e.why_not) why_not, decltype(
 struct Has {
   bool softcap = false, bias = false, sink = false, near = false, delta = false;
   bool channel_decay = false, dropout = false;
-  bool first_keys = false;  // masks that see more than one interval: streaming, prefix
-  bool stick = false;       // Softpick and StickBreaking
+  bool first_keys = false;               // masks that see more than one interval: streaming, prefix
+  bool softpick = false, stick = false;  // weights
 };
 // "" if a spec needs no stage that is not there, else which.
 std::string why_lacking(const Spec&, const Has&);

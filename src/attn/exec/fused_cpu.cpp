@@ -205,7 +205,7 @@ static bool in_pairs(const Spec& spec, const Inputs& in) {
 
 static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* statistics) {
   if (is<Delta>(given.values)) {
-    const auto [spec, in] = with_corrected_values(given, inputs);
+    const auto [spec, in] = with_corrected_values("fused_cpu", given, inputs);
     return run(spec, in, statistics);
   }
   if (needs_the_row(given)) return attend_by_rows(given, inputs, statistics);
@@ -280,6 +280,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
                      .delta = true,
                      .dropout = true,
                      .first_keys = true,
+                     .softpick = true,
                      .stick = true};
   if (const std::string lacks = why_lacking(spec, kHas); !lacks.empty()) return lacks;
   if (!is<NoKeys>(spec.near) && !is<Identity>(spec.features))

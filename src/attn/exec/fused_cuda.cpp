@@ -13,8 +13,11 @@
 #include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
+#include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/near_cuda.h"
+#include "attn/exec/stick_cuda.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
@@ -31,6 +34,7 @@ struct CudaJob {
   cuda::Weights weights;
   float clamp, scale, softcap;
   SeenKeys keys;
+  DropoutOnGpu dropout;
   std::optional<CentreOf> centre;
   at::Tensor thresholds;      // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
@@ -38,6 +42,11 @@ struct CudaJob {
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
 
+  // Whether the score gradients of a row share sums.
+  bool shares_gradients() const {
+    const auto* w = std::get_if<cuda::RuntimeWeight>(&weights);
+    return thresholds.defined() && w && w->kind != cuda::RuntimeWeight::softpick;
+  }
   bool has_g() const { return epilogue.norm != cuda::Epilogue::none; }
   // Whether backward subtracts from the gradient its part along the row.
   bool projects() const { return has_g() || (epilogue.by_sum && !epilogue.detach); }
@@ -79,6 +88,7 @@ static Fused problem(const CudaJob& job, const FusedTensors& x) {
   f.seen = job.keys.seen;
   f.epilogue.counted = f.seen;
   f.thresholds = memory<cuda::RowThreshold>(job.thresholds);
+  f.lists = job.keys.lists, f.dropout = job.dropout.pairs;
   return f;
 }
 
@@ -175,8 +185,9 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   // again.
   if (!keeps_graph()) g = r.u;
   if (job.has_g() && !g.defined()) g = at::empty_like(r.o);
-  if (job.thresholds.defined()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
-  if (job.centre) d.centre = at::zeros_like(x.centre);  // else a constant
+  if (job.shares_gradients()) gradient_sums = at::empty({f.B, f.H, f.T, 4}, rows);
+  if (job.centre || (x.centre.defined() && x.centre.requires_grad()))
+    d.centre = at::zeros_like(x.centre);  // else a constant
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
   if (x.sink.defined()) d.sink = at::empty_like(x.sink);
   if (x.bias.defined() && x.bias.requires_grad()) d.bias = bias_sums(x.bias, f);
@@ -215,6 +226,7 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   job.channels = int(in.v.size(-1));
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
+  job.dropout = dropout_on_gpu(spec, in);
   if (!facts(spec.weight).of_one_score)
     job.thresholds =
         at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, in.q.options().dtype(at::kFloat));
@@ -224,9 +236,19 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   return job;
 }
 
+// The query times the mean key, [B, H, T], for lists of keys: in tensor code.
+static at::Tensor listed_centre(const Spec& spec, const Inputs& in, const CountedKeys& counted,
+                                const at::Tensor& q, const at::Tensor& k) {
+  at::Tensor kept = k;
+  if (in.keep.defined()) kept = k.masked_fill(in.keep.logical_not().view({k.size(0), 1, -1, 1}), 0);
+  const at::Tensor mean = sums_over_keys(keys_seen(spec.mask, in), kept) / counted.count();
+  return plain((q * mean.repeat_interleave(q.size(1) / k.size(1), 1)).sum(-1));
+}
+
 bool needs_float32(const Spec& spec) {
-  return sharpness_from(spec.sharpness) == SharpnessFrom::count ||
-         (may_be_negative(spec) && !is<NoNorm>(spec.norm));
+  return sharpness_from(spec.sharpness) == SharpnessFrom::count || !is<NoKeys>(spec.near) ||
+         is<StickBreaking>(spec.weight) || is<Delta>(spec.values) ||
+         ((may_be_negative(spec) || is<Softpick>(spec.weight)) && !is<NoNorm>(spec.norm));
 }
 
 at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const Inputs& inputs,
@@ -257,7 +279,9 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
     q = mapped_on_gpu(Identity{}, q, {}, 1, sharpness(job, x.q.detach(), x.k.detach()));
     x.q = kernels.laid_out(q);
   }
-  if (spec.centred) {  // the query times the mean key
+  if (spec.centred && is_listed(spec.mask, in)) {
+    x.centre = listed_centre(spec, in, counted, x.q, x.k) * job.scale;
+  } else if (spec.centred) {  // the query times the mean key
     CentreOf of{job.keys, {}, job.scale};
     if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
     x.centre = centre(of, x.q.detach(), x.k.detach());
@@ -283,11 +307,11 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
 std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cuda()) return "the inputs are not on an NVIDIA GPU";
   if (const std::string reason = why_not_on_cuda(spec); !reason.empty()) return reason;
-  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
   if (cuda::compute_capability(in.q.device().index()) < 80)
     return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
-  const int64_t channels = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
+  int64_t channels = std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1));
+  if (!is<NoKeys>(spec.near)) channels = std::max(channels, in.q.size(-1));
   if (channels > cuda::kMaxChannels) return "supports head dimensions up to 256";
   const int required = cuda::fused_shared_memory(dtype_of(in.q), int(channels));
   const int available = cuda::shared_memory(in.q.device().index());
@@ -313,13 +337,32 @@ static constexpr TileKernels kKernels{
 };
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
-  if (in.q.scalar_type() != at::kHalf || !needs_float32(spec))
-    return attend_in_tiles(kKernels, spec, in, statistics);
-  Inputs wide = in;
-  for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
-  return attend_in_tiles(kKernels, spec, wide, statistics).to(at::kHalf);
+  if (in.q.scalar_type() == at::kHalf && needs_float32(spec)) {
+    Inputs wide = in;
+    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
+    return run(spec, wide, statistics).to(at::kHalf);
+  }
+  if (is<Delta>(spec.values)) {
+    auto [rest, with] = with_corrected_values(kFusedCuda.name, spec, in);
+    with.v = with.v.to(in.v.scalar_type());
+    return run(rest, with, statistics);
+  }
+  if (!is<NoKeys>(spec.near)) return attend_near_on_gpu(spec, in, statistics);
+  if (is<StickBreaking>(spec.weight)) return attend_sticks_on_gpu(spec, in, statistics);
+  return attend_in_tiles(kKernels, spec, in, statistics);
 }
 
-const Execution fused_cuda = complete(kFusedCuda, why_not_in_tiles, run, work_in_tiles_on_gpu);
+static std::string why_not(const Spec& spec, const Inputs& in) {
+  if (is<StickBreaking>(spec.weight))
+    if (const std::string reason = why_no_sticks(spec); !reason.empty()) return reason;
+  return why_not_in_tiles(spec, in);
+}
+
+// Corrected values are solved block after block, by torch's operators.
+static double work(const Spec& spec, const Inputs& in) {
+  return work_in_tiles_on_gpu(spec, in) * (is<Delta>(spec.values) ? 16 : 1);
+}
+
+const Execution fused_cuda = complete(kFusedCuda, why_not, run, work);
 
 }  // namespace horner::attn::exec

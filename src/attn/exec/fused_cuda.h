@@ -30,8 +30,9 @@ double work_in_tiles_on_gpu(const Spec&, const Inputs&);
 // What both executions require: "" when that is met.
 std::string why_not_in_tiles(const Spec&, const Inputs&);
 
-// float16 has too few bits for queries multiplied by a scale per row, and for the gradient of a
-// norm whose row can vanish.
+// float16 has too few bits for queries multiplied by a scale per row, for near keys beside others,
+// for sticks, for corrected values, and for the gradient of a norm whose row can vanish or is
+// divided by another sum.
 bool needs_float32(const Spec&);
 
 }  // namespace horner::attn::exec

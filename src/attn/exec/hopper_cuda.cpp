@@ -61,11 +61,17 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return "supports only bfloat16 and float16";
   if (dtype == at::kHalf && needs_float32(spec))
     return "does not support this variant in float16, which lacks the precision";
+  if (is<Delta>(spec.values)) return "does not support values=delta";
+  if (!is<NoKeys>(spec.near)) return "does not support near keys";
+  if (is<StickBreaking>(spec.weight)) return "does not support stick breaking";
   if (std::holds_alternative<cuda::RuntimeWeight>(cuda_weights(spec.weight)))
     return "supports only exponential and polynomial weights";
   const bool decays = !is<NoDecay>(spec.decay);
   if (decays && !is<Exp>(spec.weight) && cuda_epilogue(spec, in).by_sum)
     return "does not support decay with a sum as denominator, other than of exp";
+  if (spec.dropout != 0) return "does not support dropout";
+  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
+  if (!is_interval(spec.mask)) return "does not support a mask of more than one interval";
   if (spec.bias) return "does not support a bias, whose reads take longer than what it saves";
   const bool centred = spec.centred || spec.less_log_count;
   if (spec.softcap != 0 && (centred || decays || !is<Exp>(spec.weight)))

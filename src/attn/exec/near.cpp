@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "attn/exec/series.h"
+
 namespace horner::attn::exec {
 
 // With the tokens before them, of which there are n: at the beginning of a stream hidden ones.
@@ -16,7 +18,7 @@ static at::Tensor after(const at::Tensor& before, const at::Tensor& x, int64_t n
 
 // Which of the packed sequences each token belongs to: [S], from 1 on.
 static at::Tensor sequence_numbers(const Inputs& in) {
-  const at::Tensor t = at::arange(in.k.size(2), at::kLong);
+  const at::Tensor t = at::arange(in.k.size(2), in.k.options().dtype(at::kLong));
   if (!in.cu_seqlens.defined()) return at::ones_like(t);
   return at::searchsorted(in.cu_seqlens.to(at::kLong).contiguous(), t, /*out_int32=*/false,
                           /*right=*/true);
@@ -30,13 +32,20 @@ Near::Near(const Spec& spec, const Inputs& in, const at::Tensor& values, const C
   Spec plain{.temperature = spec.temperature};
   if (is<Identity>(spec.features)) plain.scale = spec.scale;
   scale_ = scale_factor(plain, in);
-  const at::Tensor seen = in.keep.defined() ? in.keep : at::ones({B, S}, at::kBool);
+  const at::Tensor seen =
+      in.keep.defined() ? in.keep : at::ones({B, S}, in.k.options().dtype(at::kBool));
   all_k_ = after(last.near_k, in.k, n_, 2), all_v_ = after(last.near_v, values, n_, 2);
   all_keep_ = after(last.near_keep, seen, n_, 1);
   const at::Tensor own = sequence_numbers(in);
-  sequence_ = at::cat({at::ones({n_}, at::kLong), own});
+  sequence_ = at::cat({at::ones({n_}, own.options()), own});
   k = all_k_.narrow(2, 0, S), v = all_v_.narrow(2, 0, S);
   keep = all_keep_.narrow(1, 0, S).logical_and(sequence_.narrow(0, 0, S) == own).contiguous();
+  if (const at::Tensor given = log_gates(spec.decay, in); given.defined()) {
+    // a gate of 0 stays a number
+    const at::Tensor own_logs = given.to(at::kDouble).clamp_min(2 * kNoDecayLeft);
+    all_logs_ = after(last.near_decay, own_logs, n_, 2);
+    sums_ = all_logs_.cumsum(2), logs = all_logs_.narrow(2, 0, S);
+  }
 }
 
 void Near::leave(Carry& after) const {
@@ -44,6 +53,11 @@ void Near::leave(Carry& after) const {
   after.near_k = all_k_.narrow(2, from, n_).contiguous();
   after.near_v = all_v_.narrow(2, from, n_).contiguous();
   after.near_keep = all_keep_.narrow(1, from, n_).contiguous();
+  if (all_logs_.defined()) after.near_decay = all_logs_.narrow(2, from, n_).contiguous();
+}
+
+at::Tensor Near::decay_of_tokens() const {
+  return sums_.select(2, sums_.size(2) - 1) - sums_.select(2, n_ - 1);
 }
 
 // Blocks of L queries and the n + L keys up to the last of them, those of query a being a < j <=
@@ -62,8 +76,9 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count) c
         at::cat({x.narrow(axis, late, n_ + T), at::zeros(shape, x.options())}, axis);
     return padded.unfold(axis, n_ + L, L);
   };
-  const auto blocks = [&](const at::Tensor& x) {  // [B, H, T, C] -> [B, G, m, R * L, C]
-    return at::constant_pad_nd(x.to(dtype), {0, 0, 0, m * L - T})
+  const auto blocks = [&](const at::Tensor& x, at::ScalarType as) {
+    // [B, H, T, C] -> [B, G, m, R * L, C]
+    return at::constant_pad_nd(x.to(as), {0, 0, 0, m * L - T})
         .view({B, G, R, m, L, -1})
         .transpose(2, 3)
         .reshape({B, G, m, R * L, -1});
@@ -71,9 +86,10 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count) c
   const auto rows = [&](const at::Tensor& x) {  // back
     return x.view({B, G, m, R, L, -1}).transpose(2, 3).reshape({B, H, m * L, -1}).narrow(2, 0, T);
   };
-  const at::Tensor x = at::matmul(blocks(q), keys(all_k_.to(dtype), 2)) * scale_;
+  const at::Tensor x = at::matmul(blocks(q, dtype), keys(all_k_.to(dtype), 2)) * scale_;
 
-  const at::Tensor a = at::arange(L, at::kLong).unsqueeze(-1), j = at::arange(n_ + L, at::kLong);
+  const at::Tensor a = at::arange(L, sequence_.options()).unsqueeze(-1);
+  const at::Tensor j = at::arange(n_ + L, sequence_.options());
   const at::Tensor last = at::constant_pad_nd(sequence_.narrow(0, sequence_.size(0) - T, T),
                                               {0, m * L - T});  // of the queries
   at::Tensor seen = keys(sequence_, 0).unsqueeze(1) == last.view({m, L, 1});
@@ -85,13 +101,59 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count) c
   at::Tensor shift = rows(x.detach().masked_fill(hidden, -INFINITY).amax(-1, true));
   shift = at::where(near < count, shift.clamp_min(0), shift);
   shift = shift.masked_fill(shift == -INFINITY, 0);
-  const at::Tensor P = (x - blocks(shift)).masked_fill(hidden, -INFINITY).exp();
-  const at::Tensor rest = (-shift).exp();
+  at::Tensor P = (x - blocks(shift, dtype)).masked_fill(hidden, -INFINITY).exp();
+  at::Tensor rest = (-shift).exp();
+  if (sums_.defined()) {
+    const int64_t S = sums_.size(2) - n_;
+    const at::Tensor queries = sums_.narrow(2, n_ + S - T, T);  // up to each of the T last tokens
+    const auto each_head = [&](const at::Tensor& y) {
+      return y.repeat_interleave(R, 1).unsqueeze(-1);
+    };
+    const auto d = P.scalar_type();
+    const at::Tensor before = keys(sums_, 2).unsqueeze(-2);  // [B, G, m, 1, n + L]
+    const at::Tensor rows = blocks(each_head(queries), at::kDouble);
+    P = P * (rows - before).masked_fill(hidden, -INFINITY).exp().to(d);
+    rest = rest * each_head(queries - sums_.narrow(2, S - T, T)).exp().to(d);
+  }
   Sums all = far;
   all.N = rows(at::matmul(P, keys(all_v_.to(dtype), 2).transpose(-1, -2))) + far.N * rest;
   all.W = rows(P.sum(-1, true)) + far.W * rest;
   all.shift = shift;
   return all;
+}
+
+std::string why_not_followed(const Spec& spec) {
+  const auto* cosine = std::get_if<Cosine>(&spec.features);
+  if (is<Project>(spec.features) || is<Hedgehog>(spec.features))
+    return "its near keys have not been mapped yet, and the map is an input";
+  return cosine && cosine->over_heads ? "its near keys have not been mapped yet, and their map "
+                                        "depends on the number of query heads"
+                                      : "";
+}
+
+// The first m near keys become far ones.
+static void retire(const Spec& spec, Carry& c, int64_t m) {
+  if (m == 0) return;
+  const int64_t B = c.near_k.size(0), E = c.near_v.size(3);
+  const at::Tensor seen = c.near_keep.narrow(1, 0, m).view({B, 1, m, 1}).to(at::kDouble);
+  const auto first = [&](const at::Tensor& x) { return x.narrow(2, 0, m).to(at::kDouble) * seen; };
+  SeriesTensors x{{}, first(mapped(spec.features, c.near_k, {})), first(c.near_v)};
+  x.q = at::zeros_like(x.k);
+  if (c.near_decay.defined()) x.logs = c.near_decay.narrow(2, 0, m);
+  x.S = at::cat({c.S.narrow(3, 0, E), c.z.unsqueeze(-1)}, -1).to(at::kDouble);
+  const SeriesResult r = series_sums({facts(spec.weight).orders.value(), 1, seen}, x);
+  c.S.narrow(3, 0, E).copy_(r.S.narrow(3, 0, E)), c.z.copy_(r.S.select(3, E));
+}
+
+void follow_near(const Spec& spec, Carry& first, const Carry& later, int64_t tokens) {
+  const int64_t n = first.near_k.size(2), m = std::min(n, tokens);
+  retire(spec, first, m);
+  const auto join = [&](at::Tensor& x, const at::Tensor& y, int64_t axis) {
+    x = at::cat({x.narrow(axis, m, n - m), y.narrow(axis, n - m, m)}, axis);
+  };
+  join(first.near_k, later.near_k, 2), join(first.near_v, later.near_v, 2);
+  join(first.near_keep, later.near_keep, 1);
+  if (first.near_decay.defined()) join(first.near_decay, later.near_decay, 2);
 }
 
 }  // namespace horner::attn::exec

@@ -271,8 +271,8 @@ static at::Tensor dropped(double p, const at::Tensor& seed, const at::Tensor& w)
   const at::Tensor row = mixed(head + (t + 1) * kGolden);
   const at::Tensor first = row.bitwise_and(kWord), second = right(row, 32);
   at::Tensor x = (s + first).bitwise_and(kWord);
-  x = (x.bitwise_xor(right(x, 16)) * int64_t(kDropoutMix[0])).bitwise_and(kWord);
-  x = ((x.bitwise_xor(right(x, 13)) + second) * int64_t(kDropoutMix[1])).bitwise_and(kWord);
+  x = (x.bitwise_xor(right(x, 16)) * int64_t(kDropoutMix1)).bitwise_and(kWord);
+  x = ((x.bitwise_xor(right(x, 13)) + second) * int64_t(kDropoutMix2)).bitwise_and(kWord);
   x = x.bitwise_xor(right(x, 16));
   return (w / (1 - p)).masked_fill(x < int64_t(dropped_below(p)), 0);
 }

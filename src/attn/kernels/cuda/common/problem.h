@@ -30,19 +30,21 @@ struct View {
 
 // Per-row statistics for weights that depend on the whole row.
 struct RowThreshold {
-  float top;        // largest score; 0 without keys, NaN if a score is not finite
+  float top;        // largest score; 0 without keys, NaN if a score is not finite. Softpick: >= 0
   float threshold;  // Entmax: tau; TopK: between the last kept and the next; SelfAdjusted: min
-  float inv_sum;    // 1 / sum: Entmax of p^(2 - alpha); TopK, SelfAdjusted of e^(x - top)
+  float inv_sum;    // TopK, SelfAdjusted: 1 / sum of e^(x - top)
   float beta;       // Adaptive: factor of the scores
 };
-// Sums shared by the gradients of such a row (weights.cuh).
+// Sums shared by the gradients of such a row (weights.cuh). Entmax: the mean of the weights'
+// gradients, `dot` and what is left of it in double, so that score gradients add up to 0: they
+// multiply large scores in the gradient of a factor.
 struct RowGradientSums {
-  float dot, at_min, at_max, unused;
+  float dot, at_min, at_max, rest;
 };
 
 // Less common weights, selected at run time: one kernel that branches.
 struct RuntimeWeight {
-  enum Kind { sigmoid, entmax, top_k, self_adjusted } kind;
+  enum Kind { sigmoid, entmax, top_k, self_adjusted, softpick } kind;
   float alpha;  // Entmax
   int k;        // TopK
   bool renormalise;
@@ -82,6 +84,23 @@ struct Seen {
     const int at = past < 0 ? 0 : past < T ? int(past) : T;
     return end && end[s1 - 1] < at ? end[s1 - 1] : at;
   }
+};
+
+// The keys of each query where they are not the interval of Seen, and the queries of each key. None
+// decreases with t, nor first_query with s.
+struct SeenLists {
+  const int32_t *lo, *hi;      // [T]: lo <= s < hi; null: Seen has them
+  const int32_t *from, *to;    // [T]: and from <= s < to, to <= lo; null: no others
+  const int32_t* first_query;  // [S]: first <= t < end
+  const int32_t* end_query;    // [S]
+  int hi_batch, first_batch;   // strides of hi and first_query, 0 where all sequences share one
+};
+
+// Dropout (attn/dropout.h). The seed stays on the device; null: nothing is dropped.
+struct DroppedPairs {
+  const int64_t* seed;
+  uint32_t below;
+  float kept = 1;
 };
 
 // A pointer to elements of any dtype, or null.
@@ -148,6 +167,7 @@ struct Fused {
   float *W, *shift, *r;  // [B, H, T], or null
   float* mean;           // [B, H, T]: LayerNorm, r times the mean it subtracted; or null
   float* statistics;     // [4, B, H, T]: entropy, largest, first, negative
+  float* abs_sum;        // [B, H, T], with statistics: the sum of |w|, times e^-shift; or null
 
   // Backward.
   View d_o;                        // gradient of the result
@@ -171,7 +191,14 @@ struct Fused {
   void* d_decay_query;
   double* d_decay_key;
   float* d_gate;  // [B, G, S], zero-initialised, if there is a gate
+
+  // What only the special kernels have (special.cuh).
+  SeenLists lists;
+  DroppedPairs dropout;
 };
+HORNER_HD bool is_special(const Fused& f) {
+  return f.lists.lo || f.dropout.seed;
+}
 
 // Whether scores are more than scale q.k less a centre. The clamp then comes before the decay, and
 // no other follows.

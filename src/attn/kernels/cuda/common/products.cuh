@@ -78,8 +78,8 @@ __device__ inline void mma_ab_ss(float (&c)[atoms][n][4], Tile<T, Ca> a, int row
 }
 
 // C [16 atoms, 8 n] = A^T B over the first `depth` rows: columns of `a` from column_a on, columns
-// of `b` from column_b on.
-template <int depth, class T, int atoms, int n, int Ca, int C>
+// of `b` from column_b on. `add`: +=.
+template <int depth, bool add = false, class T, int atoms, int n, int Ca, int C>
 __device__ inline void mma_atb(float (&c)[atoms][n][4], Tile<T, Ca> a, int column_a, Tile<T, C> b,
                                int column_b) {
   const typename Mma<T>::template AColumns<Ca> a_tile(a, 0, column_a);
@@ -94,8 +94,8 @@ __device__ inline void mma_atb(float (&c)[atoms][n][4], Tile<T, Ca> a, int colum
       const auto b_frag = b_tile.at(k, 8 * j);
 #pragma unroll
       for (int i = 0; i < atoms; ++i)
-        k == 0 ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], a_frag[i], b_frag)
-               : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], a_frag[i], b_frag);
+        k == 0 && !add ? Mma<T>::template multiply<false>(c[i][j], c[i][j + 1], a_frag[i], b_frag)
+                       : Mma<T>::template multiply<true>(c[i][j], c[i][j + 1], a_frag[i], b_frag);
     }
   }
 }

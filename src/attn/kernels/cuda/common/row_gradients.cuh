@@ -82,11 +82,12 @@ struct LaneRow {
     if (p.d_post_gate) p.d_post_gate.set(row, r == 0 ? 0 : sums.d_post);
     RowGradient d = row_gradient(p, f.channels, row, sums.dot, W, shift, r);
     if (sums.along != 0 && r != 0 && fabsf(W) > kLeastSum) d.dW -= sums.along / W;
-    // Without g, d_o is used instead; it lacks the gate after the norm.
-    const float by = is_exp ? shift : 0, unit = is_exp ? 1 : expf(-shift);
+    // Without g, d_o is used instead; it lacks the gate after the norm. Weights that have a
+    // threshold are relative to the shift already.
+    const float by = is_exp ? shift : 0, unit = is_exp || f.thresholds ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
-    f.queries[row] = {sub * per, (last_clamp(f) - by) * per, d.a * unit * (f.g ? 1 : post),
-                      d.dW * unit};
+    f.queries[row] = {sub * per, (last_clamp(f) - by) * per,
+                      d.a * unit * (f.g ? 1 : post) * f.dropout.kept, d.dW * unit};
   }
 };
 
@@ -118,10 +119,12 @@ struct LaneNorm {
   }
 };
 
-template <int lanes_per_row>
+template <int lanes_per_row, class Sum>
 __device__ inline RowSums plain_sums(const Vec<8>& u, const Vec<8>& du, float on) {
-  const auto total = [](float x) { return row_sum<lanes_per_row>(x); };
-  const float dot = sum_over<8>(total, [&](int i) { return du[i] * u[i]; });
+  Sum sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += Sum(du[i]) * Sum(u[i]);
+  const float dot = float(row_sum<lanes_per_row>(sum));
   return {dot * on, dot};
 }
 // The factor by_u in the gradient of y, r (du - mean - u by_u). It divides by the actual u.u, not
@@ -252,10 +255,10 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
       if constexpr (kHasRest) u = u + rest_words[j].numbers() * kRestUnit;
       Vec<8> du = du_words[j].numbers();
       RowSums sums;
+      using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
       if constexpr (kind == RowKind::plain) {
-        sums = plain_sums<kLanes>(u, du, on);
+        sums = plain_sums<kLanes, Sum>(u, du, on);
       } else {
-        using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
         const float shift = __shfl_sync(~0u, own.shift, row);
         const float mean = kExactAlongRow<T> ? __shfl_sync(~0u, own.mean, row) : 0;
         constexpr bool kLearned = kind == RowKind::learned;

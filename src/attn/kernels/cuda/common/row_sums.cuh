@@ -6,6 +6,7 @@
 
 #include "attn/kernels/cuda/common/epilogue.cuh"
 #include "attn/kernels/cuda/common/scores.cuh"
+#include "attn/kernels/cuda/common/special.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -86,6 +87,14 @@ struct RunningSums {
     }
     raised = __any_sync(~0u, raised);
   }
+  // The same for a tile of which shift 0 is right.
+  __device__ __forceinline__ void raise_to_zero() {
+    bool below = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) below |= shift[i / 2][i % 2] < 0;
+    raised = false;
+    if (__any_sync(~0u, below)) raise_shift([](int) { return 0.f; }, 0);
+  }
   __device__ void rescale() {
     if constexpr (kIsExp || kScaled) {
       if (!raised) return;
@@ -110,11 +119,14 @@ struct RunningSums {
   template <class Weight>
   __device__ __forceinline__ bool to_weights(const Weight& weight, Path path, Products& x, int s0,
                                              const double* gates, bool find_max) {
+    constexpr bool kOnePath = kIsSpecial<Shape> && !factored;  // less to compile
     float parts[2 * kAtoms];
-    if (path == Path::plain) to_weights<Path::plain>(weight, x, s0, gates, find_max, parts);
-    if constexpr (!factored || kIsExp)
+    if constexpr (!kOnePath)
+      if (path == Path::plain) to_weights<Path::plain>(weight, x, s0, gates, find_max, parts);
+    if constexpr (!kOnePath && (!factored || kIsExp))
       if (path == Path::clamp) to_weights<Path::clamp>(weight, x, s0, gates, find_max, parts);
-    if (path == Path::general) to_weights<Path::general>(weight, x, s0, gates, find_max, parts);
+    if (kOnePath || path == Path::general)
+      to_weights<Path::general>(weight, x, s0, gates, find_max, parts);
     if constexpr (kSkipsMax) {
       bool over = false;
 #pragma unroll
@@ -147,7 +159,7 @@ struct RunningSums {
     if constexpr (path == Path::general && kIsExp) {
 #pragma unroll
       for (int i = 0; i < 2 * kAtoms; ++i) {
-        const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+        const uint32_t seen = seen_keys<2 * kTiles>(sight<Shape>(f), head.b, query(i), first);
         const auto y = of_row(x, i);
         set_row(x, i, vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : -INFINITY; }));
       }
@@ -176,7 +188,9 @@ struct RunningSums {
           for (int j = 0; j < 2 * kTiles; ++j)
             y[j] *= decay_factor(here, gates[first - s0 + j / 2 * 8 + j % 2]);
         }
-      if constexpr (!kScaled) parts[i] = reduce4(y, [](float a, float b) { return a + b; });
+      if constexpr (!kScaled) parts[i] = sum_of(y);
+      if constexpr (std::is_same_v<W, RuntimeWeight>)
+        y = vec<2 * kTiles>([&](int j) { return in_numerator(w, y[j]); });
       set_row(x, i, y);
     }
     if constexpr (kScaled) rescale_by_max(x);
@@ -233,9 +247,13 @@ struct RunningSums {
     for (int j = 4; j < 2 * kTiles; ++j) some[j % 4] = f(some[j % 4], y[j]);
     return f(f(some[0], some[1]), f(some[2], some[3]));
   }
-  __device__ void add(const Vec<2 * kTiles>& y, int i) {
-    sum[i / 2][i % 2] += reduce4(y, [](float a, float b) { return a + b; });
+  __device__ __forceinline__ float sum_of(const Vec<2 * kTiles>& y) const {  // for W
+    if constexpr (std::is_same_v<W, RuntimeWeight>)
+      if (w.kind == RuntimeWeight::softpick)
+        return reduce4(y, [](float a, float b) { return fabsf(a) + fabsf(b); });
+    return reduce4(y, [](float a, float b) { return a + b; });
   }
+  __device__ void add(const Vec<2 * kTiles>& y, int i) { sum[i / 2][i % 2] += sum_of(y); }
   template <Path path, class Weight>
   __device__ __forceinline__ Vec<2 * kTiles> value(const Weight& weight, const Vec<2 * kTiles>& x,
                                                    int i, int first) const {
@@ -258,7 +276,7 @@ struct RunningSums {
       y = weights_of(weight, y);
     }
     if constexpr (path == Path::general && !kIsExp) {
-      const uint32_t seen = seen_keys<2 * kTiles>(f.seen, head.b, query(i), first);
+      const uint32_t seen = seen_keys<2 * kTiles>(sight<Shape>(f), head.b, query(i), first);
       y = vec<2 * kTiles>([&](int j) { return seen >> j & 1 ? y[j] : 0; });
     }
     return y;
@@ -280,12 +298,19 @@ struct RunningSums {
     }
   }
 
+  __device__ void scale_sums(float by) {
+#pragma unroll
+    for (int i = 0; i < kAtoms * C / 2; ++i) N[i / (C / 2)][i / 4 % (C / 8)][i % 4] *= by;
+  }
   static __device__ int channel(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
   // The epilogue of row i, and what backward needs of it: from N to u, returns r. `scale` goes from
   // u to the result.
   __device__ float normalise(int i) {
-    const float W_t = quad_sum(sum[i / 2][i % 2]), by = finite(shift[i / 2][i % 2]);
+    const float W_t = quad_sum(sum[i / 2][i % 2]);
     const int64_t at = row(i);
+    float by = finite(shift[i / 2][i % 2]);
+    if constexpr (std::is_same_v<W, RuntimeWeight>)
+      if (w.kind == RuntimeWeight::softpick) by = f.thresholds[at].top;
     auto x = vec<C / 4>([&](int j) { return N[i / 2][j / 2][i % 2 * 2 + j % 2]; });
     const auto [r, mean] = norm_row(f.epilogue, f.channels, at, x, W_t, by, channel,
                                     [](float y) { return quad_sum(y); });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attn/kernels/cuda/common/scores.cuh"
+#include "attn/kernels/cuda/common/special.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -84,6 +85,21 @@ struct KeyScoreGradients {
     }
     return bits;
   }
+  __device__ __forceinline__ uint32_t seen_by_two(const Head& head, int t, uint32_t kept) const {
+    if constexpr (kIsSpecial<Shape>) {
+      uint32_t bits = 0;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const KeysOfQuery keys(f, head.b, min(t + c, f.T - 1));
+#pragma unroll
+        for (int i = 0; i < 2 * kAtoms; ++i)
+          bits |= uint32_t(keys.has(key(i)) && kept >> i & 1) << (2 * i + c);
+      }
+      return bits;
+    } else {
+      return seen_by_two(t, kept);
+    }
+  }
   // Zeroes elements whose query does not see the key.
   __device__ __forceinline__ void hide(const Queries& tile, int at, Fragments& aw,
                                        Fragments& dx) const {
@@ -103,6 +119,32 @@ struct KeyScoreGradients {
       if (f.seen.keep[int64_t(b) * f.S + min(key(i), f.S - 1)]) bits |= 1u << i;
     return bits;
   }
+  // One bit per element of a few tiles: whether its pair stays. `first` is the thread's first query
+  // among those of `rows`, `row(i)` the key of element i.
+  template <int n, int tiles, class Row>
+  __device__ __forceinline__ uint32_t staying(const DropoutLanes& rows, int first,
+                                              const Row& row) const {
+    if (!f.dropout.seed) return ~0u;
+    DropoutRow of[2 * tiles];
+#pragma unroll
+    for (int c = 0; c < 2 * tiles; ++c) of[c] = rows.of(first + c / 2 * 8 + c % 2);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      bits |= uint32_t(!is_dropped(f, of[i / 4 % tiles * 2 + i % 2], key(row(i)))) << i;
+    return bits;
+  }
+  struct NoDropout {};
+  __device__ __forceinline__ auto dropout_of(const Queries& tile, int at) const {
+    if constexpr (kIsSpecial<Shape>)
+      return DropoutLanes(f, tile.head, tile.t0 + at);
+    else
+      return NoDropout{};
+  }
+  template <int n>
+  static __device__ __forceinline__ Vec<n> only(uint32_t bits, const Vec<n>& x) {
+    return vec<n>([&](int i) { return bits >> i & 1 ? x[i] : 0; });
+  }
   // From products to weights times a and score gradients, kTilesPerStep tiles at a time.
   template <Path path, class Weight>
   __device__ __forceinline__ void tile_gradients(const Weight& weight, const Queries& tile, int at,
@@ -111,6 +153,7 @@ struct KeyScoreGradients {
     constexpr bool raw = kIsFixedDegree<Weight>;  // of unscaled products
     const float scale = f.scale * kUnit<W>, per_scale = raw && path != Path::plain ? 1 / scale : 1;
     constexpr int kTilesPerStep = Shape::kTilesPerStep, n = 4 * kTilesPerStep * kAtoms;
+    const auto dropout = dropout_of(tile, at);
     // Element i of a step: its tile, column (query) and row (key).
 #pragma unroll
     for (int j = 0; j < kTiles; j += kTilesPerStep) {
@@ -135,6 +178,11 @@ struct KeyScoreGradients {
             *this, tile, column_of, row_of, [&](int i) { return element(x, i); },
             [&](int i) { return of(i).sub; });
       s.dp = vec<n>([&](int i) { return element(dp, i); });
+      uint32_t stay = ~0u;
+      if constexpr (kIsSpecial<Shape>) {
+        stay = staying<n, kTilesPerStep>(dropout, column_of(0) - at, row_of);
+        s.dp = only(stay, s.dp);
+      }
       s.a = vec<n>([&](int i) { return of(i).a; });
       s.dW = vec<n>([&](int i) { return of(i).dW; });
       s.seen = ~0u;
@@ -143,7 +191,8 @@ struct KeyScoreGradients {
         const uint32_t kept = f.seen.keep ? kept_keys(tile.head.b) : ~0u;
 #pragma unroll
         for (int i = 0; i < kTilesPerStep * kAtoms; ++i) {
-          const uint32_t two = seen_by_two(tile.t0 + column_of(i % kTilesPerStep * 4), kept);
+          const uint32_t two =
+              seen_by_two(tile.head, tile.t0 + column_of(i % kTilesPerStep * 4), kept);
           s.seen |= (two >> i / kTilesPerStep * 4 & 15) << 4 * i;
         }
       }
@@ -163,7 +212,10 @@ struct KeyScoreGradients {
       if (path == Path::general && changes_scores(f))
         changes.gradients(*this, tile, column_of, row_of, y.dx);
 #pragma unroll
-      for (int i = 0; i < n; ++i) element(x, i) = y.w[i] * s.a[i], element(dp, i) = y.dx[i];
+      for (int i = 0; i < n; ++i) {
+        const bool stays = !kIsSpecial<Shape> || stay >> i & 1;
+        element(x, i) = stays ? y.w[i] * s.a[i] : 0, element(dp, i) = y.dx[i];
+      }
 #pragma unroll
       for (int i = 0; i < kAtoms * kTilesPerStep; ++i) {
         const int atom = i / kTilesPerStep, column = j + i % kTilesPerStep;
@@ -278,6 +330,7 @@ struct KeyScoreGradients {
     const float scale = kIsFixedDegree<Weight> ? 1 : f.scale * kUnit<W>;
     const auto row_of = [](int i) { return i / 4 * 2 + i / 2 % 2; };
     const uint32_t kept = path == Path::general && f.seen.keep ? kept_keys(tile.head.b) : ~0u;
+    const auto dropout = dropout_of(tile, at);
     float log_decay[2 * kAtoms], of_keys[2 * kAtoms] = {};
     ColumnSums rows;
     if (path == Path::general && f.decay)
@@ -307,9 +360,14 @@ struct KeyScoreGradients {
         });
       s.limit = vec<n>([&](int i) { return query[i % 2].limit; });
       s.dp = vec<n>([&](int i) { return dp[i / 4][j][i % 4]; });
+      uint32_t stay = ~0u;
+      if constexpr (kIsSpecial<Shape>) {
+        stay = staying<n, 1>(dropout, first - at, row_of);
+        s.dp = only(stay, s.dp);
+      }
       s.a = vec<n>([&](int i) { return query[i % 2].a; });
       s.dW = vec<n>([&](int i) { return query[i % 2].dW; });
-      s.seen = path == Path::general ? seen_by_two(tile.t0 + first, kept) : ~0u;
+      s.seen = path == Path::general ? seen_by_two(tile.head, tile.t0 + first, kept) : ~0u;
       ScoreGradients<n> y = score_gradients<path, n>(weight, f, s, [](int) { return 0; });
       if (f.decay && !kIsExp) {
         const auto decay = vec<n>([&](int i) {
@@ -328,8 +386,10 @@ struct KeyScoreGradients {
         add_columns(rows, j, dw);
       }
 #pragma unroll
-      for (int i = 0; i < n; ++i)
-        x[i / 4][j][i % 4] = y.w[i] * s.a[i], dp[i / 4][j][i % 4] = y.dx[i];
+      for (int i = 0; i < n; ++i) {
+        const bool stays = !kIsSpecial<Shape> || stay >> i & 1;
+        x[i / 4][j][i % 4] = stays ? y.w[i] * s.a[i] : 0, dp[i / 4][j][i % 4] = y.dx[i];
+      }
 #pragma unroll
       for (int i = 0; i < kAtoms; ++i)
         aw[i][j] = Mma<T>::rounded(x[i][j]), dx[i][j] = Mma<T>::rounded(dp[i][j]);

@@ -14,13 +14,14 @@ struct ChangedScore {
 template <class T>
 __device__ __forceinline__ ChangedScore changed_score(const Fused& f, float x, float bias,
                                                       float centre) {
-  float y = x * f.scale, slope = 1;
+  float slope = 1;
+  const float per = __frcp_rn(f.scale), most = (f.clamp + centre) * per;
   if (f.softcap != 0) {
-    const float z = tanh_of<T>(__fdividef(y, f.softcap));
-    y = f.softcap * z, slope = 1 - z * z;
+    const float z = tanh_of<T>(__fdividef(x * f.scale, f.softcap));
+    x = f.softcap * z * per, slope = 1 - z * z;
   }
-  y += bias;
-  return {min_nan(y, f.clamp + centre) / f.scale, slope, y - centre < f.clamp};
+  x = fmaf(bias, per, x);  // one rounding of what may be a large score
+  return {min_nan(x, most), slope, x < most};
 }
 
 // x plus the log of a decay in units of ln 2, times `per`.

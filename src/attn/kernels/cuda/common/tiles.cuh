@@ -124,8 +124,19 @@ struct VisibleRange {
   }
   __device__ bool has_all(int begin, int end) const { return begin >= all_begin && end <= all_end; }
 };
+// Tiles of n keys that the queries from t0 to `last` loop over: s0 = begin, after(s0), ... < end.
+template <int n>
+struct KeyTiles {
+  int begin, end;
+
+  __device__ int after(int s0) const { return s0 + n; }
+};
+template <int n>
+__device__ inline KeyTiles<n> key_tiles(const Seen& seen, int, int t0, int last) {
+  return {seen.lo(t0) / n * n, seen.hi(last)};
+}
 // The keys that queries [t0, t1) see.
-__device__ inline VisibleRange keys_seen_by(const Seen& seen, int t0, int t1) {
+__device__ inline VisibleRange keys_seen_by(const Seen& seen, int, int t0, int t1) {
   if (t0 >= seen.T) return {0, 0, 0, 0};
   const int last = min(t1, seen.T) - 1;
   return {seen.lo(t0), seen.hi(last), seen.lo(last), seen.keep ? 0 : seen.hi(t0)};
@@ -139,19 +150,30 @@ __device__ inline VisibleRange queries_that_see(const Seen& seen, int s0, int s1
           whole ? seen.end_query(s0 + 1) : 0};
 }
 
-// One bit for each of the n keys first, first + 1, first + 8, first + 9, ... that query t sees.
+// One bit for each of the n keys first, first + 1, first + 8, first + 9, ... in lo <= s < hi.
 template <int n>
-__device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {
-  const int at = min(t, seen.T - 1), lo = seen.lo(at), hi = seen.hi(at);
+__device__ inline uint32_t keys_within(int lo, int hi, int first) {
   const auto key = [&](int i) { return first + i / 2 * 8 + i % 2; };
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < n; ++i) bits |= uint32_t(key(i) >= lo && key(i) < hi) << i;
+  return bits;
+}
+// Without those that `keep` hides.
+template <int n>
+__device__ inline uint32_t kept_of(const Seen& seen, int b, int first, uint32_t bits) {
+  const auto key = [&](int i) { return first + i / 2 * 8 + i % 2; };
   if (!seen.keep) return bits;
 #pragma unroll
   for (int i = 0; i < n; ++i)
     if (!seen.keep[int64_t(b) * seen.S + min(key(i), seen.S - 1)]) bits &= ~(1u << i);
   return bits;
+}
+// Those that query t sees.
+template <int n>
+__device__ inline uint32_t seen_keys(const Seen& seen, int b, int t, int first) {
+  const int at = min(t, seen.T - 1), lo = seen.lo(at), hi = seen.hi(at);
+  return kept_of<n>(seen, b, first, keys_within<n>(lo, hi, first));
 }
 
 // Decay, centred scores and other changes of them run separate code.

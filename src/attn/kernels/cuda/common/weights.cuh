@@ -202,18 +202,19 @@ HORNER_HD void with_slopes(const Polynomial& p, const F& f) {
 // Eight elements at a time keep a warp busy; more would take registers.
 template <int degree, int n>
 HORNER_HD Vec<n> weights_of(const FixedDegree<degree>& w, const Vec<n>& x) {
+  constexpr int k = n < 8 ? n : 8;
   Vec<n> y;
 #pragma unroll
-  for (int i = 0; i < n; i += 8) {
-    const auto part = vec<8>([&](int j) { return x[i + j]; });
-    Vec<8> of_part;
+  for (int i = 0; i < n; i += k) {
+    const auto part = vec<k>([&](int j) { return x[i + j]; });
+    Vec<k> of_part;
     if constexpr (degree == 0) {
       of_part = weight(w.p, part).w;
     } else {
       of_part = weight_of_degree<degree>(w.p, part).w;
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) y[i + j] = of_part[j];
+    for (int j = 0; j < k; ++j) y[i + j] = of_part[j];
   }
   return y;
 }
@@ -253,10 +254,14 @@ HORNER_HD WeightJacobian weight_jacobian(const RuntimeWeight& w, float x, const 
     return {y.w, y.dw, 0, 0};
   }
   if (r.top != r.top) return {r.top, r.top, r.top, r.top};
+  if (w.kind == RuntimeWeight::softpick) {  // times e^-top, before the maximum with 0
+    const float e = expf(x - r.top), one = expf(-r.top);
+    return {x < 1 ? one * expm1f(x) : e - one, e, 0, 0};
+  }
   if (w.kind == RuntimeWeight::entmax) {
     const float a = w.alpha - 1, z = fmaxf((x - r.top) * a - r.threshold, 0), p = root(z, a);
     const float slope = z > 0 ? p / z : 0;  // p^(2 - alpha)
-    return {p, slope, slope * r.inv_sum, slope};
+    return {p, slope, slope, slope};        // times the mean of dw
   }
   const float p = exp_fast(x - r.top) * r.inv_sum;
   if (w.kind == RuntimeWeight::top_k) {
@@ -267,9 +272,20 @@ HORNER_HD WeightJacobian weight_jacobian(const RuntimeWeight& w, float x, const 
   return {y, y, p, y};
 }
 
+// Softpick: of y = e^x - 1, N sums what is above 0 and W sums |y|.
+HORNER_HD float in_numerator(const RuntimeWeight& w, float y) {
+  return w.kind == RuntimeWeight::softpick ? fmaxf(y, 0) : y;
+}
+// The gradient of a weight, or of y, from those through N and W.
+HORNER_HD float d_weight(const RuntimeWeight& w, float y, float dp, float dW) {
+  if (w.kind != RuntimeWeight::softpick) return dp + dW;
+  return y < 0 ? -dW : y > 0 ? dp + dW : dp;
+}
+
 // The score gradient from the weight's gradient.
 HORNER_HD float d_score(const RuntimeWeight& w, float x, const RowThreshold& r,
                         const RowGradientSums& s, const WeightJacobian& p, float dw) {
+  if (w.kind == RuntimeWeight::entmax) return p.slope * (dw - s.dot - s.rest);
   float dx = p.slope * dw - p.column * s.dot;
   if (w.kind == RuntimeWeight::self_adjusted) {
     dx += p.column * dw / range(r);
@@ -322,8 +338,9 @@ HORNER_HD ScoreGradients<n> score_gradients(const RuntimeWeight& w, const Fused&
     const bool seen = path != Path::general || x.seen >> i & 1;
     const float score = min_nan(x.z[i], x.limit[i]);
     const WeightJacobian p = weight_jacobian(w, score, threshold);
-    const float dx = d_score(w, score, threshold, sums, p, x.a[i] * x.dp[i] + x.dW[i]);
-    y.w[i] = seen ? p.w : 0;
+    const float dw = d_weight(w, p.w, x.a[i] * x.dp[i], x.dW[i]);
+    const float dx = d_score(w, score, threshold, sums, p, dw);
+    y.w[i] = seen ? in_numerator(w, p.w) : 0;
     y.dx[i] = seen && x.z[i] < x.limit[i] ? dx : 0;
   }
   return y;

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) channel_output_kernel(DeltaChunks p)
   extern __shared__ __align__(1024) unsigned char memory[];
   const Chunk c(p, blockIdx.x);
   const uint32_t base = shared_address(memory);
-  const Rows<C> q{base}, k{base + Shape::kTile}, from_start{base + 2 * Shape::kTile};
+  const Rows<C> k{base}, low{base + Shape::kTile}, from_start{base + 2 * Shape::kTile};
   const Rows<C> S{base + Shape::kStateAt}, v{base + Shape::kValuesAt};
   const Pairs rest{v.at};
   float* share = reinterpret_cast<float*>(memory + Shape::kShareAt);
@@ -35,13 +35,13 @@ __global__ void __launch_bounds__(kThreads) channel_output_kernel(DeltaChunks p)
     share[i] = corrected ? p.share[c.record * kTokens + i] : 1;
   refs.load(sums);
   __syncthreads();
-  put_decayed(q, c, p.q, sums, refs, false), put_decayed(k, c, p.k, sums, refs, true);
+  put_decayed(k, c, p.k, sums, refs, true, &low);
   cp_async_wait_all();
   __syncthreads();
 
   const int own = 16 * warp();
   float N[1][C / 8][4], w[1][kTokens / 8][4];
-  decayed_products(w[0], q, k, refs, GivenRows<C>(c, p.q, p.k, sums, warp()), refs.is_mild(warp()));
+  exact_products(w[0], k, low, refs, GivenRows<C>(c, p.q, p.k, sums, warp()), refs.is_mild(warp()));
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j)
 #pragma unroll

@@ -15,6 +15,17 @@ namespace horner::attn::kernels::cuda {
 
 inline constexpr int kChunkTokens = 64;
 
+// A state before the tokens, or null for none, and where that after them goes, or null: [B, G, D,
+// row], float32 or double. They are not the same memory. Query heads h of H / G share one.
+struct StateMemory {
+  const void* before;
+  void* after;
+  int G, D, E, row;
+  bool in_double;
+
+  HORNER_HD int64_t place(int64_t head, int d, int e) const { return (head * D + d) * row + e; }
+};
+
 // A record is one chunk of one head. The matrices of a record are bfloat16, except where a float
 // pointer says otherwise; `fragments` are in the order in which threads hold them.
 struct DeltaChunks {
@@ -26,6 +37,7 @@ struct DeltaChunks {
   const float* logs;          // [B, H, T] of the gates, or null
   TypedPointer channel_logs;  // [B, H, T, C] instead, or null
   void* N;                    // [B, H, T, C]
+  StateMemory state;          // before and after the tokens
 
   // Of each record.
   float *share, *own, *sums;  // [64]: u / rest, scale k.k, the running sums b

@@ -29,6 +29,12 @@ struct References {
     const float2 y = *reinterpret_cast<const float2*>(&r[key_block + 1][column]);
     return {__expf(x.x - y.x), __expf(x.y - y.y)};
   }
+  // e^(b - r) of a row in a block
+  __device__ float2 from(int block, const float* sums, int row, int column) const {
+    const float2 x = *reinterpret_cast<const float2*>(sums + row * C + column);
+    const float2 y = *reinterpret_cast<const float2*>(&r[block][column]);
+    return {__expf(x.x - y.x), __expf(x.y - y.y)};
+  }
   __device__ float2 of(int block, int column) const {  // e^r
     const float2 x = *reinterpret_cast<const float2*>(&r[block][column]);
     return {__expf(x.x), __expf(x.y)};
@@ -48,27 +54,33 @@ __device__ inline void store_chunk(uint32_t at, uint4 x) {
                : "memory");
 }
 
-// x e^(b - r_I) for queries, x e^(r_(I+1) - b) for keys.
+// x e^(b - r_I) for queries, x e^(r_(I+1) - b) for keys; what rounding takes from it to `low`,
+// unless that is null.
 template <int C>
 __device__ inline void put_decayed(Rows<C> to, const Chunk& c, const View& from, const float* sums,
-                                   const References<C>& refs, bool of_keys) {
+                                   const References<C>& refs, bool of_keys,
+                                   const Rows<C>* low = nullptr) {
   const bf16* rows = c.rows(from);
   for (int i = int(threadIdx.x); i < kTokens * C / 8; i += kThreads) {
     const int row = i / (C / 8), at = i % (C / 8) * 8;
     uint4 x{0, 0, 0, 0};
     if (row < c.real) x = *reinterpret_cast<const uint4*>(rows + row * from.row + at);
-    uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    uint32_t words[4] = {x.x, x.y, x.z, x.w}, left[4];
     const float* r = refs.r[row / 16 + of_keys] + at;
     const float* b = sums + row * C + at;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const float2 two = unpack2(bf16(), words[n]);
       const float2 now = *reinterpret_cast<const float2*>(b + 2 * n);
-      const float x0 = now.x - r[2 * n], x1 = now.y - r[2 * n + 1];
-      words[n] =
-          pack2(bf16(), two.x * __expf(of_keys ? -x0 : x0), two.y * __expf(of_keys ? -x1 : x1));
+      const float sign = of_keys ? -1 : 1;
+      const float y = two.x * __expf(sign * (now.x - r[2 * n]));
+      const float z = two.y * __expf(sign * (now.y - r[2 * n + 1]));
+      words[n] = pack2(bf16(), y, z);
+      const float2 rounded = unpack2(bf16(), words[n]);
+      left[n] = pack2(bf16(), y - rounded.x, z - rounded.y);
     }
     store_chunk(to.chunk(row, at / 8), {words[0], words[1], words[2], words[3]});
+    if (low) store_chunk(low->chunk(row, at / 8), {left[0], left[1], left[2], left[3]});
   }
 }
 
@@ -110,6 +122,28 @@ struct GivenRows {
   }
 };
 
+// The products of the warp's own block, pair by pair.
+template <int C>
+__device__ inline void products_by_pairs(Fragments& w, const GivenRows<C>& given) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    if (j != warp()) continue;
+#pragma unroll 1
+    for (int n = 0; n < 8; ++n) {
+      const int r = given.first + row_in(n % 4), s = given.first + 8 * (n / 4) + column_in(n % 4);
+      float sum = 0;
+      if (r >= s)
+        for (int d = 0; d < C; d += 2) {
+          const float2 x = given.query(r, d), y = given.key(s, d), by = given.decay(r, s, d);
+          sum += x.x * y.x * by.x + x.y * y.y * by.y;
+        }
+#pragma unroll
+      for (int m = 0; m < 8; ++m)
+        if (m == n) w[2 * j + m / 4][m % 4] = sum;
+    }
+  }
+}
+
 // Queries of the warp's own block by all keys before and in it; elsewhere 0. The caller removes the
 // pairs j > i.
 template <int C>
@@ -133,24 +167,61 @@ __device__ inline void decayed_products(Fragments& w, Rows<C> queries, Rows<C> k
       M::multiply<true>(w[2 * j], w[2 * j + 1], a, b_rows.at(16 * j, d));
     }
   }
-  if (mild) return;
+  if (!mild) products_by_pairs(w, given);
+}
+
+// A fragment's two pieces of 8 bits each: what is left of x after the first is the second.
+__device__ inline void split(const float (&x)[2][4], M::A& high, M::A& low) {
+  float y[2][4];
+  high = M::to_a_operand(x, 0);
+  unpack(high, y[0], y[1]);
 #pragma unroll
-  for (int j = 0; j < kBlocks; ++j) {
-    if (j != own) continue;
-#pragma unroll 1
-    for (int n = 0; n < 8; ++n) {
-      const int r = given.first + row_in(n % 4), s = given.first + 8 * (n / 4) + column_in(n % 4);
-      float sum = 0;
-      if (r >= s)
-        for (int d = 0; d < C; d += 2) {
-          const float2 x = given.query(r, d), y = given.key(s, d), by = given.decay(r, s, d);
-          sum += x.x * y.x * by.x + x.y * y.y * by.y;
-        }
+  for (int i = 0; i < 8; ++i) y[i / 4][i % 4] = x[i / 4][i % 4] - y[i / 4][i % 4];
+  low = M::to_a_operand(y, 0);
+}
+
+// The same as decayed_products with queries and keys of 16 bits, in three products: `low` is what
+// `keys` leaves of the keys. Where the sums of a row cancel before a norm, 8 bits are not enough.
+template <int C>
+__device__ inline void exact_products(Fragments& w, Rows<C> keys, Rows<C> low,
+                                      const References<C>& refs, const GivenRows<C>& given,
+                                      bool mild) {
+  const int own = warp();
+  float queries[C / 8][4];
 #pragma unroll
-      for (int m = 0; m < 8; ++m)
-        if (m == n) w[2 * j + m / 4][m % 4] = sum;
+  for (int j = 0; j < C / 8; ++j) {
+    const int column = 8 * j + lane() % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = given.first + lane() / 4 + 8 * h;
+      const float2 x = given.query(row, column), by = refs.from(own, given.sums, row, column);
+      queries[j][2 * h] = x.x * by.x, queries[j][2 * h + 1] = x.y * by.y;
     }
   }
+  const M::BRows<C> high_rows(keys, 0), low_rows(low, 0);
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[2 * j][i] = w[2 * j + 1][i] = 0;
+    if (j > own || (j == own && !mild)) continue;
+#pragma unroll
+    for (int d = 0; d < C; d += 16) {
+      float x[2][4];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float2 by = refs.between(own, j, d + 8 * n + lane() % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[n][i] = queries[d / 8 + n][i] * (i % 2 ? by.y : by.x);
+      }
+      M::A a, rest;
+      split(x, a, rest);
+      const M::B b = high_rows.at(16 * j, d);
+      M::multiply<true>(w[2 * j], w[2 * j + 1], a, b);
+      M::multiply<true>(w[2 * j], w[2 * j + 1], a, low_rows.at(16 * j, d));
+      M::multiply<true>(w[2 * j], w[2 * j + 1], rest, b);
+    }
+  }
+  if (!mild) products_by_pairs(w, given);
 }
 
 // x += y, times a factor of each column.

@@ -38,6 +38,38 @@ __device__ inline float4 load_floats(uint32_t at) {
   return y;
 }
 
+// Between a thread's part of a head's state, transposed, and its memory.
+template <int C>
+__device__ inline void load_state(float (&S)[C / 8][4], const StateMemory& m, int64_t head,
+                                  int first) {
+#pragma unroll
+  for (int j = 0; j < C / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int d = 8 * j + column_in(i), e = first + row_in(i);
+      if (d >= m.D || e >= m.E) continue;
+      const int64_t at = m.place(head, d, e);
+      S[j][i] = m.in_double ? float(static_cast<const double*>(m.before)[at])
+                            : static_cast<const float*>(m.before)[at];
+    }
+}
+template <int C>
+__device__ inline void store_state(const float (&S)[C / 8][4], const StateMemory& m, int64_t head,
+                                   int first) {
+#pragma unroll
+  for (int j = 0; j < C / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int d = 8 * j + column_in(i), e = first + row_in(i);
+      if (d >= m.D || e >= m.E) continue;
+      const int64_t at = m.place(head, d, e);
+      if (m.in_double)
+        static_cast<double*>(m.after)[at] = S[j][i];
+      else
+        static_cast<float*>(m.after)[at] = S[j][i];
+    }
+}
+
 //   x = given + S taken,   S := left S + (factor x) k,   in reverse with d_state added
 // Without the delta rule x is the values, or in reverse dN, with the queries as k.
 // blockIdx: the head, and the block of 64 columns.
@@ -97,6 +129,9 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
   };
 
   float S[C / 8][4] = {};
+  const int repeats = p.state.G > 0 ? p.H / p.state.G : 1;
+  const int64_t group = int64_t(blockIdx.x) / repeats;
+  if (!reverse && p.state.before) load_state<C>(S, p.state, group, 16 * own);
   const Rows<C> through{base + uint32_t(Shape::kThroughAt + warp() * 16 * C * 2)};
 #pragma unroll 1
   for (int i = 0; i + 1 < Shape::kStages; ++i) load(i);
@@ -165,6 +200,8 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(DeltaChunks p) {
         M::multiply<true>(S[d], S[d + 1], a, of_keys.at(16 * k, 8 * d));
     }
   }
+  if (!reverse && p.state.after && int(blockIdx.x) % repeats == 0)
+    store_state<C>(S, p.state, group, 16 * own);
 }
 
 }  // namespace horner::attn::kernels::cuda::delta

@@ -51,10 +51,12 @@ void FusedLaunch<T>::backward(const Fused& f, const Weights& weights, Stream str
           using Shape = BackwardShape<T, C, W>;
           const Grid grid{int64_t(f.B) * f.G * ceil_div(f.S, Shape::kKeys) * Shape::kParts, 1,
                           Shape::kThreads, Shape::kBytes};
-          const int degree = known_degree<T>(slope_degree_of(w));
-          const auto kernel = has_decay_or_centre(f)
-                                  ? fused_backward_kernel<T, C, W, kHasDecayFactors<T, W>>
-                                  : fused_backward_kernel<T, C, W>;
+          const int degree = is_special(f) ? 0 : known_degree<T>(slope_degree_of(w));
+          constexpr bool factored = kHasDecayFactors<T, W>;
+          const auto kernel = is_special(f)
+                                  ? fused_backward_kernel<T, C, W, factored, Special<Shape>>
+                              : has_decay_or_centre(f) ? fused_backward_kernel<T, C, W, factored>
+                                                       : fused_backward_kernel<T, C, W>;
           launch(kernel, grid, stream, f, fold_scale(w, f.scale, degree));
         },
         weights);

@@ -101,9 +101,8 @@ __device__ __forceinline__ void add_dq(const Fused& f, const Queries& tile, Tile
 }
 
 // A block of keys in shared memory, and the double-buffered tiles of queries that see it.
-template <class T, int C, class W, bool factored>
+template <class T, int C, class W, bool factored, class Shape>
 struct KeyBlock {
-  using Shape = BackwardShape<T, C, W>;
   using Sums = KeyGradients<T, C, W, Shape>;
   static constexpr int kKeys = Shape::kKeys, kQueries = Shape::kQueries;
 
@@ -119,8 +118,13 @@ struct KeyBlock {
     first_head = g * each, last_head = opaque(first_head + each - 1);
     column = int(blockIdx.x) % Shape::kParts * Shape::kOwn;
     s0 = work.block * kKeys;  // causal: the blocks with most queries first
-    begin = f.seen.first_query(s0) / kQueries * kQueries;
-    end = f.seen.end_query(min(s0 + kKeys, f.S));
+    if constexpr (kIsSpecial<Shape>) {
+      const VisibleRange visible = queries_that_see(f, b, s0, s0 + kKeys);
+      begin = visible.some_begin / kQueries * kQueries, end = visible.some_end;
+    } else {
+      begin = f.seen.first_query(s0) / kQueries * kQueries;
+      end = f.seen.end_query(min(s0 + kKeys, f.S));
+    }
   }
   __device__ Tile<T, C> k() const { return {shared_address(memory)}; }
   __device__ Tile<T, C> v() const { return {k().at + Shape::kKeyBytes}; }
@@ -205,17 +209,22 @@ template <class T, int C, class W, bool factored = false, class Shape = Backward
 __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_backward_kernel(
     const __grid_constant__ Fused f, const __grid_constant__ W w) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const KeyBlock<T, C, W, factored> block(f, memory);
+  using Block = KeyBlock<T, C, W, factored, Shape>;
+  const Block block(f, memory);
   block.copy_keys();
   if (block.begin < block.end) block.copy_queries(0, block.first_head, block.begin);
-  typename KeyBlock<T, C, W, factored>::Sums sums(f, w, block.s0, block.column);
+  typename Block::Sums sums(f, w, block.s0, block.column);
   const auto general = [&](const auto& weight) __attribute__((always_inline)) {
     block.template over_queries<true>(weight, sums);
   };
   const auto plain = [&](const auto& weight) __attribute__((always_inline)) {
     block.template over_queries<false>(weight, sums);
   };
-  if constexpr (factored) {
+  if constexpr (kIsSpecial<Shape>) {
+    const int s = block.s0 + sums.own;
+    sums.visible = queries_that_see(f, block.b, s, s + 16 * Shape::kAtoms);
+    with_any_degree(w, general);
+  } else if constexpr (factored) {
     with_slopes(w, general);
   } else if (!kHasDecayFactors<T, W> && sums_general_gradients(f)) {
     with_any_degree(w, general);

@@ -11,6 +11,8 @@ using T = HORNER_DTYPE;
 template <class T, int C, class W>
 static auto kernel_for(const Fused& f) {
   constexpr bool factored = kHasDecayFactors<T, W>;
+  if (is_special(f))
+    return fused_forward_kernel<T, C, W, factored, true, Special<ForwardShape<T, C>>>;
   const auto of = [&]<bool gated>(std::bool_constant<gated>) {
     return has_decay_or_centre(f) ? fused_forward_kernel<T, C, W, factored, gated>
                                   : fused_forward_kernel<T, C, W, false, gated>;
@@ -27,7 +29,7 @@ void FusedLaunch<T>::forward(const Fused& f, const Weights& weights, Stream stre
     const Grid grid{heads(f) * ceil_div(f.T, Shape::kQueries), 1, Shape::kThreads, Shape::kBytes};
     std::visit(
         [&]<class W>(const W& w) {
-          const int degree = known_degree<T>(degree_of(w));
+          const int degree = is_special(f) ? 0 : known_degree<T>(degree_of(w));
           launch(kernel_for<T, C, W>(f), grid, stream, f, fold_scale(w, f.scale, degree));
         },
         weights);

@@ -38,7 +38,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
   const BlockSchedule work(int(blockIdx.x), f.B * f.H, blocks);
   const Head head(f, work.head);
   const int t0 = (blocks - 1 - work.block) * kQueries;  // longest rows first
-  const int begin = f.seen.lo(t0) / kTile * kTile, end = f.seen.hi(min(t0 + kQueries, f.T) - 1);
+  const auto tiles = key_tiles<kTile>(sight<Shape>(f), head.b, t0, min(t0 + kQueries, f.T) - 1);
+  const int begin = tiles.begin, end = tiles.end;
   const auto copy_keys = [&](int s0, int stage) {
     const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
     copy_rows<kTile, kThreads>(k, row_of<T>(f.k, head.b, head.g, s0), f.k.row, f.S - s0, f.D);
@@ -53,13 +54,17 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
 
   const int own = warp() * 16 * Shape::kAtoms;
   const Path plain = last_clamp(f) < INFINITY ? Path::clamp : Path::plain;
-  const VisibleRange visible = keys_seen_by(f.seen, t0 + own, t0 + own + 16 * Shape::kAtoms);
+  const auto visible =
+      keys_seen_by(sight<Shape>(f), head.b, t0 + own, t0 + own + 16 * Shape::kAtoms);
   RunningSums<T, C, W, Shape, factored> sums(f, w, head, t0 + own + lane() / 4);
   const double reference = factored && f.decay ? gates_at_query(f, head, t0) : 0;
   if constexpr (factored) sums.set_decay(reference);
+  uint64_t dropout = 0;
+  if constexpr (kIsSpecial<Shape>)
+    if (f.dropout.seed) dropout = dropout_head(f, head);
   const auto over_keys = [&](const auto& weight) __attribute__((always_inline)) {
     int stage = 0;
-    for (int s0 = begin; s0 < end; s0 += kTile, stage ^= 1) {
+    for (int s0 = begin; s0 < end; s0 = tiles.after(s0), stage ^= 1) {
       const Tile<T, C> k{first_tile.at + 2 * stage * kBytes}, v{k.at + kBytes};
       if (!kHasDecayFactors<T, W> && f.decay && threadIdx.x < kTile)
         gates[stage * kTile + threadIdx.x] = gates_at_key(f, head, s0 + int(threadIdx.x));
@@ -70,7 +75,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
         key.decay = make_float2(log_decay, exp2_fast(-log_decay));
       }
       __syncthreads();  // this tile has arrived; all warps are done with the last one
-      if (s0 + kTile < end) copy_keys(s0 + kTile, stage ^ 1);
+      if (tiles.after(s0) < end) copy_keys(tiles.after(s0), stage ^ 1);
 #pragma unroll 1
       for (int at = 0; at < kTile; at += Shape::kKeys) {
         const int s = s0 + at, s1 = s + Shape::kKeys;
@@ -88,16 +93,19 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void fused_forward
                                   gates + stage * kTile + at, std::exchange(find_max, true)));
         if (!sums.kIsExp) sums.rescale();
         if (gated && f.gate) gate_columns(input_gates + stage * kTile + at, x);
+        if constexpr (kIsSpecial<Shape>)
+          if (f.dropout.seed) drop_pairs(f, dropout, sums.t0, s + lane() % 4 * 2, x);
         mma_ab_rs<T>(sums.N, x, v, at);
       }
     }
   };
-  if constexpr (Shape::kWide) {
+  if constexpr (Shape::kWide || kIsSpecial<Shape>) {
     with_any_degree(w, over_keys);
   } else {
     with_degree(w, degree_of(w), over_keys);
   }
   if (begin >= end) cp_async_wait_all();
+  if constexpr (kIsSpecial<Shape>) sums.scale_sums(f.dropout.kept);
   sums.finish();
 }
 

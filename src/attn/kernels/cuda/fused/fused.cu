@@ -1,6 +1,7 @@
 // Launches of the fused kernels, dispatched by dtype.
 #include "attn/kernels/cuda/common/launch.cuh"
 #include "attn/kernels/cuda/fused/fused.h"
+#include "attn/kernels/cuda/fused/stick.h"
 
 namespace horner::attn::kernels::cuda {
 
@@ -64,6 +65,14 @@ void fused_backward(const Fused& f, const Weights& w, Stream stream) {
 }
 void fused_dq(const Fused& f, const Weights& w, Stream stream) {
   with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::dq(with_g(f), w, stream); });
+}
+void stick_forward(const Sticks& p, Stream stream) {
+  const bool narrow = p.f.dtype == Dtype::bfloat16;
+  (narrow ? StickLaunch<bf16>::forward : StickLaunch<float>::forward)(p, stream);
+}
+void stick_backward(const Sticks& p, Stream stream) {
+  const bool narrow = p.f.dtype == Dtype::bfloat16;
+  (narrow ? StickLaunch<bf16>::backward : StickLaunch<float>::backward)(p, stream);
 }
 void unpack_dq(const Fused& f, Stream stream) {
   with_dtype(f.dtype, [&]<class T>(T) { FusedLaunch<T>::unpack_dq(f, stream); });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attn/kernels/cuda/common/scores.cuh"
+#include "attn/kernels/cuda/common/special.cuh"
 
 namespace horner::attn::kernels::cuda {
 
@@ -43,6 +44,9 @@ struct QueryBlock {
       copy_rows<Shape::kQueries, Shape::kThreads>(g, row_of<T>(f.d_o, b, h, t0), f.d_o.row,
                                                   f.T - t0, f.E);
   }
+  // Of queries in a tile `q` that others copy.
+  __device__ QueryBlock(const Fused& f, Head head, int t0, Tile<T, C> q)
+      : f(f), head(head), t0(t0), q(q), g{}, first_tile{} {}
   __device__ int query(int i) const { return t0 + warp() * 16 + i * 8 + lane() / 4; }
   __device__ int64_t row(int i) const { return head.row(f, min(query(i), f.T - 1)); }
   static __device__ Vec<n> of_row(const Products& x, int i) {
@@ -53,7 +57,7 @@ struct QueryBlock {
 
   // The scores of row i, -inf where masked.
   __device__ Vec<n> scores(const Products& x, int i, int s0) const {
-    const uint32_t seen = seen_keys<n>(f.seen, head.b, query(i), key(s0, 0));
+    const uint32_t seen = seen_keys<n>(f, head.b, query(i), key(s0, 0));
     const float centre = centre_of(f, head, query(i)), most = last_clamp(f);
     auto y = of_row(x, i);
     if (changes_scores(f)) change_row(y, i, s0);
@@ -81,12 +85,19 @@ struct QueryBlock {
     });
   }
 
+  // Zeroes the elements of dropped pairs.
+  __device__ void drop(Vec<n>& x, int i, int s0) const {
+    if (!f.dropout.seed) return;
+    const DropoutRow row = dropout_row(dropout_head(f, head), query(i));
+    x = vec<n>([&](int j) { return is_dropped(f, row, key(s0, j)) ? 0 : x[j]; });
+  }
+
   // Calls each(s0, x, dp, k) for every tile of keys: x = q.k, and if `Values` dp = g.v, v gated.
   template <bool Values, class F>
   __device__ void over_keys(const F& each) const {
     constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
-    const int begin = f.seen.lo(t0) / kKeys * kKeys;
-    const int end = f.seen.hi(min(t0 + Shape::kQueries, f.T) - 1);
+    const auto tiles = key_tiles<kKeys>(f, head.b, t0, min(t0 + Shape::kQueries, f.T) - 1);
+    const int begin = tiles.begin, end = tiles.end;
     const auto tile = [&](int i) {
       return Tile<T, C>{first_tile.at + i * kKeys * Shape::kRowBytes};
     };
@@ -100,11 +111,11 @@ struct QueryBlock {
     __syncthreads();  // all warps are done with the previous pass
     if (begin < end) copy(begin, 0);
     int stage = 0;
-    for (int s0 = begin; s0 < end; s0 += kKeys, stage ^= 1) {
+    for (int s0 = begin; s0 < end; s0 = tiles.after(s0), stage ^= 1) {
       cp_async_wait_all();
       if (Values && f.gate) gate_values<kKeys, kThreads>(f, head, s0, tile(2 * stage + 1));
       __syncthreads();
-      if (s0 + kKeys < end) copy(s0 + kKeys, stage ^ 1);
+      if (tiles.after(s0) < end) copy(tiles.after(s0), stage ^ 1);
       Products x, dp = {};
       mma_abt<T>(x, q, warp() * 16, tile(2 * stage), 0);
       if (Values) mma_abt<T>(dp, g, warp() * 16, tile(2 * stage + 1), 0);
@@ -142,9 +153,10 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
       s.z = vec<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
       s.limit = vec<n>([&](int) { return query[i].limit; });
       s.dp = Block::of_row(dp, i);
+      block.drop(s.dp, i, s0);
       s.a = vec<n>([&](int) { return query[i].a; });
       s.dW = vec<n>([&](int) { return query[i].dW; });
-      s.seen = seen_keys<n>(f.seen, block.head.b, block.query(i), Block::key(s0, 0));
+      s.seen = seen_keys<n>(f, block.head.b, block.query(i), Block::key(s0, 0));
       if (f.decay && !f.decay_in_scores) {
         const auto decay = block.decay_factors(i, s0, s.seen);
         s.a = s.a * decay, s.dW = s.dW * decay;

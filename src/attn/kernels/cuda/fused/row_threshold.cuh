@@ -75,7 +75,6 @@ __device__ void find_tau(const QueryBlock<T, C>& block, const RuntimeWeight& w,
     for (int i = 0; i < 2; ++i) {
       const float P = quad_sum(total[i]), sum = quad_sum(slope[i]);
       if (!more[i]) continue;
-      r[i].inv_sum = 1 / sum;
       const float up = P > 1.1f ? P - exp2f(log2f(P) * (1 - a)) : a * (P - 1);
       more[i] = up > -6e-8f * r[i].threshold * sum;
       if (more[i]) r[i].threshold += up / sum;
@@ -171,6 +170,8 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_thresholds_k
     find_sharpness(block, r);
   } else if (w.kind == RuntimeWeight::entmax) {
     find_tau(block, w, r);
+  } else if (w.kind == RuntimeWeight::softpick) {
+    for (int i = 0; i < 2; ++i) r[i].top = r[i].top < 0 ? 0 : r[i].top;
   } else if (w.kind == RuntimeWeight::top_k) {
     find_kth_largest(block, w.k, r);
     const float from[2] = {r[0].threshold, r[1].threshold};
@@ -191,20 +192,23 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
   using Block = QueryBlock<T, C>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Block block(f, memory, true);
-  float row_dot[2] = {}, column_dot[2] = {}, lowest[2] = {}, highest[2] = {};
+  DecaySum<T> row_dot[2] = {}, row_sum[2] = {};
+  float column_dot[2] = {}, lowest[2] = {}, highest[2] = {};
   const RowThreshold threshold[2] = {f.thresholds[block.row(0)], f.thresholds[block.row(1)]};
   const Query query[2] = {f.queries[block.row(0)], f.queries[block.row(1)]};
   block.template over_keys<true>([&](int s0, auto& x, auto& dp, Tile<T, C>) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto y = block.scores(x, i, s0), d = Block::of_row(dp, i);
+      const auto y = block.scores(x, i, s0);
+      auto d = Block::of_row(dp, i);
+      block.drop(d, i, s0);
 #pragma unroll
       for (int j = 0; j < Block::n; ++j) {
         if (!(y[j] > -INFINITY)) continue;
         const WeightJacobian p = weight_jacobian(w, y[j], threshold[i]);
         float dw = query[i].a * d[j] + query[i].dW;
         if (f.decay) dw *= block.decay_factors(i, s0, ~0u)[j];
-        row_dot[i] += p.row * dw;
+        row_dot[i] += DecaySum<T>(p.row) * dw, row_sum[i] += p.row;
         column_dot[i] += p.column * dw;
         lowest[i] += is_near(y[j], threshold[i].threshold, threshold[i]);
         highest[i] += is_near(y[j], fmaxf(threshold[i].top, 0), threshold[i]);
@@ -213,11 +217,17 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void row_gradient_sum
   });
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float all = quad_sum(row_dot[i]), column_total = quad_sum(column_dot[i]);
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+      row_dot[i] += __shfl_xor_sync(~0u, row_dot[i], step);
+      row_sum[i] += __shfl_xor_sync(~0u, row_sum[i], step);
+    }
+    if (w.kind == RuntimeWeight::entmax) row_dot[i] = row_sum[i] > 0 ? row_dot[i] / row_sum[i] : 0;
+    const float all = float(row_dot[i]), column_total = quad_sum(column_dot[i]);
     const float low = quad_sum(lowest[i]), high = quad_sum(highest[i]);
     if (block.query(i) < f.T && lane() % 4 == 0)
       f.gradient_sums[block.row(i)] = {all, (all - column_total) / fmaxf(1, low),
-                                       -all / fmaxf(1, high), 0};
+                                       -all / fmaxf(1, high), float(row_dot[i] - all)};
   }
 }
 
@@ -236,11 +246,12 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
     for (int i = 0; i < 2; ++i) {
       const auto score = block.scores(x, i, s0);
       const int64_t row = block.row(i);
-      const int start = f.seen.lo(min(block.query(i), f.T - 1));
+      const int start = first_key(f, min(block.query(i), f.T - 1));
       Vec<n> y;
       if constexpr (std::is_same_v<W, RuntimeWeight>) {
         const RowThreshold threshold = f.thresholds ? f.thresholds[row] : RowThreshold{};
-        y = vec<n>([&](int j) { return weight_jacobian(w, score[j], threshold).w; });
+        y = vec<n>(
+            [&](int j) { return in_numerator(w, weight_jacobian(w, score[j], threshold).w); });
       } else {
         const float by = f.shift[row];
         with_degree(w, degree_of(w), [&](const auto& weight) {
@@ -267,6 +278,7 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_statistics
     const float A = quad_sum(total[i]), per = A > 0 ? 1 / A : 0, m = quad_sum(moment[i]);
     const float values[4] = {A > 0 ? logf(A) - m * per : 0, quad_max(most[i]) * per,
                              quad_sum(first[i]) * per, quad_sum(negative[i]) * per};
+    if (f.abs_sum && block.query(i) < f.T && lane() % 4 == 0) f.abs_sum[block.row(i)] = A;
     if (block.query(i) < f.T)  // each lane of a quad writes one
       f.statistics[lane() % 4 * rows + block.row(i)] = lane() % 4 == 0   ? values[0]
                                                        : lane() % 4 == 1 ? values[1]

@@ -1,0 +1,210 @@
+// A row with near keys has one N and one W, both times e^-shift: of the near keys with exp, and of
+// those before them with the variant's weight. Each is a pass over its own interval of keys. The
+// rest, from the denominator on, is tensor code.
+#include "attn/exec/near_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "attn/exec/autograd.h"
+#include "attn/exec/counted_cuda.h"
+#include "attn/exec/cuda.h"
+#include "attn/exec/cuda_stream.h"
+#include "attn/exec/exec.h"
+#include "attn/exec/features_cuda.h"
+#include "attn/kernels/cuda/fused/fused.h"
+#include "attn/stages.h"
+
+namespace horner::attn::exec {
+
+namespace cuda = kernels::cuda;
+using cuda::Fused;
+
+namespace {
+
+// One of the two passes.
+struct Pass {
+  cuda::Weights weights;
+  float scale;
+  SeenKeys keys;
+
+  bool is_exp() const { return std::holds_alternative<Exp>(weights); }
+};
+
+struct NearJob {
+  Pass near, far;
+  at::Tensor some_far;   // [1 or B, 1, T]: whether a query sees a key that is not near
+  at::Tensor far_first;  // [T]: whether the first key of its mask is not near
+  int channels;
+  at::Tensor statistics;  // [4, B, H, T] to write to, or undefined
+  DropoutOnGpu dropout;
+};
+
+struct NearTensors {
+  at::Tensor q, k, near_q, near_k, v, gate, decay;
+
+  static auto fields(auto& x) {
+    return std::array{&x.q, &x.k, &x.near_q, &x.near_k, &x.v, &x.gate, &x.decay};
+  }
+  FusedTensors of(const Pass& p) const {
+    FusedTensors x;
+    x.q = p.is_exp() ? near_q : q, x.k = p.is_exp() ? near_k : k, x.v = v;
+    return x;
+  }
+};
+
+struct NearResult {
+  at::Tensor N, W, shift;  // [B, H, T, E], [B, H, T]; float32
+
+  static auto outputs(auto& r) { return std::array{&r.N, &r.W, &r.shift}; }
+  static auto saved(auto& r) { return std::array{&r.shift}; }
+};
+
+Fused problem(const NearJob& job, const Pass& p, const NearTensors& x, const at::Tensor& decay) {
+  cuda::Epilogue epilogue{};
+  epilogue.by_sum = p.is_exp();  // the other sum may be near 0
+  epilogue.counted = p.keys.seen;
+  Fused f = problem_of(x.of(p), epilogue, job.channels);
+  f.scale = p.scale, f.clamp = float(kNoClamp), f.seen = p.keys.seen;
+  f.gate = memory<float>(x.gate), f.decay = memory<double>(decay);
+  f.decay_in_scores = f.decay && p.is_exp();
+  f.dropout = job.dropout.pairs;
+  return f;
+}
+
+// The result of a pass, with the sum of its weights and what that is relative to.
+struct Part {
+  at::Tensor o, rows;              // [B, H, T, E], [3, B, H, T]
+  at::Tensor statistics, abs_sum;  // [4, B, H, T], [B, H, T]
+
+  Part(const NearJob& job, const Pass& p, const NearTensors& x, const at::Tensor& decay) {
+    Fused f = problem(job, p, x, decay);
+    o = at::empty({f.B, f.H, f.T, f.E}, x.v.options());
+    rows = at::empty({3, f.B, f.H, f.T}, x.v.options().dtype(at::kFloat));
+    f.o = o.data_ptr(), f.W = memory<float>(rows);
+    f.shift = f.W + rows[0].numel(), f.r = f.shift + rows[0].numel();
+    cuda::fused_forward(f, p.weights, stream());
+    if (!job.statistics.defined()) return;
+    statistics = at::empty_like(job.statistics), abs_sum = at::empty_like(rows[0]);
+    f.statistics = memory<float>(statistics), f.abs_sum = memory<float>(abs_sum);
+    cuda::fused_statistics(f, p.weights, stream());
+  }
+  at::Tensor W() const { return rows[0]; }
+  at::Tensor shift() const { return rows[1]; }
+};
+
+// e^-shift, the factor of the weights that are not near; 0 where there are none.
+at::Tensor far_factor(const NearJob& job, const at::Tensor& shift) {
+  return at::where(job.some_far, (-shift).exp(), 0.0f);
+}
+
+// Those of the weights of both, in the proportion a : b.
+void write_statistics(const NearJob& job, const Part& near, const Part& far, const at::Tensor& a,
+                      const at::Tensor& b) {
+  const at::Tensor all = (a + b).clamp_min(1e-30), p = a / all, q = b / all;
+  const at::Tensor &x = near.statistics, &y = far.statistics;
+  const at::Tensor& to = job.statistics;
+  to[0].copy_(p * x[0] + q * y[0] - at::xlogy(p, p) - at::xlogy(q, q));
+  to[1].copy_(at::maximum(p * x[1], q * y[1]));
+  to[2].copy_(at::where(job.far_first, q * y[2], p * x[2]));
+  to[3].copy_(p * x[3] + q * y[3]);
+}
+
+NearResult forward(const NearJob& job, const NearTensors& x, bool) {
+  const at::Tensor decay = decay_sums(x.decay);
+  const Part near(job, job.near, x, decay), far(job, job.far, x, decay);
+  // The weights that are not near are not to overflow.
+  NearResult r;
+  r.shift = at::where(job.some_far, near.shift().clamp_min(0), near.shift());
+  const at::Tensor by = (near.shift() - r.shift).exp(), rest = far_factor(job, r.shift);
+  r.W = near.W() * by + far.W() * rest;
+  r.N = near.o * (near.W() * by).unsqueeze(-1) + far.o * rest.unsqueeze(-1);
+  if (job.statistics.defined())
+    write_statistics(job, near, far, near.abs_sum * by, far.abs_sum * rest);
+  return r;
+}
+
+// The gradients of one pass from g and a `Query` of each row: [B, H, T, 4].
+NearTensors pass_gradients(const NearJob& job, const Pass& p, const NearTensors& x,
+                           const at::Tensor& decay, const at::Tensor& g,
+                           const at::Tensor& queries) {
+  Fused f = problem(job, p, x, decay);
+  const FusedTensors of = x.of(p);
+  NearTensors d;
+  const at::Tensor dq = at::empty({f.B, f.H, f.T, f.D}, of.q.options());
+  const at::Tensor dk = at::empty({f.B, f.G, f.S, f.D}, of.k.options());
+  (p.is_exp() ? d.near_q : d.q) = dq, (p.is_exp() ? d.near_k : d.k) = dk;
+  d.v = at::empty({f.B, f.G, f.S, f.E}, of.v.options());
+  if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
+  const DecayGradient d_decay(f, x.decay);
+  f.d_o = view(g), f.queries = memory<cuda::Query>(queries);
+  f.dq = dq.data_ptr(), f.dk = dk.data_ptr(), f.dv = d.v.data_ptr();
+  f.d_gate = memory<float>(d.gate);
+  cuda::fused_backward(f, p.weights, stream());
+  cuda::fused_dq(f, p.weights, stream());
+  d.decay = d_decay.of_gates(x.decay);
+  return d;
+}
+
+NearTensors backward(const NearJob& job, const NearTensors& x, const NearResult& r,
+                     const NearResult& grads) {
+  if (grads.W.numel() == 0) {
+    NearTensors d = x;
+    for (at::Tensor* y : NearTensors::fields(d))
+      if (y->defined()) *y = at::zeros_like(*y, at::MemoryFormat::Contiguous);
+    return d;
+  }
+  const at::Tensor g = laid_out(grads.N.to(x.v.scalar_type())), dW = grads.W;
+  const at::Tensor decay = decay_sums(x.decay), rest = far_factor(job, r.shift);
+  const float kept = job.dropout.pairs.kept;
+  const at::Tensor none = at::zeros_like(dW), no_limit = at::full_like(dW, INFINITY);
+  const at::Tensor near = at::stack({r.shift * M_LOG2E, no_limit, at::full_like(dW, kept), dW}, -1);
+  const at::Tensor far = at::stack({none, no_limit, rest * kept, dW * rest}, -1);
+  NearTensors d = pass_gradients(job, job.near, x, decay, g, near);
+  const NearTensors more = pass_gradients(job, job.far, x, decay, g, far);
+  d.q = more.q, d.k = more.k, d.v += more.v;
+  if (d.gate.defined()) d.gate += more.gate;
+  if (d.decay.defined()) d.decay += more.decay;
+  return d;
+}
+
+// The kernels require a scale above 0; any other multiplies q.
+at::Tensor scaled(const at::Tensor& q, double factor, float& scale) {
+  scale = factor > 0 ? float(factor) : 1;
+  return laid_out(factor > 0 ? q : q * factor);
+}
+
+}  // namespace
+
+at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* statistics) {
+  const c10::cuda::CUDAGuard guard(in.q.device());
+  const int64_t T = in.q.size(2), S = in.k.size(2), repeats = in.q.size(1) / in.k.size(1);
+  const int n = int(std::min<int64_t>(std::get<Window>(spec.near).size, S + T));
+  const Mask window = Window{n};
+  const CountedKeys seen(spec.mask, in), near(window, in);
+  NearJob job{{Exp{}, 1, seen_keys(window, in)}, {cuda_weights(spec.weight), 1, {}}};
+  job.far.keys = seen_keys(spec.mask, in), job.far.keys.seen.ahead = -n;
+  // Where a query sees no near key, the shift is 0 either way.
+  job.some_far = (seen.count() > near.count()).squeeze(-1);
+  const auto [lo, hi] = intervals(spec.mask, in);
+  job.far_first = hi - n > lo;
+  job.channels = int(in.v.size(-1));
+  job.statistics = statistics_memory(in, statistics);
+  job.dropout = dropout_on_gpu(spec, in);
+
+  const bool own = !is<Identity>(spec.features);  // near keys have scores of their own
+  const double factor = scale_factor(spec, in);
+  NearTensors x;
+  x.k = laid_out(mapped_on_gpu(spec.features, in.k, in.key_projection, repeats));
+  x.q = scaled(mapped_on_gpu(spec.features, in.q, in.query_projection), factor, job.far.scale);
+  x.near_k = own ? laid_out(in.k) : x.k;
+  x.near_q = scaled(in.q, own ? scale_factor({.temperature = spec.temperature}, in) : factor,
+                    job.near.scale);
+  x.v = laid_out(in.v);
+  x.gate = plain(value_gates(spec, in)), x.decay = plain(log_gates(spec.decay, in));
+  const NearResult r = differentiable(kFusedCuda.name, job, x, forward, backward);
+  const at::Tensor N = r.N.narrow(-1, 0, in.v.size(-1));
+  return finish_on_gpu(spec, in, seen, {N, r.W.unsqueeze(-1), r.shift.detach().unsqueeze(-1)});
+}
+
+}  // namespace horner::attn::exec

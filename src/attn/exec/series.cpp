@@ -1,0 +1,254 @@
+#include "attn/exec/series.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "attn/exec/autograd.h"
+#include "attn/kernels/cpu/chunked/chunked.h"
+
+namespace horner::attn::exec {
+
+using kernels::monomials;
+
+int64_t series_chunk(int64_t heads, int64_t state) {
+  constexpr int64_t kLeast = 64, kMost = 1024, kPairs = 1 << 24;
+  int64_t C = kLeast;
+  while (C < kMost && C * C < state && heads * 4 * C * C <= kPairs) C *= 2;
+  return C;
+}
+namespace {
+
+// The monomials of degree p are x_i times the first monomials of degree p - 1, for i = 0, 1, ..
+int64_t prefix(int64_t i, int p) {
+  return monomials(i + 1, p - 1);
+}
+
+// 1 / a! of each monomial x^a: [F, 1]. x_i has power e in those that stand behind the ones of lower
+// powers.
+at::Tensor coefficients(Orders orders, int64_t D, const at::TensorOptions& options) {
+  at::Tensor lower = at::ones({1, 1}, options);
+  TensorVector all;
+  for (int p = 0; p <= orders.last; ++p) {
+    TensorVector pieces;
+    for (int64_t i = 0; i < D && p > 0; ++i)
+      for (int64_t e = 1, from = 0; e <= p; ++e) {
+        const int64_t count = monomials(i, p - e);
+        if (count > 0) pieces.push_back(lower.narrow(0, from, count) / double(e));
+        from += count;
+      }
+    if (p > 0) lower = at::cat(pieces, 0);
+    if (p >= orders.first) all.push_back(lower);
+  }
+  return at::cat(all, 0);
+}
+
+// The monomials of degree p whose last variable is one of first <= i < end.
+at::Tensor block(const at::Tensor& x, const at::Tensor& lower, int p, int64_t first, int64_t end) {
+  if (p == 1) return x.narrow(-1, first, end - first);
+  TensorVector parts;
+  for (int64_t i = first; i < end; ++i)
+    parts.push_back(lower.narrow(-1, 0, prefix(i, p)) * x.narrow(-1, i, 1));
+  return at::cat(parts, -1);
+}
+
+// Calls use(first feature, monomials [.., T, n]) for all of x [.., T, D], a part at a time.
+template <class F>
+void for_each_block(Orders orders, const at::Tensor& x, const F& use) {
+  constexpr int64_t kMost = 1 << 24;  // numbers
+  const int64_t D = x.size(-1), rows = x.numel() / D;
+  at::Tensor lower = at::ones_like(x.narrow(-1, 0, 1));
+  int64_t at = 0;
+  if (orders.first == 0) use(at, lower), at = 1;
+  for (int p = 1; p <= orders.last; ++p) {
+    TensorVector all;
+    for (int64_t first = 0, end = 0; first < D; first = end) {
+      int64_t n = 0;
+      while (end < D && (n == 0 || (n + prefix(end, p)) * rows <= kMost)) n += prefix(end++, p);
+      const at::Tensor phi = block(x, lower, p, first, end);
+      if (p < orders.last) all.push_back(phi);
+      if (p >= orders.first) use(at, phi), at += n;
+    }
+    if (p < orders.last) lower = at::cat(all, -1);
+  }
+}
+
+at::Tensor apply(Orders orders, const at::Tensor& x, const at::Tensor& S) {
+  at::Tensor y = at::zeros({x.size(0), x.size(1), x.size(2), S.size(-1)}, x.options());
+  for_each_block(orders, x, [&](int64_t at, const at::Tensor& phi) {
+    y.add_(at::matmul(phi, S.narrow(-2, at, phi.size(-1))));
+  });
+  return y;
+}
+at::Tensor sum(Orders orders, const at::Tensor& x, const at::Tensor& y) {
+  TensorVector parts;
+  for_each_block(orders, x, [&](int64_t, const at::Tensor& phi) {
+    parts.push_back(at::matmul(phi.transpose(-1, -2), y));
+  });
+  return at::cat(parts, -2);
+}
+// The gradient of x where phi(x) S has the gradient y.
+at::Tensor of_variables(Orders orders, const at::Tensor& x, const at::Tensor& S,
+                        const at::Tensor& y) {
+  const int64_t D = x.size(-1);
+  TensorVector levels{at::ones_like(x.narrow(-1, 0, 1))}, d_levels;
+  for (int p = 1; p < orders.last; ++p) levels.push_back(block(x, levels.back(), p, 0, D));
+  int64_t at = 0;
+  for (int p = 0; p < orders.last; ++p) {
+    const int64_t n = levels[size_t(p)].size(-1);
+    const bool there = p >= orders.first;
+    d_levels.push_back(there ? at::matmul(y, S.narrow(-2, at, n).transpose(-1, -2))
+                             : at::zeros_like(levels[size_t(p)]));
+    if (there) at += n;
+  }
+  const at::Tensor dx = at::zeros_like(x);
+  for (int p = orders.last; p > 0; --p) {
+    int64_t first = p == orders.last ? at : 0;
+    for (int64_t i = 0; i < D; ++i) {
+      const int64_t n = prefix(i, p);
+      const at::Tensor d = p == orders.last
+                               ? at::matmul(y, S.narrow(-2, first, n).transpose(-1, -2))
+                               : d_levels[size_t(p)].narrow(-1, first, n);
+      dx.narrow(-1, i, 1).add_((d * levels[size_t(p) - 1].narrow(-1, 0, n)).sum(-1, true));
+      if (p > 1) d_levels[size_t(p) - 1].narrow(-1, 0, n).add_(d * x.narrow(-1, i, 1));
+      first += n;
+    }
+  }
+  return dx;
+}
+
+// phi(x) y, or phi(x)^T y: nodes that keep no monomials.
+struct Pair {
+  at::Tensor x, y;
+
+  static auto fields(auto& t) { return std::array{&t.x, &t.y}; }
+};
+at::Tensor applied(Orders orders, const at::Tensor& x, const at::Tensor& S) {
+  return differentiable<Orders, Pair, Output>(
+             "chunked_cuda", orders, {x, S},
+             [](const Orders& o, const Pair& t, bool) { return Output{apply(o, t.x, t.y)}; },
+             [](const Orders& o, const Pair& t, const Output&, const Output& d) {
+               return Pair{of_variables(o, t.x, t.y, d.y), sum(o, t.x, d.y)};
+             })
+      .y;
+}
+at::Tensor summed(Orders orders, const at::Tensor& x, const at::Tensor& y) {
+  return differentiable<Orders, Pair, Output>(
+             "chunked_cuda", orders, {x, y},
+             [](const Orders& o, const Pair& t, bool) { return Output{sum(o, t.x, t.y)}; },
+             [](const Orders& o, const Pair& t, const Output&, const Output& d) {
+               return Pair{of_variables(o, t.x, d.y, t.y), apply(o, t.x, d.y)};
+             })
+      .y;
+}
+
+at::Tensor polynomial(Orders orders, const at::Tensor& x) {
+  const auto c = [&](int p) { return p < orders.first ? 0 : 1 / std::tgamma(p + 1.0); };
+  at::Tensor y = at::full_like(x, c(orders.last));
+  for (int p = orders.last - 1; p >= 0; --p) y = y * x + c(p);
+  return y;
+}
+
+// N and the sums after the tokens of one chunk, of x and `seen` [B, 1, C, 1].
+std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensors& x,
+                                        const at::Tensor& seen, const at::Tensor& each) {
+  const int64_t B = x.k.size(0), G = x.k.size(1), C = x.k.size(2), D = x.k.size(3);
+  const int64_t E = x.v.size(3);
+  const auto weights = [&](const at::Tensor& rows) {
+    return polynomial(job.orders, at::matmul(rows, x.k.transpose(-1, -2)));
+  };
+  at::Tensor decay = at::ones({C, C}, x.k.options()).tril(), from_start, to_end, left;
+  if (x.logs.defined()) {
+    const at::Tensor b = x.logs.cumsum(-1).unsqueeze(-1), last = b.narrow(2, C - 1, 1);
+    decay = (b - b.transpose(-1, -2)).masked_fill(decay == 0, -INFINITY).exp();
+    from_start = b.exp(), to_end = (last - b).exp(), left = last.exp();
+  }
+  const auto by = [](const at::Tensor& y, const at::Tensor& factor) {
+    return factor.defined() ? y * factor : y;
+  };
+  at::Tensor u = x.v;
+  if (x.share.defined()) {
+    const at::Tensor keys = job.scale * x.k;
+    const at::Tensor A = (weights(keys) * decay * x.share.unsqueeze(-2)).tril(-1);
+    const at::Tensor given = by(applied(job.orders, keys, x.S.narrow(-1, 0, E)), from_start);
+    u = at::linalg_solve_triangular(A, x.v - given, /*upper=*/false, /*left=*/true,
+                                    /*unitriangular=*/true) *
+        x.share.unsqueeze(-1);
+  }
+  const at::Tensor y = at::cat({u, seen.expand({B, G, C, 1})}, -1);
+  const at::Tensor q = job.scale * x.q.reshape({B, G, -1, D});  // of all heads of a group
+  const auto heads = [&](const at::Tensor& z) { return z.view({B, G, -1, C, z.size(-1)}); };
+  const at::Tensor inside = heads(weights(q)) * decay.unsqueeze(-3);
+  at::Tensor N = heads(applied(job.orders, q, x.S));
+  if (from_start.defined()) N = N * from_start.unsqueeze(2);
+  N = (N + at::matmul(inside, y.unsqueeze(2))).reshape({B, -1, C, E + 1});
+  return {N, by(x.S, left) + each * summed(job.orders, x.k, by(y, to_end))};
+}
+
+int64_t chunk_tokens(const at::Tensor& S) {
+  return series_chunk(S.size(0) * S.size(1), S.size(2) * S.size(3));
+}
+
+SeriesTensors narrowed(const SeriesTensors& x, int64_t from, int64_t n, const at::Tensor& S) {
+  SeriesTensors y = x;
+  for (at::Tensor* t : {&y.q, &y.k, &y.v, &y.share, &y.logs})
+    if (t->defined()) *t = t->narrow(2, from, n);
+  y.S = S;
+  return y;
+}
+
+SeriesResult forward(const SeriesJob& job, const SeriesTensors& x, bool for_backward) {
+  const int64_t T = x.k.size(2);
+  const at::Tensor each = coefficients(job.orders, x.k.size(3), x.k.options());
+  at::Tensor S = x.S;
+  if (!S.defined())
+    S = at::zeros({x.k.size(0), x.k.size(1), each.size(0), x.v.size(3) + 1}, x.k.options());
+  const int64_t C = chunk_tokens(S);
+  TensorVector rows, states;
+  for (int64_t t = 0; t < T; t += C) {
+    const int64_t n = std::min(C, T - t);
+    if (for_backward) states.push_back(S);
+    auto [N, next] = chunk(job, narrowed(x, t, n, S), job.seen.narrow(2, t, n), each);
+    rows.push_back(N), S = next;
+  }
+  return {at::cat(rows, 2), S, for_backward ? at::stack(states) : at::Tensor()};
+}
+
+// From the last chunk to the first, each computed again with its graph.
+SeriesTensors backward(const SeriesJob& job, const SeriesTensors& x, const SeriesResult& r,
+                       const SeriesResult& grads) {
+  const at::Tensor each = coefficients(job.orders, x.k.size(3), x.k.options());
+  const int64_t T = x.k.size(2), n = r.states.size(0), C = chunk_tokens(r.states[0]);
+  SeriesTensors d;
+  const auto all = SeriesTensors::fields(x);
+  const auto to = SeriesTensors::fields(d);
+  for (size_t i = 0; i + 1 < all.size(); ++i)
+    if (all[i]->defined()) *to[i] = at::empty_like(*all[i]);
+  d.S = grads.S;
+  for (int64_t c = n - 1; c >= 0; --c) {
+    const int64_t t = c * C, m = std::min(C, T - t);
+    SeriesTensors part = narrowed(x, t, m, r.states[c]);
+    TensorVector leaves;
+    for (at::Tensor* y : SeriesTensors::fields(part))
+      if (y->defined()) *y = y->detach().requires_grad_(), leaves.push_back(*y);
+    const c10::AutoGradMode graph(true);
+    const auto [N, next] = chunk(job, part, job.seen.narrow(2, t, m), each);
+    const at::Tensor loss = (N * grads.N.narrow(2, t, m)).sum() + (next * d.S).sum();
+    loss.backward({}, std::nullopt, false, leaves);
+    const c10::AutoGradMode none(false);
+    const auto parts = SeriesTensors::fields(part);
+    for (size_t i = 0; i + 1 < all.size(); ++i)
+      if (all[i]->defined()) to[i]->narrow(2, t, m).copy_(parts[i]->grad());
+    d.S = part.S.grad();
+  }
+  return d;
+}
+
+}  // namespace
+
+SeriesResult series_sums(const SeriesJob& job, const SeriesTensors& x) {
+  return differentiable("chunked_cuda", job, x, forward, backward);
+}
+
+}  // namespace horner::attn::exec

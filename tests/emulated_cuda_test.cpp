@@ -1,0 +1,57 @@
+// The CUDA kernels of compute capability 8.0, forward and backward, on a CPU (emulator/): every
+// variant of the catalog against the reference in double, by the rule of every execution. What a
+// CPU cannot show is how threads race: that takes a GPU (scripts/test-cuda).
+#include <gtest/gtest.h>
+
+#include "attn/catalog.h"
+#include "instruments/verify.h"
+
+namespace horner::attn {
+
+using namespace instruments;
+namespace {
+
+struct Row {
+  Variant variant;
+  at::ScalarType dtype;
+  const char* execution;
+};
+
+std::vector<Row> rows() {
+  std::vector<Row> all;
+  for (const char* execution : {"fused_cuda", "chunked_cuda"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kHalf})
+      for (const Variant& v : variants()) all.push_back({v, dtype, execution});
+  return all;
+}
+
+std::string name(const Row& row) {
+  std::string s = row.variant.name + "_" + c10::toString(row.dtype) + "_" + row.execution;
+  std::replace(s.begin(), s.end(), '@', '_');
+  return s;
+}
+void PrintTo(const Row& row, std::ostream* out) {
+  *out << name(row);
+}
+
+class EmulatedCuda : public testing::TestWithParam<Row> {};
+
+TEST_P(EmulatedCuda, MatchesTheReference) {
+  const auto& [variant, dtype, name] = GetParam();
+  const int64_t longest = std::getenv("HORNER_LONG") ? 1024 : 200;
+  bool ran = false;
+  for (const Case& c : standard_cases(dtype)) {
+    if (c.T > longest) continue;
+    const Verdict v = verify(variant.spec, execution(name), c);
+    ran |= v.why_not.empty();
+    for (const Difference& d : v.differences)
+      EXPECT_LE(d.error, d.allowed) << d.of << " on " << text(c);
+  }
+  if (!ran) GTEST_SKIP() << "refused";
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalog, EmulatedCuda, testing::ValuesIn(rows()),
+                         [](const auto& info) { return name(info.param); });
+
+}  // namespace
+}  // namespace horner::attn
