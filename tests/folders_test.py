@@ -105,14 +105,13 @@ def study_file(folder, **fields):
     return path
 
 
-def test_two_studies_race_for_a_folder(tmp_path):
+def test_two_studies_share_a_folder(tmp_path):
     grid = study_file(tmp_path)
     for i in range(20 if LONG else 2):
         out = tmp_path / str(i)
         pair = [start("study", grid, "--out", out, "--jobs", 1) for _ in range(2)]
         said = [p.communicate(timeout=120)[1] for p in pair]
-        codes = sorted(p.returncode for p in pair)
-        assert codes in ([0, 2], [0, 0]) and (codes == [0, 0] or any(re.search(REFUSED, text) for text in said)), said
+        assert [p.returncode for p in pair] == [0, 0], said
         for run in (out / "copy").glob("*/seed0"):
             assert steps(run) == list(range(1, 31))
 

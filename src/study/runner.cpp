@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -13,7 +14,7 @@
 #include <thread>
 
 #include "core/check.h"
-#include "core/stopwatch.h"
+#include "core/crc32c.h"
 #include "files/json.h"
 #include "files/lock.h"
 #include "train/start.h"
@@ -24,8 +25,25 @@ namespace fs = std::filesystem;
 
 bool is_finished(const Run& r) {
   const fs::path result = r.folder / "result.json";
-  return fs::exists(result) &&
-         files::read_json(result).value("steps", int64_t(0)) >= r.settings.steps;
+  std::error_code none;
+  if (!fs::exists(result, none)) return false;
+  try {
+    return files::read_json(result).value("steps", int64_t(0)) >= r.settings.steps;
+  } catch (const Error&) {
+    if (fs::exists(result, none)) throw;
+    return false;  // another process has just moved the folder
+  }
+}
+
+std::string digest(const train::Settings& s) {
+  Json j = to_json(s);
+  for (const char* name : {"device", "threads"}) j.erase(name);
+  return std::to_string(crc32c(j.dump()));
+}
+
+// The run in the folder that its newest try has.
+static Run in(const Run& r, const fs::path& folder) {
+  return {r.name, folder, r.settings};
 }
 
 void check_runs(const std::vector<Run>& runs) {
@@ -37,13 +55,22 @@ void check_runs(const std::vector<Run>& runs) {
       std::this_thread::sleep_for(milliseconds(50));
     check(owner.empty(), r.folder.string(), " is in use by ", owner,
           "; wait until it ends, or choose another --out");
-    train::check_run(r.folder, r.settings, train::Begin::either);
+    for (int again = 0;; ++again) {
+      const Seen newest = newest_try(r.folder);
+      const fs::path folder = newest.number > 0 ? newest.folder : r.folder;
+      const bool there = fs::exists(folder);
+      try {
+        train::check_run(folder, r.settings, train::Begin::either);
+        break;
+      } catch (const std::exception&) {  // unless another process has just moved the folder
+        if (again > 20 || !there || fs::exists(folder)) throw;
+      }
+    }
   }
 }
 
 // The run reads its settings from its folder.
 static pid_t start(const Run& r, const fs::path& program) {
-  fs::create_directories(r.folder);
   files::write_json(r.folder / "settings.json", to_json(r.settings));
   const std::string out = r.folder.string(), log = (r.folder / "log.txt").string(),
                     path = program.string();
@@ -101,75 +128,195 @@ static std::string last_words(const Run& r, int status) {
   return text.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : text;
 }
 
-bool is_given_up(const Run& r) {
+static bool is_given_up(const Run& r) {
   return fs::exists(r.folder / "given_up.json");
 }
 
-// Every few seconds, of a run that has validated again.
-static void give_up_hopeless(const Run& r, pid_t child, const Runner& by, RunState& p) {
-  if (p.step == p.judged || !p.why.empty()) return;
-  p.judged = p.step;
-  p.why = by.hopeless(r);
-  if (!p.why.empty()) kill(child, SIGINT);
+namespace {
+
+struct Child {
+  size_t run;
+  fs::path folder;
+};
+
+// What this process knows of all runs, and does.
+struct Work {
+  const std::vector<Run>& runs;
+  const Runner& by;
+  std::vector<RunState> all = std::vector<RunState>(runs.size());
+  std::map<pid_t, Child> children = {};
+  bool stopping = false;
+  std::chrono::steady_clock::time_point next_look = {}, next_judgement = {};
+
+  void finish(size_t i, const fs::path& folder);
+  void begin(size_t i, const Seen&);
+  void consider(size_t i);
+  void look_around();
+  void ended(const Child&, int status);
+  void judge();
+  void give_up(const Child&);
+  void poll();
+  bool is_over() const;
+};
+
+// Of a run that has all its steps.
+void Work::finish(size_t i, const fs::path& folder) {
+  by.complete(in(runs[i], folder));
+  const bool first = by.leases.publish(folder, runs[i].folder);
+  all[i].status = Status::finished, all[i].here &= first, all[i].why = "";
+  if (first || is_finished(runs[i])) return;
+  all[i].status = Status::waiting;  // another process has taken it over
+  check(!fs::exists(runs[i].folder), "cannot rename '", folder.string(), "' to '",
+        runs[i].folder.string(), "': remove what is there");
+}
+
+// Takes a free run, if no other process does, and starts it.
+void Work::begin(size_t i, const Seen& seen) {
+  const auto folder = by.leases.take(runs[i].folder, seen, digest(runs[i].settings));
+  if (!folder) return;
+  try {
+    all[i].here = true;
+    if (is_finished(in(runs[i], *folder))) {
+      look(in(runs[i], *folder), all[i]);
+      return finish(i, *folder);
+    }
+    children[start(in(runs[i], *folder), by.program)] = {i, *folder};
+    all[i].status = Status::running;
+  } catch (const std::exception&) {
+    if (by.leases.holds(*folder)) throw;
+    all[i].status = Status::waiting, all[i].here = false;
+  }
+}
+
+void Work::consider(size_t i) {
+  RunState& p = all[i];
+  p.here = false, p.status = Status::waiting;
+  if (is_given_up(runs[i])) {
+    p.status = Status::given_up;
+    return;
+  }
+  const Seen seen = by.leases.look(runs[i].folder, digest(runs[i].settings));
+  // After the look: what is finished by now is not taken for a run that somebody left.
+  if (is_finished(runs[i])) {
+    if (seen.number == 0 && seen.target && !by.is_complete(runs[i])) begin(i, seen);
+    p.status = Status::finished, p.here = false, p.why = "";
+    return;
+  }
+  if (seen.standing == Standing::failed)
+    p.status = Status::failed, p.why = seen.lease.why;
+  else if (seen.standing == Standing::held)
+    p.status = Status::running;
+  else
+    begin(i, seen);
+}
+
+// Takes runs until all places are filled: those that crashed before come last.
+void Work::look_around() {
+  using namespace std::chrono;
+  if (stopping || children.size() >= by.jobs || steady_clock::now() < next_look) return;
+  next_look = steady_clock::now() + microseconds(int64_t(1e6 * by.leases.poll_seconds()));
+  for (const bool crashed : {false, true})
+    for (size_t i = 0; i < runs.size() && children.size() < by.jobs; ++i) {
+      const bool mine = std::any_of(children.begin(), children.end(),
+                                    [&](const auto& c) { return c.second.run == i; });
+      const bool settled = all[i].status == Status::finished || all[i].status == Status::failed ||
+                           all[i].status == Status::given_up;
+      if (!mine && !settled && all[i].why.empty() != crashed) consider(i);
+    }
 }
 
 // Records how a child ended.
-static void ended(const Run& r, int status, bool stopping, RunState& p) {
-  look(r, p);
-  if (!p.why.empty() && !is_finished(r)) {
-    p.status = Status::given_up;
-    files::write_json(r.folder / "given_up.json", {{"step", p.step}, {"why", p.why}});
+void Work::ended(const Child& c, int status) {
+  RunState& p = all[c.run];
+  const Run there = in(runs[c.run], c.folder);
+  next_look = {};
+  if (!by.leases.holds(c.folder)) {  // and what the child did there is the new holder's
+    p.status = Status::waiting, p.here = false;
     return;
   }
-  p.why.clear();
-  const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0 && is_finished(r);
-  p.status = fine ? Status::finished : stopping ? Status::stopped : Status::failed;
-  if (p.status == Status::failed) p.why = last_words(r, status);
+  look(there, p);
+  if (!p.hopeless.empty() && !is_finished(there)) return give_up(c);
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  std::string why = last_words(there, status);
+  try {
+    if (code == 0 && is_finished(there)) return finish(c.run, c.folder);
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  if (stopping || code == 128 + SIGINT || code == 128 + SIGTERM) {
+    by.leases.release(c.folder);
+    p.status = stopping ? Status::stopped : Status::waiting;
+    return;
+  }
+  if (!by.leases.holds(c.folder)) {
+    p.status = Status::waiting, p.here = false;
+    return;
+  }
+  p.why = why;
+  p.status = by.leases.crashed(c.folder, why) < kMostCrashes ? Status::waiting : Status::failed;
 }
 
+// Every few seconds, of runs that have validated again.
+void Work::judge() {
+  using namespace std::chrono;
+  if (stopping || steady_clock::now() < next_judgement) return;
+  next_judgement = steady_clock::now() + milliseconds(500);
+  for (const auto& [child, c] : children) {
+    RunState& p = all[c.run];
+    if (p.step == p.judged || !p.hopeless.empty()) continue;
+    p.judged = p.step;
+    p.hopeless = by.hopeless(in(runs[c.run], c.folder));
+    if (!p.hopeless.empty()) kill(child, SIGINT);
+  }
+}
+
+// Of a run that has ended for that reason: others see it as it is, and leave it so.
+void Work::give_up(const Child& c) {
+  RunState& p = all[c.run];
+  files::write_json(c.folder / "given_up.json", {{"step", p.step}, {"why", p.hopeless}});
+  p.here &= by.leases.publish(c.folder, runs[c.run].folder);
+  p.status = is_given_up(runs[c.run]) ? Status::given_up : Status::waiting;
+}
+
+void Work::poll() {
+  for (auto it = children.begin(); it != children.end();) {
+    const auto [child, c] = *it;
+    int status = 0;
+    if (waitpid(child, &status, WNOHANG) == child) {
+      it = children.erase(it);
+      ended(c, status);
+      continue;
+    }
+    look(in(runs[c.run], c.folder), all[c.run]);
+    if (!by.leases.is_held(c.folder)) kill(child, SIGKILL);  // this process was stopped for long
+    ++it;
+  }
+}
+
+bool Work::is_over() const {
+  if (!children.empty()) return false;
+  return stopping || std::none_of(all.begin(), all.end(), [&](const RunState& p) {
+           return p.status == Status::waiting || (by.wait && p.status == Status::running);
+         });
+}
+
+}  // namespace
+
 std::vector<RunState> run_all(const std::vector<Run>& runs, const Runner& by) {
-  std::vector<RunState> all(runs.size());
-  for (size_t i = 0; i < runs.size(); ++i) {
-    if (is_given_up(runs[i])) all[i].status = Status::given_up;
-    if (!is_finished(runs[i])) continue;
-    all[i].status = Status::finished;
-    by.finished(runs[i]);
-  }
-  std::map<pid_t, size_t> children;
-  bool stopping = false;
-  size_t next = 0;
-  Stopwatch judged;  // since runs were last judged
-  constexpr double kJudge = 500;
+  Work work{runs, by};
   while (true) {
-    while (!stopping && next < runs.size() && children.size() < by.jobs) {
-      const size_t i = next++;
-      if (all[i].status != Status::waiting) continue;
-      children[start(runs[i], by.program)] = i;
-      all[i].status = Status::running, all[i].here = true;
-    }
-    if (children.empty()) break;
+    work.look_around();
+    if (work.is_over()) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    if (!stopping && by.stop()) {
-      stopping = true;
-      for (const auto& [child, i] : children) kill(child, SIGINT);
+    if (!work.stopping && by.stop()) {
+      work.stopping = true;
+      for (const auto& [child, c] : work.children) kill(child, SIGINT);
     }
-    for (auto it = children.begin(); it != children.end();) {
-      const auto [child, i] = *it;
-      int status = 0;
-      if (waitpid(child, &status, WNOHANG) == child) {
-        ended(runs[i], status, stopping, all[i]);
-        if (all[i].status == Status::finished) by.finished(runs[i]);
-        it = children.erase(it);
-      } else {
-        look(runs[i], all[i]);
-        if (!stopping && judged.ms() > kJudge) give_up_hopeless(runs[i], child, by, all[i]);
-        ++it;
-      }
-    }
-    if (judged.ms() > kJudge) judged = Stopwatch();
-    by.show(all);
+    work.poll();
+    work.judge();
+    by.show(work.all);
   }
-  return all;
+  return work.all;
 }
 
 }  // namespace horner::study

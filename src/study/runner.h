@@ -1,9 +1,11 @@
 // Runs as child processes, several at a time: a crash does not affect the other runs, and whatever
-// ends this process interrupts them with a checkpoint, so that all can be resumed.
+// ends this process interrupts them with a checkpoint, so that all can be resumed. Other processes
+// may work on the same runs (leases.h).
 #pragma once
 
 #include <functional>
 
+#include "study/leases.h"
 #include "study/study.h"
 
 namespace horner::study {
@@ -15,27 +17,36 @@ struct RunState {
   bool here = false;             // started by this process
   int64_t step = 0, judged = 0;  // the latest; the one at which it was last judged
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
-  std::string why = "";  // why it failed: the last line of its log; why it was given up
+  std::string why = "";       // why it failed: the last line of its log
+  std::string hopeless = "";  // why it is given up
 };
 
 struct Runner {
   std::filesystem::path program;  // horner itself
   size_t jobs = 1;
+  Leases& leases;
+  bool wait = true;  // for runs that other processes have, to take over what they leave
   std::function<bool()> stop = [] { return false; };
   std::function<void(const std::vector<RunState>&)> show = [](const std::vector<RunState>&) {};
-  std::function<void(const Run&)> finished = [](const Run&) {};  // called when a run has finished
+  // Called with the folder of a run that has all its steps, before others see it as finished.
+  std::function<void(const Run&)> complete = [](const Run&) {};
+  std::function<bool(const Run&)> is_complete = [](const Run&) { return true; };
   // Why to give up a run that is running, or "".
   std::function<std::string(const Run&)> hopeless = [](const Run&) { return ""; };
 };
 
 // Throws if a run cannot begin in its folder, because that holds a run with other settings or is in
-// use; waits for runs of a killed study, which are writing their checkpoints. Writes nothing.
+// use by a process that is not of a study. Writes nothing.
 void check_runs(const std::vector<Run>&);
 
-// Returns when all runs have ended or stop() returns true. Skips finished runs.
+// Returns when all runs have ended, those of other processes too if `wait`, or stop() returns true.
+// Skips finished runs.
 std::vector<RunState> run_all(const std::vector<Run>&, const Runner&);
 
 // Whether the run's folder has the result of all its steps.
 bool is_finished(const Run&);
+
+// What decides whether crashes of a run count: its settings, without those of the machine.
+std::string digest(const train::Settings&);
 
 }  // namespace horner::study

@@ -78,16 +78,20 @@ static std::string identity(const train::Settings& s) {
   return j.dump();
 }
 
+// Those at or below a folder. What other processes rename or remove meanwhile is passed over.
+static void find_runs(const fs::path& folder, std::vector<fs::path>& found) {
+  if (fs::exists(folder / "settings.json") && fs::exists(folder / "metrics.jsonl"))
+    found.push_back(folder);
+  std::error_code gone;
+  for (fs::directory_iterator it(folder, gone), end; !gone && it != end; it.increment(gone))
+    if (it->is_directory(gone)) find_runs(it->path(), found);
+}
+
 std::vector<RunData> read_runs(const std::vector<fs::path>& folders) {
   std::vector<fs::path> found;
   for (const fs::path& folder : folders) {
     check(fs::is_directory(folder), "no folder '", folder.string(), "'");
-    const auto look = [&](const fs::path& p) {
-      if (fs::exists(p / "settings.json") && fs::exists(p / "metrics.jsonl")) found.push_back(p);
-    };
-    look(folder);
-    for (const auto& entry : fs::recursive_directory_iterator(folder))
-      if (entry.is_directory()) look(entry.path());
+    find_runs(folder, found);
   }
   check(!found.empty(), "no runs in ", folders[0].string(),
         folders.size() > 1 ? " or the other folders" : "",
