@@ -13,11 +13,13 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
+#include <fstream>
 #include <iostream>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
 #include "core/check.h"
+#include "core/machine.h"
 #include "files/json.h"
 #include "train/scale.h"
 #include "train/session.h"
@@ -180,6 +182,12 @@ static double relative(const at::Tensor& x, const at::Tensor& truth) {
   return scale > 0 ? (x - truth).abs().max().item<double>() / scale : x.abs().max().item<double>();
 }
 
+// Bytes of this process that are in memory, at their peak since it was reset.
+static int64_t resident(bool reset) {
+  if (reset) std::ofstream("/proc/self/clear_refs") << "5";
+  return std::stoll(proc_value("/proc/self/status", "VmHWM")) * 1024;
+}
+
 static int attend(const std::string& variant, int64_t T, int64_t D, bool packed) {
   const attn::Spec spec = attn::find(variant).spec;
   const train::Group group = join();
@@ -193,20 +201,16 @@ static int attend(const std::string& variant, int64_t T, int64_t D, bool packed)
   attn::Inputs own = tokens(all, from, from + n);
   own.cu_seqlens = all.cu_seqlens;
   track(own);
-  c10::SetCPUAllocator(&counting, 255);
-  Counting::now = Counting::peak = 0;
-  const int64_t sent = train::bytes_sent();
+  const int64_t before = resident(true), sent = train::bytes_sent();
   const at::Tensor o = attend_split(spec, own, split);
   o.backward(d.narrow(2, from, n));
-  const int64_t bytes = train::bytes_sent() - sent, peak = Counting::peak;
+  const int64_t bytes = train::bytes_sent() - sent, peak = resident(false) - before;
   group.barrier();
   Json out{{"peak", peak}, {"sent", bytes}, {"scan", attn::why_no_scan(spec, own).empty()}};
   if (std::getenv("ALONE")) {  // the whole sequence in this process, in the same dtype
     track(all);
-    Counting::peak = 0, Counting::now = 0;
     const at::Tensor truth = attn::attend(spec, all);
     truth.backward(d);
-    out["alone"] = Counting::peak.load();
     Json errors;
     errors["o"] = relative(o.detach(), truth.detach().narrow(2, from, n));
     for (const attn::Input& i : attn::input_table()) {
