@@ -33,6 +33,7 @@ struct Lease {
   int64_t beat = 0;
   int64_t crashes = 0, lost = 0, from = 0;  // from: step of the newest checkpoint when taken
   std::string settings, why;                // of the run; of the last crash
+  int64_t number = 0;                       // of the try that it is about
 };
 
 enum class Standing { free, held, failed };
