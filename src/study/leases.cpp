@@ -218,9 +218,9 @@ bool Leases::update(const fs::path& folder, const std::string& state) {
 
 bool Leases::is_silent(const fs::path& folder, const std::string& text, double limit) {
   const auto now = std::chrono::steady_clock::now();
-  const auto [at, fresh] = watched_.try_emplace(folder, Watched{text, 0, now});
+  const auto [at, fresh] = watched_.try_emplace(folder, Watched{text, 0, false, now});
   Watched& w = at->second;
-  if (w.text != text) w = {text, 0, now};
+  if (w.text != text) w = {text, 0, true, now};
   // Of a time in which this process did not look, or the file system did not answer, little counts.
   w.quiet += std::min(Seconds(now - w.last).count(), limit / 4);
   w.last = now;
@@ -240,6 +240,8 @@ Seen Leases::look(const fs::path& target, const std::string& settings) {
   else if (is_dead(l, out.folder) || is_silent(out.folder, contents(out.folder / ".lease"),
                                                l.state.empty() ? seconds_ : l.seconds))
     out.standing = Standing::free;
+  else
+    out.alive = watched_.at(out.folder).alive;
   return out;
 }
 

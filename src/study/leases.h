@@ -41,6 +41,7 @@ struct Seen {
   Standing standing = Standing::free;
   int64_t number = 0;            // of the newest try; 0: there is none
   bool target = false;           // whether R was there, after that was seen
+  bool alive = false;            // a heartbeat of its holder was seen
   std::filesystem::path folder;  // of the newest try
   Lease lease = {};
 };
@@ -83,6 +84,7 @@ class Leases {
   struct Watched {
     std::string text;
     double quiet;  // seconds
+    bool alive;    // a heartbeat was seen
     std::chrono::steady_clock::time_point last;
   };
   bool is_silent(const std::filesystem::path& folder, const std::string& text, double limit);
