@@ -234,7 +234,7 @@ def test_a_hundred_workers_of_which_thirty_are_killed(tmp_path):
 
 def test_a_stopped_worker_that_continues_gives_up(tmp_path):
     """Its run is taken over while it sleeps; awake, it notices, and writes nothing into the run of the other."""
-    expected = serial(tmp_path / "serial", study_file(tmp_path, 3000, attention=["softmax"]))
+    expected = serial(tmp_path / "serial", study_file(tmp_path, 1500, attention=["softmax"]))
     out = tmp_path / "out"
     first = start(tmp_path, "--lease", 2)
     wait_until(lambda: len(list(out.glob("copy/softmax/seed0.try1/checkpoint-0*"))) > 0)
@@ -246,7 +246,7 @@ def test_a_stopped_worker_that_continues_gives_up(tmp_path):
     assert [p.name for p in (out / "copy/softmax").iterdir()] == ["seed0.try2"]
     send(pids, signal.SIGCONT)
     assert first.wait(timeout=60) == 0 and second.wait(timeout=60) == 0, first.said() + second.said()
-    finished_once(tmp_path, ["copy/softmax/seed0"], [first, second], 3000)
+    finished_once(tmp_path, ["copy/softmax/seed0"], [first, second], 1500)
     assert "done" in second.said() and "done" not in first.said()
     assert report(tmp_path) == expected
 

@@ -39,7 +39,7 @@ static std::string text_of(const Lease& l) {
                          {"state", l.state},     {"beat", l.beat},         {"seconds", l.seconds},
                          {"crashes", l.crashes}, {"lost", l.lost},         {"from", l.from},
                          {"why", l.why},         {"settings", l.settings}, {"machine", l.machine},
-                         {"started", l.started}, {"token", l.token}}
+                         {"started", l.started}, {"token", l.token},       {"number", l.number}}
                         .dump(-1, ' ', true, Json::error_handler_t::replace);
   out.resize(std::max(kSize, out.size() + 1), ' ');
   out.back() = '\n';
@@ -53,7 +53,7 @@ static Lease read_lease(const std::string& text) {
   try {
     return {j.at("host"),  j.at("job"),   j.at("machine"),  j.at("pid"),  j.at("started"),
             j.at("token"), j.at("state"), j.at("seconds"),  j.at("beat"), j.at("crashes"),
-            j.at("lost"),  j.at("from"),  j.at("settings"), j.at("why")};
+            j.at("lost"),  j.at("from"),  j.at("settings"), j.at("why"),  j.at("number")};
   } catch (const Json::exception&) {
     return {};
   }
@@ -138,12 +138,22 @@ static bool write_new(const fs::path& folder, const Lease& l) {
   }
 }
 
+// Of the checkpoints in a folder that another process may take away.
+static int64_t newest_step(const fs::path& folder) try {
+  const auto newest = train::newest_checkpoint(folder);
+  return newest ? train::step_of(*newest) : 0;
+} catch (const fs::filesystem_error&) {
+  return 0;
+}
+
 Seen newest_try(const fs::path& target) {
   const std::vector<int64_t> all = tries(target);
   if (all.empty()) return {};
   Seen out{.standing = Standing::held, .number = *std::max_element(all.begin(), all.end())};
   out.folder = try_folder(target, out.number);
   out.lease = read_lease(contents(out.folder / ".lease"));
+  // The last holder's: whoever has just taken the folder has not written its own yet.
+  if (out.lease.number != out.number) out.lease.state = "";
   return out;
 }
 
@@ -208,9 +218,9 @@ bool Leases::update(const fs::path& folder, const std::string& state) {
 
 bool Leases::is_silent(const fs::path& folder, const std::string& text, double limit) {
   const auto now = std::chrono::steady_clock::now();
-  const auto [at, fresh] = watched_.try_emplace(folder, Watched{text, 0, now});
+  const auto [at, fresh] = watched_.try_emplace(folder, Watched{text, 0, false, now});
   Watched& w = at->second;
-  if (w.text != text) w = {text, 0, now};
+  if (w.text != text) w = {text, 0, true, now};
   // Of a time in which this process did not look, or the file system did not answer, little counts.
   w.quiet += std::min(Seconds(now - w.last).count(), limit / 4);
   w.last = now;
@@ -230,6 +240,8 @@ Seen Leases::look(const fs::path& target, const std::string& settings) {
   else if (is_dead(l, out.folder) || is_silent(out.folder, contents(out.folder / ".lease"),
                                                l.state.empty() ? seconds_ : l.seconds))
     out.standing = Standing::free;
+  else
+    out.alive = watched_.at(out.folder).alive;
   return out;
 }
 
@@ -264,10 +276,9 @@ std::optional<fs::path> Leases::take(const fs::path& target, const Seen& s,
   if (!move(s, target, folder)) return {};
   watched_.erase(s.folder);
   Lease l = mine(seconds_);
-  l.settings = settings;
-  const auto newest = train::newest_checkpoint(folder);
-  l.from = newest ? train::step_of(*newest) : 0;
+  l.settings = settings, l.number = s.number + 1;
   const bool again = retry_ && retried_.insert(target).second;
+  l.from = newest_step(folder);
   if (s.lease.settings == settings && !settings.empty() && !again) {
     l.crashes = s.lease.crashes, l.why = s.lease.why;
     if (s.lease.state == "running" && l.from <= s.lease.from) l.lost = s.lease.lost + 1;

@@ -33,6 +33,7 @@ struct Lease {
   int64_t beat = 0;
   int64_t crashes = 0, lost = 0, from = 0;  // from: step of the newest checkpoint when taken
   std::string settings, why;                // of the run; of the last crash
+  int64_t number = 0;                       // of the try that it is about
 };
 
 enum class Standing { free, held, failed };
@@ -40,6 +41,7 @@ struct Seen {
   Standing standing = Standing::free;
   int64_t number = 0;            // of the newest try; 0: there is none
   bool target = false;           // whether R was there, after that was seen
+  bool alive = false;            // a heartbeat of its holder was seen
   std::filesystem::path folder;  // of the newest try
   Lease lease = {};
 };
@@ -82,6 +84,7 @@ class Leases {
   struct Watched {
     std::string text;
     double quiet;  // seconds
+    bool alive;    // a heartbeat was seen
     std::chrono::steady_clock::time_point last;
   };
   bool is_silent(const std::filesystem::path& folder, const std::string& text, double limit);

@@ -205,7 +205,7 @@ void Work::consider(size_t i) {
   if (seen.standing == Standing::failed)
     p.status = Status::failed, p.why = seen.lease.why;
   else if (seen.standing == Standing::held)
-    p.status = Status::running;
+    p.status = Status::running, p.alive = seen.alive;
   else
     begin(i, seen);
 }
@@ -296,7 +296,8 @@ void Work::poll() {
 bool Work::is_over() const {
   if (!children.empty()) return false;
   return stopping || std::none_of(all.begin(), all.end(), [&](const RunState& p) {
-           return p.status == Status::waiting || (by.wait && p.status == Status::running);
+           return p.status == Status::waiting ||
+                  (p.status == Status::running && (by.wait || !p.alive));
          });
 }
 

@@ -15,6 +15,7 @@ enum class Status { waiting, running, finished, failed, stopped, given_up };
 struct RunState {
   Status status = Status::waiting;
   bool here = false;             // started by this process
+  bool alive = false;            // another process has it, and a heartbeat was seen
   int64_t step = 0, judged = 0;  // the latest; the one at which it was last judged
   double loss = 0, tokens_per_second = 0, seconds_left = 0;
   std::string why = "";       // why it failed: the last line of its log
@@ -25,7 +26,7 @@ struct Runner {
   std::filesystem::path program;  // horner itself
   size_t jobs = 1;
   Leases& leases;
-  bool wait = true;  // for runs that other processes have, to take over what they leave
+  bool wait = true;  // for runs that other processes have, not only until they are seen to live
   std::function<bool()> stop = [] { return false; };
   std::function<void(const std::vector<RunState>&)> show = [](const std::vector<RunState>&) {};
   // Called with the folder of a run that has all its steps, before others see it as finished.
