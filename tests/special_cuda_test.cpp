@@ -33,7 +33,8 @@ void expect_right(const std::string& name, const Case& c) {
   const Verdict v = verify(t, execution("fused_cuda"));
   EXPECT_EQ(v.why_not, "") << name;
   for (const Difference& d : v.differences)
-    EXPECT_LE(d.error, d.allowed) << name << " " << d.of << " " << text(c);
+    EXPECT_LE(d.error, d.allowed) << name << " " << d.of << " " << text(c) << " "
+                                  << dtype_name(c.dtype);
   for (const char* other : {"hopper_cuda", "chunked_cuda"})
     EXPECT_NE(execution(other).why_not(spec, t.in), "") << name;
 }

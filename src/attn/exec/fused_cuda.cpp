@@ -245,10 +245,11 @@ static at::Tensor listed_centre(const Spec& spec, const Inputs& in, const Counte
   return plain((q * mean.repeat_interleave(q.size(1) / k.size(1), 1)).sum(-1));
 }
 
+// Dropout: where the largest weight of a row is left out, the others may be too small for float16.
 bool needs_float32(const Spec& spec) {
   return sharpness_from(spec.sharpness) == SharpnessFrom::count || !is<NoKeys>(spec.near) ||
-         is<StickBreaking>(spec.weight) || is<Delta>(spec.values) ||
-         ((may_be_negative(spec) || is<Softpick>(spec.weight)) && !is<NoNorm>(spec.norm));
+         is<StickBreaking>(spec.weight) || is<Softpick>(spec.weight) || is<Delta>(spec.values) ||
+         spec.dropout != 0 || (may_be_negative(spec) && !is<NoNorm>(spec.norm));
 }
 
 at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const Inputs& inputs,
