@@ -162,6 +162,7 @@ __global__ void __launch_bounds__(kThreads) channel_gradient_kernel(DeltaChunks 
   const Rows<C> S{base + Shape::kStatesAt}, dS{base + Shape::kStatesAt + Shape::kState};
   // Gradients of q.k; those of k.k, or the weights.
   const Pairs of_q{base + Shape::kPairsAt}, of_k{base + Shape::kPairsAt + Shape::kPairs};
+  const Rows<C> low{of_q.at};  // of the keys, in the memory of both, until the weights are known
   float* share = reinterpret_cast<float*>(memory + Shape::kShareAt);
   auto columns = reinterpret_cast<float(*)[kTokens]>(memory + Shape::kColumnsAt);
   auto totals = reinterpret_cast<float(*)[C]>(memory + Shape::kTotalsAt);
@@ -179,7 +180,8 @@ __global__ void __launch_bounds__(kThreads) channel_gradient_kernel(DeltaChunks 
   if (const int i = int(threadIdx.x); i < kTokens) share[i] = corrected ? p.share[tokens + i] : 1;
   refs.load(sums);
   __syncthreads();
-  put_decayed(q, c, p.q, sums, refs, false), put_decayed(k, c, p.k, sums, refs, true);
+  put_decayed(q, c, p.q, sums, refs, false);
+  put_decayed(k, c, p.k, sums, refs, true, corrected ? nullptr : &low);
   if constexpr (corrected) put_decayed(key_queries, c, p.k, sums, refs, false);
   cp_async_wait_all();
   __syncthreads();
@@ -192,7 +194,13 @@ __global__ void __launch_bounds__(kThreads) channel_gradient_kernel(DeltaChunks 
 #pragma unroll
   for (int part = 0; part < (corrected ? 2 : 1); ++part) {  // N by q.k, then rest by k.k
     float w[1][kTokens / 8][4], d[1][kTokens / 8][4] = {};
-    decayed_products(w[0], part == 0 ? q : key_queries, k, refs, part == 0 ? given : of_keys, mild);
+    if constexpr (corrected) {
+      decayed_products(w[0], part == 0 ? q : key_queries, k, refs, part == 0 ? given : of_keys,
+                       mild);
+    } else {
+      exact_products(w[0], k, low, refs, given, mild);
+      __syncthreads();
+    }
     if constexpr (corrected) {
       const M::BColumns<kTokens> of_rest(rest, 0, 0);
       const M::ARows<C> of_dN(dN, own);
