@@ -154,7 +154,9 @@ static Choices choices_of(const train::Setting& row) {
 static std::string word_of(const train::Setting& row) {
   static const char* const kWords[] = {"NAME", "N", "N", "X", "", "JSON"};
   const std::string name = row.name;
-  return name == "model" ? "MODEL" : name == "data" || name == "validation" ? "FILE" : kWords[row.at.index()];
+  return name == "model"                          ? "MODEL"
+         : name == "data" || name == "validation" ? "FILE"
+                                                  : kWords[row.at.index()];
 }
 
 Action train(CLI::App& app) {

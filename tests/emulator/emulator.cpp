@@ -108,8 +108,7 @@ static void end_meeting(Meeting& m, size_t first) {
     if (m.lanes[i - first]) fibers[i].waits = false;
   std::fill(std::begin(m.lanes), std::end(m.lanes), nullptr);
 }
-void meet_in_warp(const char* name, void* own,
-                  const std::function<void(void* const*)>& work) {
+void meet_in_warp(const char* name, void* own, const std::function<void(void* const*)>& work) {
   Meeting& m = warps[now / 32];
   if (m.arrived > 0 && std::strcmp(m.name, name) != 0) stop("lanes of a warp meet at", name);
   m.name = name;
@@ -195,8 +194,8 @@ void run(dim3 blocks, unsigned threads, size_t bytes, const std::function<void()
     std::abort();
   }
   while (stacks.size() < threads)
-    stacks.push_back(static_cast<unsigned char*>(mmap(nullptr, kStack, PROT_READ | PROT_WRITE,
-                                                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
+    stacks.push_back(static_cast<unsigned char*>(
+        mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
   kernel = &body;
   for (unsigned y = 0; y < blocks.y; ++y)
     for (unsigned x = 0; x < blocks.x; ++x) {
@@ -210,10 +209,10 @@ void run(dim3 blocks, unsigned threads, size_t bytes, const std::function<void()
 }  // namespace emulator
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) {
-  *value = what == cudaDevAttrComputeCapabilityMajor              ? 8
-           : what == cudaDevAttrMaxSharedMemoryPerBlockOptin      ? 227 << 10
-           : what == cudaDevAttrMultiProcessorCount               ? 4
-                                                                  : 0;
+  *value = what == cudaDevAttrComputeCapabilityMajor         ? 8
+           : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 << 10
+           : what == cudaDevAttrMultiProcessorCount          ? 4
+                                                             : 0;
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() {

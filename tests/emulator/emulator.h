@@ -1,5 +1,5 @@
-// CUDA kernels on a CPU: every thread of a block is a fiber, blocks run one after another. Warps meet
-// at shuffles, votes and matrix instructions, blocks at barriers; a warp whose lanes meet at
+// CUDA kernels on a CPU: every thread of a block is a fiber, blocks run one after another. Warps
+// meet at shuffles, votes and matrix instructions, blocks at barriers; a warp whose lanes meet at
 // different ones ends the program. Copies by cp.async happen at the wait for them, no earlier, and
 // shared memory begins as NaN, so that what is read too early is seen.
 //

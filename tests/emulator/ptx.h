@@ -1,5 +1,5 @@
-// The instructions of PTX that the kernels use, by name, in namespace ptx: outputs first, then inputs. A new one does
-// not compile until it is here.
+// The instructions of PTX that the kernels use, by name, in namespace ptx: outputs first, then
+// inputs. A new one does not compile until it is here.
 #pragma once
 
 namespace emulator {
@@ -27,7 +27,8 @@ inline void load_matrices(const char* name, uint32_t& a, uint32_t& b, uint32_t& 
       for (int l = 0; l < 32; ++l) {
         uint16_t two[2];
         for (int i = 0; i < 2; ++i) {
-          const int row = transposed ? l % 4 * 2 + i : l / 4, column = transposed ? l / 4 : l % 4 * 2 + i;
+          const int row = transposed ? l % 4 * 2 + i : l / 4,
+                    column = transposed ? l / 4 : l % 4 * 2 + i;
           const auto* from = static_cast<Lanes4*>(lanes[8 * m + row]);
           std::memcpy(&two[i], static_cast<char*>(shared_pointer(from->at)) + 2 * column, 2);
         }
