@@ -97,7 +97,7 @@ static std::string folder_name(const std::string& text) {
   return out;
 }
 
-// How the sweep of learning rates goes on: "extend-rates" and "give-up".
+// How the sweep of learning rates continues: "extend-rates" and "give-up".
 static void read_sweep(const Json& j, const std::string& where, Study& s) {
   const Json most = j.value("extend-rates", Json(s.extend_rates));
   check(most.is_number_unsigned() && most.get<size_t>() <= 10, where,
