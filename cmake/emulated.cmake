@@ -70,7 +70,7 @@ target_precompile_headers(emulated_cuda_test REUSE_FROM horner_attn_emulated)
 foreach(part 0 1)
   add_test(NAME emulated_cuda_test_${part} COMMAND emulated_cuda_test --gtest_brief=1)
   set_tests_properties(emulated_cuda_test_${part} PROPERTIES ENVIRONMENT
-    "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=${part};OMP_NUM_THREADS=1")
+    "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=${part};OMP_NUM_THREADS=1;ATEN_CPU_CAPABILITY=avx2;MKL_ENABLE_INSTRUCTIONS=AVX2")
 endforeach()
 
 # By hand, for minutes: the tests of a GPU, on tensors of the CPU.

@@ -36,8 +36,9 @@ void PrintTo(const Row& row, std::ostream* out) {
   *out << name(row);
 }
 
-// What misses the rule, by a twentieth, as docs/testing.md says: the gradient of one query of one
-// token behind RMSNorm, and hot scores.
+// What may miss the rule, by a twentieth on some CPUs, as docs/testing.md says: the gradient of one
+// query of one token behind RMSNorm, and hot scores.
+constexpr double kMost = 1.25;  // times what is allowed
 const char* const kMisses[] = {"gla_BFloat16_chunked_cuda", "forgetting_Float_fused_cuda"};
 
 class EmulatedCuda : public testing::TestWithParam<Row> {};
@@ -46,17 +47,14 @@ TEST_P(EmulatedCuda, MatchesTheReference) {
   const auto& [variant, dtype, execution_name] = GetParam();
   const bool misses = std::ranges::find(kMisses, name(GetParam())) != std::end(kMisses);
   const int64_t longest = std::getenv("HORNER_LONG") ? 1024 : 37;
-  bool ran = false, missed = false;
+  bool ran = false;
   for (const Case& c : standard_cases(dtype)) {
     if (c.T > longest) continue;
     const Verdict v = verify(variant.spec, execution(execution_name), c);
     ran |= v.why_not.empty();
-    missed |= !v.ok();
     for (const Difference& d : v.differences)
-      EXPECT_TRUE(d.ok() || misses)
-          << d.of << " on " << text(c) << ": " << d.error << ", " << d.allowed << " allowed";
+      EXPECT_LE(d.error, d.allowed * (misses ? kMost : 1)) << d.of << " on " << text(c);
   }
-  EXPECT_EQ(missed, misses);
   if (!ran) GTEST_SKIP() << "refused";
 }
 
