@@ -17,7 +17,6 @@ add_custom_target(emulated_sources DEPENDS ${copies}/made)
 
 set(emulated_flags -O1 -g0 -ffp-contract=fast ${flags_avx2} -w)  # the CUDA compiler warns of the sources themselves
 
-
 # The kernels: the same sources, once per dtype, as the CUDA compiler has them.
 set(emulated_objects)
 get_property(units GLOBAL PROPERTY HORNER_CUDA_KERNELS)
@@ -44,7 +43,7 @@ foreach(unit ${units})
   list(APPEND emulated_objects $<TARGET_OBJECTS:${target}>)
 endforeach()
 
-# attn around them: the executions that launch them, the rest as it is. No kernels of the CPU but the portable ones.
+# attn around them: the executions that launch them, the rest as it is, with the same CPU kernels.
 get_target_property(sources horner_attn SOURCES)
 list(FILTER sources INCLUDE REGEX "\\.cpp$")
 list(FILTER sources EXCLUDE REGEX "cuda")
