@@ -288,45 +288,45 @@ TEST(Diagnose, CoverageAndGrowthAreTheDefinitions) {
   const Diagnosis d = diagnose(b.model, b.tokens, s);
   const int64_t H = b.model.config.H;
   const Points points = make_points(token_points(b.model, b.tokens), true);
-  const nn::Probe probe{
-      [&](int64_t layer, const attn::Spec& spec, const attn::Inputs& in, const at::Tensor&) {
-        attn::Inputs whole = in;
-        whole.v = at::eye(64).expand({1, in.k.size(1), 64, 64}).contiguous();
-        const at::Tensor w = attn::attend(spec, whole, "reference")[0];
-        std::vector<double> selected(size_t(H), 0), covered(size_t(H), 0);
-        for (int64_t t = 5; t < 64; ++t) {
-          std::vector<int> chosen(64), hit(64);
-          for (int64_t h = 0; h < H; ++h) {
-            const Case c = make_case(points, w[h][t], {0, t + 1});
-            const std::vector<size_t> I = c.top(5);
-            const std::vector<double> sum = c.sum(I);
-            double radius = INFINITY;
-            for (size_t i = 0; i < c.n(); ++i)
-              if (std::find(I.begin(), I.end(), i) == I.end())
-                radius = std::min(radius, c.off(i, sum));
-            for (size_t i : I) ++chosen[i], hit[i] |= c.off(i, sum) < radius;
-          }
-          for (size_t i = 0; i < 64; ++i)
-            if (chosen[i])
-              ++selected[size_t(chosen[i] - 1)], covered[size_t(chosen[i] - 1)] += hit[i];
-        }
-        for (const Coverage& c : d.coverage)
-          if (c.layer == layer && c.N == 5) {
-            EXPECT_EQ(c.selected, selected);
-            for (size_t m = 0; m < covered.size(); ++m) EXPECT_NEAR(c.covered[m], covered[m], 2);
-          }
-        for (const Head& head : d.heads) {
-          if (head.layer != layer) continue;
-          Line line;
-          for (const nn::Query& q : growth_queries(s.lengths)) {
-            const Case c = make_case(points, w[head.head][q.t], {0, q.t + 1});
-            const auto N = size_t(std::llround(0.25 * double(q.t + 1)));
-            line.add(std::log(double(q.t + 1)), std::log(c.distance(c.top(N))));
-          }
-          EXPECT_NEAR(head.growth[1].distance.slope(), line.slope(), 1e-3);
-          EXPECT_NEAR(head.scale, 1 / std::sqrt(double(in.q.size(-1))), 1e-6);
-        }
-      }};
+  const nn::Probe probe{[&](const nn::Operated& o) {
+    const int64_t layer = o.layer;
+    const attn::Spec& spec = o.part.attention;
+    const attn::Inputs& in = o.in;
+    attn::Inputs whole = in;
+    whole.v = at::eye(64).expand({1, in.k.size(1), 64, 64}).contiguous();
+    const at::Tensor w = attn::attend(spec, whole, "reference")[0];
+    std::vector<double> selected(size_t(H), 0), covered(size_t(H), 0);
+    for (int64_t t = 5; t < 64; ++t) {
+      std::vector<int> chosen(64), hit(64);
+      for (int64_t h = 0; h < H; ++h) {
+        const Case c = make_case(points, w[h][t], {0, t + 1});
+        const std::vector<size_t> I = c.top(5);
+        const std::vector<double> sum = c.sum(I);
+        double radius = INFINITY;
+        for (size_t i = 0; i < c.n(); ++i)
+          if (std::find(I.begin(), I.end(), i) == I.end()) radius = std::min(radius, c.off(i, sum));
+        for (size_t i : I) ++chosen[i], hit[i] |= c.off(i, sum) < radius;
+      }
+      for (size_t i = 0; i < 64; ++i)
+        if (chosen[i]) ++selected[size_t(chosen[i] - 1)], covered[size_t(chosen[i] - 1)] += hit[i];
+    }
+    for (const Coverage& c : d.coverage)
+      if (c.layer == layer && c.N == 5) {
+        EXPECT_EQ(c.selected, selected);
+        for (size_t m = 0; m < covered.size(); ++m) EXPECT_NEAR(c.covered[m], covered[m], 2);
+      }
+    for (const Head& head : d.heads) {
+      if (head.layer != layer) continue;
+      Line line;
+      for (const nn::Query& q : growth_queries(s.lengths)) {
+        const Case c = make_case(points, w[head.head][q.t], {0, q.t + 1});
+        const auto N = size_t(std::llround(0.25 * double(q.t + 1)));
+        line.add(std::log(double(q.t + 1)), std::log(c.distance(c.top(N))));
+      }
+      EXPECT_NEAR(head.growth[1].distance.slope(), line.slope(), 1e-3);
+      EXPECT_NEAR(head.scale, 1 / std::sqrt(double(in.q.size(-1))), 1e-6);
+    }
+  }};
   nn::hidden(b.model, b.tokens.unsqueeze(0), {.probe = &probe});
   EXPECT_EQ(d.jacobians.size(), pointwise_normalisers().size());
   for (const JacobianRows& j : d.jacobians) EXPECT_EQ(j.rows.size(), d.heads.size() * 32) << j.name;

@@ -230,7 +230,9 @@ TEST(Diagnose, AWholeModel) {
       std::vector<double> want(d.heads.size());
       size_t layer = 0;
       at::Tensor input;
-      nn::Probe probe{[&](int64_t, const attn::Spec& s, const attn::Inputs& in, const at::Tensor&) {
+      nn::Probe probe{[&](const nn::Operated& o) {
+        const attn::Spec& s = o.part.attention;
+        const attn::Inputs& in = o.in;
         attn::Inputs whole = in;
         whole.v = at::eye(96).expand({1, in.k.size(1), 96, 96}).contiguous();
         const at::Tensor w = attn::attend(s, whole, "reference")[0];

@@ -285,16 +285,17 @@ TEST(Taylor, OfAModelHiddenKeysAreLeftOut) {
   const nn::Model m = nn::random_model(tiny("softmax", false), 3);
   const at::Tensor tokens = at::arange(2 * 9, at::kLong).view({2, 9});
   std::vector<std::vector<double>> scores(m.layers.size());
-  const nn::Probe probe{
-      [&](int64_t layer, const attn::Spec&, const attn::Inputs& in, const at::Tensor&) {
-        const at::Tensor q = in.q.to(at::kDouble), k = in.k.to(at::kDouble);
-        for (int64_t b = 0; b < 2; ++b)
-          for (int64_t h = 0; h < q.size(1); ++h)
-            for (int64_t t = 0; t < 9; ++t)
-              for (int64_t s = 0; s <= t; ++s)
-                scores[layer].push_back(at::dot(q[b][h][t], k[b][h][s]).item<double>() /
-                                        std::sqrt(double(q.size(3))));
-      }};
+  const nn::Probe probe{[&](const nn::Operated& o) {
+    const int64_t layer = o.layer;
+    const attn::Inputs& in = o.in;
+    const at::Tensor q = in.q.to(at::kDouble), k = in.k.to(at::kDouble);
+    for (int64_t b = 0; b < 2; ++b)
+      for (int64_t h = 0; h < q.size(1); ++h)
+        for (int64_t t = 0; t < 9; ++t)
+          for (int64_t s = 0; s <= t; ++s)
+            scores[layer].push_back(at::dot(q[b][h][t], k[b][h][s]).item<double>() /
+                                    std::sqrt(double(q.size(3))));
+  }};
   nn::hidden(m, tokens, {.probe = &probe});
   const auto logs = log_term_means(m, tokens);
   ASSERT_EQ(logs.size(), scores.size());
@@ -310,10 +311,9 @@ TEST(KeyShift, KeysAreOfTheTokenBefore) {
   const at::Tensor tokens = at::arange(9, at::kLong).view({1, 9}) * 7;
   attn::Inputs first[2];
   for (const bool shifted : {false, true}) {
-    const nn::Probe probe{
-        [&](int64_t layer, const attn::Spec&, const attn::Inputs& in, const at::Tensor&) {
-          if (layer == 0) first[shifted] = in;
-        }};
+    const nn::Probe probe{[&](const nn::Operated& o) {
+      if (o.layer == 0) first[shifted] = o.in;
+    }};
     nn::hidden(shifted ? with : without, tokens, {.probe = &probe});
   }
   EXPECT_TRUE(at::equal(first[0].q, first[1].q));

@@ -96,7 +96,7 @@ static Outcome run(DiagnoseOptions o, const std::string& command) {
   const at::Tensor tokens =
       tokens_of(o.text, folder, model, length, o.what_if ? std::max(length, room) : length)
           .to(device);
-  if (o.what_if || o.settings.layers.empty()) diag::layers_with_rows(model.config);
+  if (o.what_if || o.settings.layers.empty()) diag::heads_with_rows(model.config);
   catch_interrupt();
   const Stopwatch watch;
   const size_t layers = model.layers.size(), runs = 1 + o.asked.normalisers.size();

@@ -63,16 +63,19 @@ void set_clouds(Pass& p, const std::vector<at::Tensor>& x) {
     if (!p.out.settings.unit) p.clouds.plain.push_back(make_points(points, false));
   }
 }
-void layer(Pass& p, int64_t i, const attn::Spec& spec, const attn::Inputs& in) {
+void layer(Pass& p, const nn::Operated& o) {
   const Settings& s = p.out.settings;
-  if (!wanted(s.layers, i)) return;
-  if (p.say) p.say("layer " + std::to_string(i));
-  const std::string why = nn::why_no_rows(spec);
-  check(why.empty(), "layer ", i, " has no attention weights to analyse: ", why);
+  const int64_t i = o.layer;
+  const attn::Spec& spec = o.part.attention;
+  const attn::Inputs& in = o.in;
   const int64_t H = in.q.size(1);
   LayerHeads heads(size_t(H), nullptr);
   for (Head& h : p.out.heads)
-    if (h.layer == i) heads[size_t(h.head)] = &h, h.scale = attn::scale_factor(spec, in);
+    if (const auto at = std::ranges::find(o.part.heads, h.head);
+        h.layer == i && at != o.part.heads.end())
+      heads[size_t(at - o.part.heads.begin())] = &h, h.scale = attn::scale_factor(spec, in);
+  if (std::ranges::count(heads, nullptr) == H) return;
+  if (p.say) p.say("layer " + std::to_string(i));
   if (s.embedding == Embedding::values) {
     std::vector<at::Tensor> values;
     for (int64_t g = 0; g < in.v.size(1); ++g) values.push_back(in.v[0][g]);
@@ -94,14 +97,24 @@ void layer(Pass& p, int64_t i, const attn::Spec& spec, const attn::Inputs& in) {
     if (heads[size_t(h)]) heads[size_t(h)]->series = orders[size_t(h)];
 }
 
-void make_heads(Diagnosis& d, int64_t layers, int64_t H) {
+void make_heads(Diagnosis& d, const nn::ModelConfig& c) {
   const Settings& s = d.settings;
+  const int64_t layers = int64_t(c.layers.size()), H = c.H;
+  const Heads can = heads_with_rows(c);
+  if (s.layers.empty())
+    for (const auto& [i, h] : can)
+      if (d.settings.layers.empty() || d.settings.layers.back() != i)
+        d.settings.layers.push_back(i);
   for (int64_t i : s.layers)
     check(i >= 0 && i < layers, "no layer ", i, "; the model has 0 to ", layers - 1);
+  for (int64_t i : s.layers)
+    check(std::ranges::find(can, i, &std::pair<int64_t, int64_t>::first) != can.end(), "layer ", i,
+          " has no attention weights to analyse: ", why_no_rows(c.layers[size_t(i)], 0));
   for (int64_t i : s.heads) check(i >= 0 && i < H, "no head ", i, "; the model has 0 to ", H - 1);
   for (int64_t i = 0; i < layers; ++i)
     for (int64_t h = 0; h < H; ++h) {
       if (!wanted(s.layers, i) || !wanted(s.heads, h)) continue;
+      if (std::ranges::find(can, std::pair(i, h)) == can.end()) continue;
       Head head{.layer = i, .head = h};
       head.distances.assign(s.lengths.size(), std::vector<DistanceSums>(d.grid.size()));
       head.separations.resize(d.separable.size());
@@ -165,11 +178,10 @@ Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings&
   check(s.tops.front() >= 1 && s.tops.front() < T, "a top N must be from 1 to ", T - 1, ", not ",
         s.tops.front());
   Diagnosis out{.settings = s, .tokens = T};
-  if (s.layers.empty()) out.settings.layers = layers_with_rows(m.config);
   out.grid = grid_of(s, T, T <= kMostApart), out.separable = grid_of(s, T, false);
   out.attention = attention_of(m.config);
   out.variants = nn::variants_of(m.config), out.layers_text = layers_text(m.config);
-  make_heads(out, int64_t(m.layers.size()), m.config.H);
+  make_heads(out, m.config);
   make_coverage(out), make_jacobians(out);
   const c10::InferenceMode none;
   const at::Tensor used = tokens.reshape({1, -1}).narrow(1, 0, T);
@@ -181,11 +193,10 @@ Diagnosis diagnose(const nn::Model& m, const at::Tensor& tokens, const Settings&
          say};
   p.crossed.resize(size_t(m.config.H));
   if (s.embedding == Embedding::tokens) set_clouds(p, {token_points(m, used)});
-  nn::Probe probe{[&](int64_t i, const attn::Spec& spec, const attn::Inputs& in,
-                      const at::Tensor&) { layer(p, i, spec, in); }};
+  nn::Probe probe{[&](const nn::Operated& o) { layer(p, o); }};
   if (s.embedding == Embedding::inputs)
     probe.input = [&](int64_t i, const at::Tensor& x) {
-      if (wanted(out.settings.layers, i)) set_clouds(p, {x});
+      if (std::ranges::find(out.heads, i, &Head::layer) != out.heads.end()) set_clouds(p, {x});
     };
   nn::hidden(m, used, {.probe = &probe});
   finish(p);

@@ -1,5 +1,7 @@
 #include "diag/layers.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "nn/pattern.h"
 #include "nn/rows.h"
@@ -10,12 +12,22 @@ std::string attention_of(const nn::ModelConfig& c) {
   return nn::pattern_text(nn::variants_of(c));
 }
 
-std::vector<int64_t> layers_with_rows(const nn::ModelConfig& c) {
-  std::vector<int64_t> out;
+// Of the sum of several operators, none has the weights of the head.
+std::string why_no_rows(const nn::LayerConfig& l, int64_t head) {
+  std::string why;
+  size_t operators = 0;
+  for (const nn::Part& p : l.parts)
+    if (std::ranges::find(p.heads, head) != p.heads.end())
+      why = nn::why_no_rows(p.attention), ++operators;
+  return operators > 1 ? "it adds the results of several operators" : why;
+}
+
+Heads heads_with_rows(const nn::ModelConfig& c) {
+  Heads out;
   for (size_t i = 0; i < c.layers.size(); ++i)
-    if (nn::why_no_rows(c.layers[i].attention).empty()) out.push_back(int64_t(i));
-  check(!out.empty(),
-        "layer 0 has no attention weights to analyse: ", nn::why_no_rows(c.layers[0].attention),
+    for (int64_t h = 0; h < c.H; ++h)
+      if (why_no_rows(c.layers[i], h).empty()) out.emplace_back(int64_t(i), h);
+  check(!out.empty(), "layer 0 has no attention weights to analyse: ", why_no_rows(c.layers[0], 0),
         c.layers.size() > 1 ? "; nor has any other layer" : "");
   return out;
 }
@@ -25,7 +37,8 @@ std::string layers_text(const nn::ModelConfig& c) {
   if (all.size() == 1) return "";
   std::string out;
   for (const nn::LayersOf& each : all) {
-    const std::string why = nn::why_no_rows(c.layers[size_t(each.layers[0])].attention);
+    const nn::LayerConfig& l = c.layers[size_t(each.layers[0])];
+    const std::string why = l.uniform() ? why_no_rows(l, 0) : "";
     out += (out.empty() ? "" : "; ") + each.variant + " in " +
            (each.layers.size() == 1 ? "layer " : "layers ") + each.text() +
            (why.empty() ? "" : " (not measured: " + why + ")");

@@ -29,7 +29,7 @@ Truncated truncate(const nn::Model& m, const at::Tensor& tokens, double base, bo
   const auto at = [&](int64_t N) {
     if (!known.count(N)) {
       if (say) say("top " + std::to_string(N));
-      const Cut all{N, renormalise, all_heads(m)};
+      const Cut all{N, renormalise, heads_with_rows(m.config)};
       known[N] = loss(m, tokens, {}, {&all, 1});
     }
     return known[N];
@@ -55,9 +55,11 @@ static std::vector<int64_t> grid_to(int64_t T) {
 static std::vector<std::vector<double>> output_errors(const nn::Model& m, const at::Tensor& tokens,
                                                       const std::vector<int64_t>& grid) {
   std::vector<std::vector<double>> out;
-  const nn::Probe probe{[&](int64_t, const attn::Spec& spec, const attn::Inputs& in,
-                            const at::Tensor&) {
-    if (!nn::why_no_rows(spec).empty()) return;
+  const Heads can = heads_with_rows(m.config);
+  const nn::Probe probe{[&](const nn::Operated& o) {
+    const attn::Spec& spec = o.part.attention;
+    const attn::Inputs& in = o.in;
+    if (std::ranges::find(can, std::pair(o.layer, o.part.heads[0])) == can.end()) return;
     const at::Tensor v = attn::one_key_head_each(in).v[0].to(at::kCPU, at::kDouble);
     const size_t from = out.size(), H = size_t(v.size(0));
     out.resize(from + H);
@@ -90,7 +92,7 @@ static std::vector<std::vector<double>> output_errors(const nn::Model& m, const 
 static void cut_together(const nn::Model& m, const at::Tensor& tokens, double base,
                          const std::vector<int64_t>& grid, const Say& say, Tops& out) {
   const std::vector<std::vector<double>> errors = output_errors(m, tokens, grid);
-  const Heads heads = all_heads(m);
+  const Heads heads = heads_with_rows(m.config);
   std::vector<double> levels;  // descending
   for (int i = 0; i <= 32; ++i) levels.push_back(std::exp2(-double(i) / 4));
   levels.push_back(0);
@@ -121,7 +123,7 @@ static void cut_together(const nn::Model& m, const at::Tensor& tokens, double ba
 Tops tops_of_heads(const nn::Model& m, const at::Tensor& tokens, double base, const Say& say) {
   const std::vector<int64_t> grid = grid_to(tokens.numel());
   Tops out{};
-  for (const auto& [layer, head] : all_heads(m)) {
+  for (const auto& [layer, head] : heads_with_rows(m.config)) {
     if (say) say("top N of head " + std::to_string(layer) + "." + std::to_string(head));
     std::map<size_t, double> known;
     const auto at = [&](size_t k) {

@@ -41,13 +41,6 @@ attn::Spec switched(const attn::Spec& layer, const attn::Spec& variant) {
   return s;
 }
 
-Heads all_heads(const nn::Model& m) {
-  Heads out;
-  for (const int64_t i : layers_with_rows(m.config))
-    for (int64_t h = 0; h < m.config.H; ++h) out.emplace_back(i, h);
-  return out;
-}
-
 // The mean of log n over the rows of a text, n visible tokens.
 static double mean_log(const attn::Mask& mask, int64_t T) {
   double sum = 0;
@@ -94,11 +87,13 @@ double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch
             std::span<const Cut> cuts) {
   const c10::InferenceMode none;
   const at::Tensor row = tokens.reshape({1, -1});
-  const int64_t T = row.size(1), H = m.config.H;
-  const auto in_layer = [](int64_t layer, const Heads& heads) {
+  const int64_t T = row.size(1);
+  const auto in_part = [](const nn::Operated& o, const Heads& heads) {  // places among its heads
     std::vector<int64_t> out;
     for (const auto& [i, h] : heads)
-      if (i == layer) out.push_back(h);
+      if (const auto at = std::ranges::find(o.part.heads, h);
+          i == o.layer && at != o.part.heads.end())
+        out.push_back(at - o.part.heads.begin());
     return out;
   };
   const auto replace = [](const at::Tensor& result, const at::Tensor& other,
@@ -106,25 +101,28 @@ double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch
     const at::Tensor index = at::tensor(heads, at::kLong).to(result.device());
     result.index_copy_(1, index, other.index_select(1, index).to(result.scalar_type()));
   };
-  const nn::Probe probe{
-      [&](int64_t layer, const attn::Spec& own, const attn::Inputs& in, const at::Tensor& result) {
-        for (const Switch& s : switches) {
-          const std::vector<int64_t> here = in_layer(layer, s.heads);
-          if (here.empty()) continue;
-          const attn::Spec spec = switched(own, s.variant);
-          attn::Inputs with = in;
-          const double per_log = 1 / mean_log(spec.mask, T);
-          if (attn::is<attn::LogLength>(spec.sharpness))
-            with.length_scale = at::full({H}, per_log, in.q.options());
-          if (attn::is<attn::LogPower>(spec.sharpness))
-            with.log_power =
-                at::tensor({0., per_log, 1.}).to(in.q.options()).expand({H, 3}).contiguous();
-          replace(result, attn::attend(spec, with), here);
-        }
-        for (const Cut& c : cuts)
-          if (const std::vector<int64_t> here = in_layer(layer, c.heads); !here.empty())
-            replace(result, attend_top(own, in, c), here);
-      }};
+  const nn::Probe probe{[&](const nn::Operated& o) {
+    const attn::Spec& own = o.part.attention;
+    const attn::Inputs& in = o.in;
+    const at::Tensor& result = o.result;
+    const int64_t H = in.q.size(1);
+    for (const Switch& s : switches) {
+      const std::vector<int64_t> here = in_part(o, s.heads);
+      if (here.empty()) continue;
+      const attn::Spec spec = switched(own, s.variant);
+      attn::Inputs with = in;
+      const double per_log = 1 / mean_log(spec.mask, T);
+      if (attn::is<attn::LogLength>(spec.sharpness))
+        with.length_scale = at::full({H}, per_log, in.q.options());
+      if (attn::is<attn::LogPower>(spec.sharpness))
+        with.log_power =
+            at::tensor({0., per_log, 1.}).to(in.q.options()).expand({H, 3}).contiguous();
+      replace(result, attn::attend(spec, with), here);
+    }
+    for (const Cut& c : cuts)
+      if (const std::vector<int64_t> here = in_part(o, c.heads); !here.empty())
+        replace(result, attend_top(own, in, c), here);
+  }};
   const at::Tensor x = nn::hidden(m, row, {.probe = &probe});
   const at::Tensor targets = row[0].narrow(0, 1, T - 1);
   return nn::cross_entropy(m, x[0].narrow(0, 0, T - 1), targets).item<double>();
@@ -158,15 +156,18 @@ double mean(const std::vector<double>& all) {
 std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
                                  std::vector<Variant>& variants, const Say& say) {
   const int64_t T = tokens.numel();
-  const double L = double(layers_with_rows(m.config).size());
   const std::vector<nn::Query> queries = nn::few_queries(T, 16);
   const at::Generator random = at::make_generator<at::CPUGeneratorImpl>(0);
   std::vector<double> shares;
   for (Variant& x : variants) x.effect->rows = {0, 0, 0, {}};
-  const auto layer = [&](int64_t i, const attn::Spec& own, const attn::Inputs& in,
-                         const at::Tensor&) {
-    if (!nn::why_no_rows(own).empty()) return;
-    if (say) say("rows of layer " + std::to_string(i));
+  const Heads can = heads_with_rows(m.config);
+  double L = 0;  // parts of layers
+  const auto layer = [&](const nn::Operated& o) {
+    const attn::Spec& own = o.part.attention;
+    const attn::Inputs& in = o.in;
+    if (std::ranges::find(can, std::pair(o.layer, o.part.heads[0])) == can.end()) return;
+    if (say) say("rows of layer " + std::to_string(o.layer));
+    ++L;
     const at::Tensor v = attn::one_key_head_each(in).v[0].to(at::kCPU, at::kFloat);
     nn::for_rows(own, in, queries, [&](const nn::Rows& rows) {  // one block
       const at::Tensor values = v.narrow(1, 0, rows.weights.size(-1));
@@ -180,10 +181,10 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
         const at::Tensor w = nn::weights_of(spec, rows);
         nn::Rows moved = rows;
         moved.scores = rows.scores + 0.1 * way;
-        sum.entropy_ratio += entropy_ratio(w, rows).mean().item<double>() / L;
-        sum.share += (attn::may_be_negative(spec) ? NAN : mean(shares_of(rows, w, values, 5))) / L;
+        sum.entropy_ratio += entropy_ratio(w, rows).mean().item<double>();
+        sum.share += (attn::may_be_negative(spec) ? NAN : mean(shares_of(rows, w, values, 5)));
         sum.sensitivity +=
-            ((nn::weights_of(spec, moved) - w).norm(2, -1) / 0.1).mean().item<double>() / L;
+            ((nn::weights_of(spec, moved) - w).norm(2, -1) / 0.1).mean().item<double>();
         const at::Tensor e = (at::matmul(w.to(at::kFloat), values) - o).flatten(1).norm(2, -1) /
                              o.flatten(1).norm(2, -1).clamp_min(1e-30);
         for (int64_t h = 0; h < e.size(0); ++h) sum.moved.push_back(e[h].item<double>());
@@ -193,6 +194,10 @@ std::vector<double> look_at_rows(const nn::Model& m, const at::Tensor& tokens,
   const c10::InferenceMode none;
   const nn::Probe probe{layer};
   nn::hidden(m, tokens.reshape({1, -1}), {.probe = &probe});
+  for (Variant& x : variants)
+    for (double* mean :
+         {&x.effect->rows.entropy_ratio, &x.effect->rows.share, &x.effect->rows.sensitivity})
+      *mean /= L;
   return shares;
 }
 
@@ -215,7 +220,7 @@ void losses_of_model(const nn::Model& m, const at::Tensor& tokens, const WhatIfA
   const int64_t T = tokens.numel();
   check(T >= 16, "--what-if requires a text of at least 16 tokens, not ", T);
   out = {.tokens = T, .attention = attention_of(m.config)};
-  const Heads all = all_heads(m);
+  const Heads all = heads_with_rows(m.config);
   std::vector<std::pair<std::string, std::vector<Effect>*>> wanted;
   for (const std::string& name :
        asked.normalisers.empty() ? normalisers_of(T, out.attention) : asked.normalisers)
@@ -241,7 +246,7 @@ void losses_of_model(const nn::Model& m, const at::Tensor& tokens, const WhatIfA
 }
 
 void losses_of_heads(const nn::Model& m, const at::Tensor& tokens, WhatIf& out, const Say& say) {
-  const Heads all = all_heads(m);
+  const Heads all = heads_with_rows(m.config);
   std::vector<Variant> variants;
   for (auto* list : {&out.normalisers, &out.plain, &out.centred})
     for (Effect& e : *list) variants.push_back({&e, attn::find(e.name).spec});

@@ -8,11 +8,9 @@
 
 #include "attn/catalog.h"
 #include "diag/diagnose.h"
+#include "diag/layers.h"
 
 namespace horner::diag {
-
-// (layer, head).
-using Heads = std::vector<std::pair<int64_t, int64_t>>;
 
 // The variant with the layer's own features, scale and mask.
 attn::Spec switched(const attn::Spec& layer, const attn::Spec& variant);
@@ -32,7 +30,6 @@ struct Cut {
 // variant are set so that their mean over the text is 1.
 double loss(const nn::Model&, const at::Tensor& tokens, std::span<const Switch>,
             std::span<const Cut> = {});
-Heads all_heads(const nn::Model&);  // of the layers that can be analysed
 
 // Means over heads and a few queries under the variant; NaN until they are measured.
 struct RowEffect {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/check.h"
 #include "core/names.h"
@@ -127,35 +128,83 @@ static double softcap(const Json& j, const char* name, double otherwise) {
   return c;
 }
 
-static LayerConfig layer_config(const Json& j, const Family& f, int64_t layer,
+// Heads that have the same operator, and the key heads that serve them.
+static Part part_of(const ModelConfig& c, const std::string& name, std::vector<int64_t> heads) {
+  const attn::Variant variant = attn::find(name);
+  Part p{name, variant.spec, variant.around, std::move(heads), {}};
+  const int64_t shared = c.H / c.G;
+  std::map<int64_t, size_t> served;
+  for (const int64_t h : p.heads) ++served[h / shared];
+  const bool even = std::ranges::all_of(
+      served, [&](const auto& g) { return g.second == served.begin()->second; });
+  if (even)
+    for (const auto& [g, n] : served) p.key_heads.push_back(g);
+  else
+    for (const int64_t h : p.heads) p.key_heads.push_back(h / shared);
+  return p;
+}
+
+static std::vector<Part> parts_of(const ModelConfig& c, const std::string& layer) {
+  std::vector<Part> out;
+  const auto heads = variants_of_heads(layer, c.H);
+  std::vector<std::string> all;
+  for (const auto& head : heads)
+    for (const std::string& name : head)
+      if (std::ranges::find(all, name) == all.end()) all.push_back(name);
+  for (const std::string& name : all) {
+    std::vector<int64_t> with;
+    for (size_t h = 0; h < heads.size(); ++h)
+      if (std::ranges::find(heads[h], name) != heads[h].end()) with.push_back(int64_t(h));
+    out.push_back(part_of(c, name, with));
+  }
+  if (out.size() == 1) return out;
+  for (Part& p : out) {  // queries, keys and values are those of the layer
+    check(!p.around.mamba && !p.around.raw_decay && !p.around.tied_keys && !p.around.exp_gate,
+          "pattern '", layer, "': variant '", p.variant,
+          "' changes more than the operator, so it cannot share a layer with others");
+    p.around = {.silu_gate = p.around.silu_gate, .gate_root = p.around.gate_root};
+  }
+  return out;
+}
+
+// The layer's own window, cap and scale, where the variant leaves them open. Near keys and the
+// delta rule come with a state of all past tokens: the model's window does not apply to them.
+static void complete(const Json& j, const Family& f, bool window, attn::Spec& spec) {
+  const bool plain = attn::is<attn::NoKeys>(spec.near) && !attn::is<attn::Delta>(spec.values);
+  if (window && attn::is<attn::Causal>(spec.mask) && plain)
+    spec.mask = attn::Window{int(size(j, "sliding_window"))};
+  if (spec.softcap == 0) spec.softcap = softcap(j, f.fields.softcap, f.softcap);
+  if (f.query_scalar > 0 && attn::is<attn::RootDim>(spec.scale))
+    spec.scale = attn::Fixed{
+        float(1 / std::sqrt(field<double>(j, "query_pre_attn_scalar", f.query_scalar)))};
+}
+
+static LayerConfig layer_config(const Json& j, const ModelConfig& c, int64_t layer,
                                 const std::string& name) {
   constexpr int64_t kMostTokens = 256;  // of a convolution
+  const Family& f = *c.family;
   const bool window = has_window(j, f, layer);
-  const attn::Variant variant = attn::find(name);
-  LayerConfig l{name, variant.spec, layer_rope(j, f, window), variant.around};
-  check(!l.attention.bias && !attn::is<attn::Prefix>(l.attention.mask), "attention '", variant.name,
-        "' takes an input of each score that a model does not make: call the operator yourself");
-  check(
-      l.attention.dropout == 0, "attention '", variant.name,
-      "' has dropout, which training by the command does not support: use horner.nn or horner.hf");
+  LayerConfig l{name, layer_rope(j, f, window), parts_of(c, name)};
   const Json own = j.value("horner", Json::object());
-  l.around.rope = l.around.rope && has_rope(j, f, layer) && field<bool>(own, "rope", true);
-  const auto n = field<int64_t>(own, "short_conv", l.around.short_conv);
-  check(n >= (l.around.mamba ? 1 : 0) && n <= kMostTokens,
-        "config.json: 'horner.short_conv' must be ", l.around.mamba ? "1 to " : "0 (none) to ",
-        kMostTokens, ", got ", n);
-  l.around.short_conv = int(n);
-  if (l.around.raw_decay) {  // the layer makes it part of the gates
-    check(l.attention.input_gate && l.attention.output_gate, "variant '", variant.name,
-          "': its decay requires an input and an output gate");
-    l.attention.decay = attn::NoDecay{};
+  for (Part& p : l.parts) {
+    check(!p.attention.bias && !attn::is<attn::Prefix>(p.attention.mask), "attention '", p.variant,
+          "' takes an input of each score that a model does not make: call the operator yourself");
+    check(p.attention.dropout == 0, "attention '", p.variant,
+          "' has dropout, which training by the command does not support: use horner.nn or "
+          "horner.hf");
+    p.around.rope = p.around.rope && has_rope(j, f, layer) && field<bool>(own, "rope", true);
+    const auto n = field<int64_t>(own, "short_conv", p.around.short_conv);
+    check(n >= (p.around.mamba ? 1 : 0) && n <= kMostTokens,
+          "config.json: 'horner.short_conv' must be ", p.around.mamba ? "1 to " : "0 (none) to ",
+          kMostTokens, ", got ", n);
+    p.around.short_conv = int(n);
+    if (p.around.raw_decay) {  // the layer makes it part of the gates
+      check(p.attention.input_gate && p.attention.output_gate, "variant '", p.variant,
+            "': its decay requires an input and an output gate");
+      p.attention.decay = attn::NoDecay{};
+    }
+    complete(j, f, window, p.attention);
   }
-  if (window && attn::is<attn::Causal>(l.attention.mask))
-    l.attention.mask = attn::Window{int(size(j, "sliding_window"))};
-  if (l.attention.softcap == 0) l.attention.softcap = softcap(j, f.fields.softcap, f.softcap);
-  if (f.query_scalar > 0 && attn::is<attn::RootDim>(l.attention.scale))
-    l.attention.scale = attn::Fixed{
-        float(1 / std::sqrt(field<double>(j, "query_pre_attn_scalar", f.query_scalar)))};
   return l;
 }
 
@@ -294,9 +343,9 @@ ModelConfig model_config(const Json& j) {
   check(layers <= 10000, "config.json: '", f.fields.layers, "' must be at most 10000, got ",
         layers);
   for (const std::string& variant : layer_variants(c.json, layers)) {
-    c.layers.push_back(layer_config(j, f, int64_t(c.layers.size()), variant));
+    c.layers.push_back(layer_config(j, c, int64_t(c.layers.size()), variant));
     check_rope(c, c.layers.back().rope);
-    check(!c.key_shift || !c.layers.back().around.mamba,
+    check(!c.key_shift || !c.layers.back().around().mamba,
           "config.json: 'horner.key_shift' requires keys, which a Mamba-2 block does not have");
   }
   const Json end = j.value("eos_token_id", Json());

@@ -29,11 +29,23 @@ struct Rope {
 
 int64_t rotated_channels(const Rope&, int64_t D);  // of the D channels of a head, the first ones
 
+// Heads of a layer that have the same operator.
+struct Part {
+  std::string variant;
+  attn::Spec attention;
+  attn::Around around = {};
+  std::vector<int64_t> heads, key_heads;  // of the layer; one key head serves as many heads each
+};
+
+// Most layers are one part. The results of parts that share a head add up there.
 struct LayerConfig {
   std::string variant;  // as config.json names it
-  attn::Spec attention;
   Rope rope;
-  attn::Around around = {};
+  std::vector<Part> parts;
+
+  bool uniform() const { return parts.size() == 1; }
+  // What holds for the whole layer: of a layer of several parts only whether it has rope.
+  const attn::Around& around() const { return parts[0].around; }
 };
 
 // C model dim, M MLP dim, H heads, G key/value heads, D head dim, V vocabulary.
@@ -53,7 +65,7 @@ struct ModelConfig {
 };
 
 // Throws and names the field if one is missing, has the wrong type or is not supported. Our own
-// fields are "horner_variant", a pattern of variants (pattern.h), and "horner": {"key_shift": bool,
+// fields are "horner_variant", a pattern of layers (pattern.h), and "horner": {"key_shift": bool,
 // "short_conv": tokens, "init": "normal" or "torch"}. A pattern is kept as one variant per layer.
 ModelConfig model_config(const Json&);
 

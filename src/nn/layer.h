@@ -29,10 +29,12 @@ at::Tensor mamba(const Pass&, size_t layer, const at::Tensor& x);
 at::Tensor convolved(const Pass&, size_t layer, const at::Tensor& rows, const at::Tensor& weight,
                      const at::Tensor& bias = {});
 
-// Adds the variant's inputs that are still undefined, from the token rows x [B T, C].
-void add_variant_inputs(const Pass&, size_t layer, const at::Tensor& x, attn::Inputs&);
+// Adds the inputs of a part's variant that are still undefined, from the token rows x [B T, C].
+void add_variant_inputs(const Pass&, size_t layer, size_t part, const at::Tensor& x, attn::Inputs&);
 
-// The operator, or a step of its state: rows [B T, heads E]. Probes see it.
-at::Tensor operate(const Pass&, size_t layer, const attn::Inputs&);
+// The operator of a part, or a step of its state: [B, heads, T, E]. Probes see it.
+at::Tensor operate(const Pass&, size_t layer, size_t part, const attn::Inputs&);
+
+at::Tensor rows_of(const at::Tensor& heads);  // [B, heads, T, E] -> [B T, heads E]
 
 }  // namespace horner::nn

@@ -33,8 +33,8 @@ at::Tensor mamba(const Pass& p, size_t i, const at::Tensor& rows) {
                   .v = u[0].reshape({p.B, p.T, c.H, c.D}).transpose(1, 2),
                   .decay = -weight("A_log").exp().unsqueeze(1) * dt,
                   .input_gate = dt};
-  add_variant_inputs(p, i, rows, in);
-  const at::Tensor y = operate(p, i, in) + weight("D") * u[0];
+  add_variant_inputs(p, i, 0, rows, in);
+  const at::Tensor y = rows_of(operate(p, i, 0, in)) + weight("D") * u[0];
   const at::Tensor normed = parts::norm({.eps = kEps}, y * at::silu(all[0]), weight("norm.weight"),
                                         {}, rows.scalar_type());
   return parts::product(normed, {l.o}, {l.o_bias});

@@ -47,25 +47,43 @@ static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x)
 
 // A recurrent state where it takes no more memory than a KV cache of all positions of the model, a
 // KV cache otherwise.
+static bool keeps_state(const ModelConfig& c, const Part& p, at::ScalarType dtype) {
+  const double cache = double(c.positions * 2 * c.D) * double(c10::elementSize(dtype));
+  return attn::state_bytes(p.attention, c.D, c.D) <= cache;
+}
+
+static int64_t heads_kept(const ModelConfig& c, const Part& p) {
+  return p.around.mamba ? c.H : int64_t(p.key_heads.size());
+}
+
 std::vector<LayerState> empty_states(const Model& m, int64_t batch) {
   const ModelConfig& c = m.config;
   const at::ScalarType dtype = m.embedding.scalar_type();
-  const double cache = double(c.positions * 2 * c.D) * double(c10::elementSize(dtype));
-  std::vector<LayerState> out;
-  for (const LayerConfig& l : c.layers) {
-    const bool small = attn::state_bytes(l.attention, c.D, c.D) <= cache;
-    const int64_t heads = l.around.mamba ? c.H : c.G;
-    out.push_back({attn::make_state(l.attention, {batch, heads, c.D, c.D}, dtype, small ? 64 : 0,
-                                    m.embedding.device())});
-  }
+  std::vector<LayerState> out(c.layers.size());
+  for (size_t i = 0; i < c.layers.size(); ++i)
+    for (const Part& p : c.layers[i].parts)
+      out[i].parts.push_back(attn::make_state(p.attention, {batch, heads_kept(c, p), c.D, c.D},
+                                              dtype, keeps_state(c, p, dtype) ? attn::kWaiting : 0,
+                                              m.embedding.device()));
   return out;
 }
 
 int64_t bytes(const LayerState& s) {
-  int64_t n = attn::bytes(s.attention);
+  int64_t n = 0;
+  for (const attn::State& part : s.parts) n += attn::bytes(part);
   for (const at::Tensor& x : {s.inputs, s.projections, s.decay})
     if (x.defined()) n += int64_t(x.nbytes());
   return n;
+}
+
+double kept_bytes(const ModelConfig& c, const Part& p, at::ScalarType dtype, int64_t tokens) {
+  const double token = double(2 * c.D) * double(c10::elementSize(dtype));
+  const auto* near = std::get_if<attn::Window>(&p.attention.near);
+  const auto* window = std::get_if<attn::Window>(&p.attention.mask);
+  const double heads = double(heads_kept(c, p));
+  if (!keeps_state(c, p, dtype))
+    return heads * token * double(window ? std::min<int64_t>(window->size, tokens) : tokens);
+  return heads * (attn::state_bytes(p.attention, c.D, c.D) + (near ? token * near->size : 0));
 }
 
 // The norm before layer i, or the last one: weight and bias.
@@ -143,7 +161,7 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   const ModelConfig& c = m.config;
   check(tokens.dim() == 2, "tokens must have shape [B, T], got ", tokens.sizes());
   const Pass pass{m, run, tokens.size(0), tokens.size(1)};
-  const int64_t T = pass.T, from = run.states  ? (*run.states)[0].attention.tokens
+  const int64_t T = pass.T, from = run.states  ? (*run.states)[0].parts[0].tokens
                                    : run.split ? run.split->rank * T
                                                : 0;
   check(!m.positions.defined() || from + T <= c.positions, "the model has ", c.positions,
@@ -159,7 +177,7 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   // The layers share few kinds of rotary positions: each is computed once.
   std::vector<std::pair<Rope, parts::Rotation>> rotations;
   const auto rotation_of = [&](const LayerConfig& l) -> parts::Rotation {
-    if (!c.family->rotary() || !l.around.rope) return {};
+    if (!c.family->rotary() || !l.around().rope) return {};
     for (const auto& [rope, by] : rotations)
       if (rope == l.rope) return by;
     return rotations.emplace_back(l.rope, rotation(l.rope, c.D, from, T, tokens.options())).second;

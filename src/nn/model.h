@@ -25,7 +25,8 @@ struct Layer {
   at::Tensor gate, gate_bias, up, up_bias, down, down_bias;  // [M, C], [M, C], [C, M]
   at::Tensor after_mlp, after_mlp_bias;                      // [C]
   // The variant's own weights. By the name of its input: a parameter, or "<gate>.weight" [heads, C]
-  // and "<gate>.bias" [heads]. "short_conv.weight" [channels, n]; "mamba.<name>" (mamba.cpp).
+  // and "<gate>.bias" [heads]. "short_conv.weight" [channels, n]; "mamba.<name>" (mamba.cpp). In a
+  // layer of several parts, "<part>." precedes the names.
   std::map<std::string, at::Tensor> variant;
 };
 
@@ -38,25 +39,33 @@ struct Model {
   at::Tensor head;  // [V, C]; the embedding if tied
 };
 
-// Callbacks for analyses: `attention` sees the inputs and the result of each layer's attention. The
-// layer continues with what it writes into `result`.
+// One part of a layer's attention: what it got, and the result [B, heads, T, E].
+struct Operated {
+  int64_t layer;
+  const Part& part;
+  const attn::Inputs& in;
+  const at::Tensor& result;
+};
+
+// Callbacks for analyses: `attention` sees each part of each layer's attention. The layer continues
+// with what it writes into the result.
 struct Probe {
-  std::function<void(int64_t layer, const attn::Spec&, const attn::Inputs&,
-                     const at::Tensor& result)>
-      attention;
+  std::function<void(const Operated&)> attention;
   // Called first, with the rows [B T, C] that queries, keys and values are projected from.
   std::function<void(int64_t layer, const at::Tensor& x)> input = {};
 };
 
-// What a layer keeps of the tokens so far: the state of its attention, and the last rows of what
-// its key shift and its convolution read. An undefined tensor stands for zeros.
+// What a layer keeps of the tokens so far: the state of each part of its attention, and the last
+// rows of what its key shift and its convolution read. An undefined tensor stands for zeros.
 struct LayerState {
-  attn::State attention;
+  std::vector<attn::State> parts;
   at::Tensor inputs = {};       // [B, 1, C], with key_shift
   at::Tensor projections = {};  // [B, n - 1, channels], before a convolution over n tokens
   at::Tensor decay = {};        // [B, G, 1], double: the sum of raw decays
 };
 int64_t bytes(const LayerState&);
+// The same of a part, calculated, after `tokens` tokens.
+double kept_bytes(const ModelConfig&, const Part&, at::ScalarType, int64_t tokens);
 
 struct Run {
   std::vector<LayerState>* states = nullptr;  // one per layer: the tokens continue from them

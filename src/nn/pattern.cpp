@@ -10,13 +10,13 @@ namespace horner::nn {
 
 static constexpr int64_t kMostLayers = 10000;
 
-// "a,b(c,d),e" at the commas outside parentheses.
-static std::vector<std::string> pieces(const std::string& text) {
+// "a,b(c,d),e" at the commas, or another separator, outside parentheses.
+static std::vector<std::string> pieces(const std::string& text, char separator = ',') {
   std::vector<std::string> out(1);
   int depth = 0;
   for (const char c : text) {
     depth += c == '(' ? 1 : c == ')' ? -1 : 0;
-    if (c == ',' && depth == 0)
+    if (c == separator && depth == 0)
       out.emplace_back();
     else
       out.back() += c;
@@ -37,25 +37,58 @@ static bool is_variant(const std::string& name) {
 // "post_gate", which no variant is called.
 static bool is_change(const std::string& piece) {
   if (piece.find(':') != piece.npos) return false;
-  return piece.find('=') != piece.npos || !is_variant(piece.substr(0, piece.find('*')));
+  const std::string first = piece.substr(0, piece.find_first_of("*|^+"));
+  return first.find('=') != first.npos || !is_variant(first);
+}
+
+// The n of "item<mark>n", 1 where there is no mark, which is removed.
+static int64_t repeats_of(std::string& item, char mark, const std::string& text, const char* what) {
+  const size_t at = item.rfind(mark);
+  if (at == item.npos) return 1;
+  int64_t n = 0;
+  const char *from = item.data() + at + 1, *to = item.data() + item.size();
+  const auto [end, error] = std::from_chars(from, to, n);
+  check(error == std::errc() && end == to && n >= 1 && n <= kMostLayers, "pattern '", text,
+        "': the number of ", what, " in '", item, "' must be 1 to ", kMostLayers);
+  item.resize(at);
+  return n;
 }
 
 // "linear_decay*3" three times into `out`.
-static void repeat(const std::string& item, const std::string& text,
-                   std::vector<std::string>& out) {
-  const size_t star = item.rfind('*');
-  const std::string variant = item.substr(0, star);
-  int64_t n = 1;
-  if (star != item.npos) {
-    const char *from = item.data() + star + 1, *to = item.data() + item.size();
-    const auto [end, error] = std::from_chars(from, to, n);
-    check(error == std::errc() && end == to && n >= 1 && n <= kMostLayers, "pattern '", text,
-          "': the number of layers in '", item, "' must be 1 to ", kMostLayers,
-          ", as in 'linear_decay*3,softmax'");
-  }
-  check(!variant.empty(), "pattern '", text,
+static void repeat(std::string item, const std::string& text, std::vector<std::string>& out) {
+  const int64_t n = repeats_of(item, '*', text, "layers");
+  check(!item.empty(), "pattern '", text,
         "': a variant is missing; a pattern looks like 'linear_decay*3,softmax'");
-  out.insert(out.end(), size_t(n), variant);
+  out.insert(out.end(), size_t(n), item);
+}
+
+std::vector<std::vector<std::string>> variants_of_heads(const std::string& layer, int64_t H) {
+  std::vector<std::vector<std::string>> out;
+  const std::vector<std::string> forms = pieces(layer, '|');
+  for (std::string form : forms) {
+    const int64_t n = forms.size() == 1 && form.find('^') == form.npos
+                          ? H
+                          : repeats_of(form, '^', layer, "heads");
+    out.insert(out.end(), size_t(n), pieces(form, '+'));
+    for (const std::string& variant : out.back())
+      check(!variant.empty(), "pattern '", layer,
+            "': a variant is missing; heads look like 'softmax^2|lolcats'");
+  }
+  check(int64_t(out.size()) == H, "pattern '", layer, "' has ", out.size(),
+        " heads, but a layer of the model has ", H);
+  return out;
+}
+
+std::string heads_text(const std::vector<std::string>& forms) {
+  std::string out;
+  for (size_t i = 0; i < forms.size();) {
+    size_t n = 1;
+    while (i + n < forms.size() && forms[i + n] == forms[i]) ++n;
+    if (n == forms.size()) return forms[0];
+    out += (out.empty() ? "" : "|") + forms[i] + (n > 1 ? "^" + std::to_string(n) : "");
+    i += n;
+  }
+  return out;
 }
 
 std::vector<std::string> pattern(const files::Json& given) {

@@ -119,14 +119,16 @@ struct Adder {  // fills the list of slots
   }
   // A variant's own parameters. Norms start with outputs of length 1, as l2 gives them: RMSNorm's
   // outputs have length √D and would dominate the embeddings at first.
-  Start parameter_start(const attn::Spec& spec, const attn::Input& i) const {
+  Start parameter_start(const Part& part, const attn::Input& i) const {
+    const attn::Spec& spec = part.attention;
+    const double G = double(part.key_heads.size());
     const std::string_view name = i.name;
     const double unit = 1 / std::sqrt(double(c.D));
     if (name == "norm_bias") return {};
     if (name == "norm_weight") return {Start::constant, c.torch_init ? 1 : unit};
     if (name == "sink") return {};
     if (name == "slope" && attn::is<attn::Exp>(spec.weight))
-      return {Start::index, 1. / double(c.G), 1. / double(c.G), alibi_slope};
+      return {Start::index, 1. / G, 1. / G, alibi_slope};
     if (name == "slope") return {Start::index, 0, 1, retnet_slope};
     if (name == "count_exponent") return {Start::constant, 0.5};
     if (std::strlen(i.shape) == 3) return {Start::normal, unit};  // projections
@@ -147,7 +149,7 @@ struct Adder {  // fills the list of slots
                             t.name == &TensorNames::v || t.name == &TensorNames::q_norm ||
                             t.name == &TensorNames::k_norm;
       if (!(names.*t.name) || (t.biased && !(c.*t.biased))) continue;
-      if (layer.around.mamba && of_heads) continue;  // it has its own projections
+      if (layer.around().mamba && of_heads) continue;  // it has its own projections
       std::vector<int64_t> shape;
       for (const char* letter = t.shape; *letter; ++letter) shape.push_back(size(c, *letter));
       add(prefix + names.*t.name + (t.biased ? ".bias" : ".weight"), l.*t.at, shape,
@@ -171,39 +173,41 @@ struct Adder {  // fills the list of slots
                std::vector<int64_t> shape, Start start) {
     add(prefix + "horner." + name, l.variant[name], std::move(shape), start);
   }
-  // The variant's own weights, by the table of inputs.
-  void add_variant(const std::string& prefix, const LayerConfig& layer, Layer& l) {
-    const attn::Spec& spec = layer.attention;
-    const bool mamba = layer.around.mamba;
+  // The own weights of a part's variant, by the table of inputs.
+  void add_variant(const std::string& prefix, const LayerConfig& layer, size_t n, Layer& l) {
+    const Part& part = layer.parts[n];
+    const attn::Spec& spec = part.attention;
+    const bool mamba = part.around.mamba;
+    const std::string before = layer.uniform() ? "" : std::to_string(n) + ".";
     const auto letter = [&](char name) -> int64_t {
       const auto* projected = std::get_if<attn::Project>(&spec.features);
       const auto* hedgehog = std::get_if<attn::Hedgehog>(&spec.features);
-      return name == 'H'                  ? c.H
-             : name == 'G'                ? (mamba ? c.H : c.G)
+      return name == 'H'                  ? int64_t(part.heads.size())
+             : name == 'G'                ? (mamba ? c.H : int64_t(part.key_heads.size()))
              : name == 'D' || name == 'E' ? c.D
              : name == 'F' && projected   ? projected->dim
              : name == 'F' && hedgehog    ? hedgehog->dim
                                           : name - '0';
     };
     const auto add_gate = [&](const std::string& name, int64_t heads) {  // from the token
-      add_own(prefix, l, name + ".weight", {heads, c.C}, product_start(c.C));
-      add_own(prefix, l, name + ".bias", {heads}, product_start(c.C, /*bias=*/true));
+      add_own(prefix, l, before + name + ".weight", {heads, c.C}, product_start(c.C));
+      add_own(prefix, l, before + name + ".bias", {heads}, product_start(c.C, /*bias=*/true));
     };
-    if (layer.around.raw_decay) add_gate("decay", c.G);
+    if (part.around.raw_decay) add_gate("decay", c.G);
     for (const attn::Input& i : attn::input_table()) {
       const bool given =
           i.role == attn::Role::tensor || i.role == attn::Role::score || i.role == attn::Role::mask;
       if (given || !i.wanted(spec)) continue;
-      if (layer.around.tied_keys && i.at == &attn::Inputs::channel_decay) continue;
+      if (part.around.tied_keys && i.at == &attn::Inputs::channel_decay) continue;
       if (mamba && (i.at == &attn::Inputs::decay || i.at == &attn::Inputs::input_gate)) continue;
       const std::string name = i.name;
       check(!std::strchr(attn::shape(i, spec), 'D') || rotated_channels(layer.rope, c.D) == c.D,
-            "variant '", layer.variant, "' has a weight for each channel of a key ('", name,
+            "variant '", part.variant, "' has a weight for each channel of a key ('", name,
             "'), which is not supported where only some channels are rotated");
       if (i.role == attn::Role::parameter || i.role == attn::Role::constant) {
         std::vector<int64_t> shape;
         for (const char* l = i.shape; *l; ++l) shape.push_back(letter(*l));
-        add_own(prefix, l, name, shape, parameter_start(spec, i));
+        add_own(prefix, l, before + name, shape, parameter_start(part, i));
         out.back().fixed = i.role == attn::Role::constant;
         continue;
       }
@@ -213,14 +217,14 @@ struct Adder {  // fills the list of slots
   }
   // A convolution starts as torch's does.
   void add_convolution(const std::string& prefix, const LayerConfig& layer, Layer& l) {
-    const int64_t n = layer.around.short_conv;
-    if (n == 0 || layer.around.mamba) return;
+    const int64_t n = layer.around().short_conv;
+    if (n == 0 || layer.around().mamba) return;
     add_own(prefix, l, "short_conv.weight", {(c.H + 2 * c.G) * c.D, n},
             uniform(1 / std::sqrt(double(n))));
   }
   void add_mamba(const std::string& prefix, const LayerConfig& layer, Layer& l) {
-    if (!layer.around.mamba) return;
-    const int64_t inner = c.H * c.D, n = layer.around.short_conv;
+    if (!layer.around().mamba) return;
+    const int64_t inner = c.H * c.D, n = layer.around().short_conv;
     const Start product = product_start(c.C), conv = uniform(1 / std::sqrt(double(n)));
     const struct {
       const char* name;
@@ -262,7 +266,8 @@ std::vector<Slot> slots(Model& m) {
   for (size_t i = 0; i < c.layers.size(); ++i) {
     const std::string prefix = names.layers + ("." + std::to_string(i)) + ".";
     all.add_layer(prefix, c.layers[i], m.layers[i]);
-    all.add_variant(prefix, c.layers[i], m.layers[i]);
+    for (size_t part = 0; part < c.layers[i].parts.size(); ++part)
+      all.add_variant(prefix, c.layers[i], part, m.layers[i]);
     all.add_convolution(prefix, c.layers[i], m.layers[i]);
     all.add_mamba(prefix, c.layers[i], m.layers[i]);
   }

@@ -32,10 +32,10 @@ static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& giv
 
 std::vector<std::vector<double>> log_term_means(const nn::Model& m, const at::Tensor& tokens) {
   std::vector<std::vector<double>> out(m.layers.size());
-  const nn::Probe probe{
-      [&](int64_t layer, const attn::Spec& spec, const attn::Inputs& in, const at::Tensor&) {
-        out[size_t(layer)] = diag::log_term_means(visible_scores(spec, in), kHighestOrder);
-      }};
+  const nn::Probe probe{[&](const nn::Operated& o) {  // of a layer of several parts, the last
+    out[size_t(o.layer)] =
+        diag::log_term_means(visible_scores(o.part.attention, o.in), kHighestOrder);
+  }};
   const c10::NoGradGuard none;
   nn::hidden(m, tokens, {.probe = &probe});
   return out;

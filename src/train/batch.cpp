@@ -93,13 +93,12 @@ RowMeans row_means(const nn::Model& m, const nn::Run& run, const at::Tensor& tok
   const c10::NoGradGuard without_gradients;
   RowMeans out;
   std::vector<at::Tensor> means;
-  const nn::Probe probe{
-      [&](int64_t, const attn::Spec& spec, const attn::Inputs& in, const at::Tensor&) {
-        attn::Statistics statistics;
-        attn::attend(spec, in, "auto", &statistics);
-        means.push_back(statistics.entropy.mean().to(at::kDouble));
-        out.separability.push_back(separability(spec, in));
-      }};
+  const nn::Probe probe{[&](const nn::Operated& o) {
+    attn::Statistics statistics;
+    attn::attend(o.part.attention, o.in, "auto", &statistics);
+    means.push_back(statistics.entropy.mean().to(at::kDouble));
+    out.separability.push_back(separability(o.part.attention, o.in));
+  }};
   nn::Run watched = run;
   watched.probe = &probe;
   watched.split = nullptr;  // this rank's tokens alone
@@ -112,10 +111,9 @@ RowMeans row_means(const nn::Model& m, const nn::Run& run, const at::Tensor& tok
 int64_t first_broken_layer(const nn::Model& m, const nn::Run& run, const at::Tensor& tokens) {
   const c10::NoGradGuard without_gradients;
   int64_t broken = -1;
-  const nn::Probe probe{
-      [&](int64_t layer, const attn::Spec&, const attn::Inputs&, const at::Tensor& result) {
-        if (broken < 0 && !result.isfinite().all().item<bool>()) broken = layer;
-      }};
+  const nn::Probe probe{[&](const nn::Operated& o) {
+    if (broken < 0 && !o.result.isfinite().all().item<bool>()) broken = o.layer;
+  }};
   nn::Run watched = run;
   watched.probe = &probe;
   watched.split = nullptr;  // this rank's tokens alone

@@ -33,7 +33,7 @@ struct Score {
 Score evaluate(const nn::Model&, const nn::Run&, const Source&, const Settings&, int64_t first,
                int64_t last);
 
-// Means over the rows of each layer's attention.
+// Means over the rows of each layer's attention, of each part of one in order.
 struct RowMeans {
   std::vector<double> entropy;  // in nats, from the statistics of the pass itself
   // nn::separable_share of the N largest weights for kMostQueries evenly spaced queries of the

@@ -53,13 +53,14 @@ static Buckets buckets_of(const ModelConfig& c, const Layout& l) {
 }
 
 // Bytes of the inputs with one row per token of a key head or a query head, beside q, k and v.
-static double gate_bytes(const LayerConfig& layer, const ModelConfig& c, bool of_keys) {
+static double gate_bytes(const nn::Part& part, const ModelConfig& c, bool of_keys) {
   double sum = 0;
   for (const attn::Input& i : attn::input_table()) {
-    if (!i.wanted || !i.wanted(layer.attention) || i.role == attn::Role::tensor) continue;
-    const std::string shape = attn::shape(i, layer.attention);
+    if (!i.wanted || !i.wanted(part.attention) || i.role == attn::Role::tensor) continue;
+    const std::string shape = attn::shape(i, part.attention);
     if (shape.find(of_keys ? 'S' : 'T') == shape.npos) continue;
-    sum += kFloat * double((of_keys ? c.G : c.H) * (shape.size() == 4 ? c.D : 1));
+    const size_t heads = (of_keys ? part.key_heads : part.heads).size();
+    sum += kFloat * double(int64_t(heads) * (shape.size() == 4 ? c.D : 1));
   }
   return sum;
 }
@@ -77,14 +78,16 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
   const double heads = double((c.H + 2 * c.G) * c.D), out = double(c.H * c.D);
   const double rows = kFloat * 2 * C + e * 2 * C;  // sums and their norms
   const double attention = e * (heads + 2 * out) + kFloat * double(3 * c.H);
-  const double gates = 2 * (gate_bytes(layer, c, true) + gate_bytes(layer, c, false));
+  double gates = 0, delta = 0;
+  for (const nn::Part& part : layer.parts) {
+    gates += 2 * (gate_bytes(part, c, true) + gate_bytes(part, c, false));
+    // The delta rule keeps about ten rows (keys, values, corrected values and what they leave, in
+    // padded copies), twice where its state comes from other ranks.
+    if (attn::is<attn::Delta>(part.attention.values))
+      delta += kFloat * 10 * double(int64_t(part.heads.size()) * c.D) * (l.context > 1 ? 2 : 1);
+  }
   // Of a short convolution, its input behind the tokens before it and its output.
-  const double convolution = layer.around.short_conv > 0 ? kFloat * 2 * heads : 0;
-  // The delta rule keeps about ten rows (keys, values, corrected values and what they leave, in
-  // padded copies), twice where its state comes from other ranks.
-  const double delta = attn::is<attn::Delta>(layer.attention.values)
-                           ? kFloat * 10 * out * (l.context > 1 ? 2 : 1)
-                           : 0;
+  const double convolution = layer.around().short_conv > 0 ? kFloat * 2 * heads : 0;
   return rows + attention + gates + delta + convolution + e * 3 * M + kFloat * 2;
 }
 
@@ -115,18 +118,19 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   return m;
 }
 
-// Bytes that a process gathers from each other one for a layer, forward; as many go back.
-static double sequence_bytes(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
-  const attn::Spec& spec = layer.attention;
-  const double B = double(l.sequences), G = double(layer.around.mamba ? c.H : c.G),
+// Bytes that a process gathers from each other one for a part of a layer, forward; as many go back.
+static double sequence_bytes(const ModelConfig& c, const nn::Part& part, const Layout& l) {
+  const attn::Spec& spec = part.attention;
+  const double B = double(l.sequences),
+               G = double(part.around.mamba ? c.H : int64_t(part.key_heads.size())),
                e = l.bfloat16 ? 2 : kFloat, T = double(l.length / l.context);
   double halo = 0;
-  if (layer.around.short_conv > 0)
-    halo = B * double((layer.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
+  if (part.around.short_conv > 0)
+    halo = B * double((part.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
   const bool state = attn::why_no_state(spec).empty() && attn::is<attn::NoKeys>(spec.near) &&
                      !attn::is<attn::CountPower>(spec.values) &&
                      attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
-  if (!state) return halo + B * T * (G * 2 * double(c.D) * e + gate_bytes(layer, c, true));
+  if (!state) return halo + B * T * (G * 2 * double(c.D) * e + gate_bytes(part, c, true));
   const auto padded = [](double n) { return std::ceil(n / 16) * 16; };
   const double F = attn::feature_count(spec, c.D), D = double(c.D);
   const double width = attn::is<attn::Delta>(spec.values) ? padded(padded(D) + F) : padded(D);
@@ -156,7 +160,8 @@ Traffic traffic_of(const ModelConfig& c, const Layout& l) {
   }
   const double passes = l.recompute ? 3 : 2;  // forward, once more with recomputation, backward
   for (const LayerConfig& layer : c.layers)
-    t.sequence += passes * double(l.parts * (l.context - 1)) * sequence_bytes(c, layer, l);
+    for (const nn::Part& part : layer.parts)
+      t.sequence += passes * double(l.parts * (l.context - 1)) * sequence_bytes(c, part, l);
   return t;
 }
 

@@ -48,14 +48,17 @@ double step_flops_per_token(const nn::Model& m, int64_t T) {
 
 double state_numbers(const nn::ModelConfig& c, int64_t T) {
   double out = 0;
-  for (const nn::LayerConfig& l : c.layers) {
-    const double features = attn::feature_count(l.attention, c.D);
-    const double sums = features * double(c.D + attn::is<attn::Sum>(l.attention.denominator));
-    const auto* near = std::get_if<attn::Window>(&l.attention.near);
-    const int64_t keys = !std::isfinite(features) ? T : near ? std::min<int64_t>(near->size, T) : 0;
-    out += double(l.around.mamba ? c.H : c.G) *
-           ((std::isfinite(sums) ? sums : 0) + double(2 * c.D * keys));
-  }
+  for (const nn::LayerConfig& l : c.layers)
+    for (const nn::Part& p : l.parts) {
+      const double features = attn::feature_count(p.attention, c.D);
+      const double sums = features * double(c.D + attn::is<attn::Sum>(p.attention.denominator));
+      const auto* near = std::get_if<attn::Window>(&p.attention.near);
+      const int64_t keys = !std::isfinite(features) ? T
+                           : near                   ? std::min<int64_t>(near->size, T)
+                                                    : 0;
+      out += double(p.around.mamba ? c.H : int64_t(p.key_heads.size())) *
+             ((std::isfinite(sums) ? sums : 0) + double(2 * c.D * keys));
+    }
   return out;
 }
 
