@@ -5,7 +5,7 @@ set(tests executions_test mutants_test state_test formulas_test identities_test 
     diag_claims_test dropout_test packing_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels
   list(REMOVE_ITEM tests adversarial_test integrity_test tasks_test statistics_test diag_test diag_model_test diag_claims_test fused_cuda_test delta_cuda_test gradients_cuda_test special_cuda_test mutants_test dropout_test formulas_test)
-  set_target_properties(horner_train horner_study horner_diag PROPERTIES EXCLUDE_FROM_ALL ON)
+  set_target_properties(horner_train horner_study horner_diag horner_convert PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 foreach(name ${tests})
   add_executable(${name} tests/${name}.cpp)

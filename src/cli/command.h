@@ -28,6 +28,7 @@ Action list(CLI::App&);
 Action show(CLI::App&);
 Action check(CLI::App&);
 Action bench(CLI::App&);
+Action convert(CLI::App&);
 Action data(CLI::App&);
 Action diagnose(CLI::App&);
 Action generate(CLI::App&);

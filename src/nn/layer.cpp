@@ -181,6 +181,12 @@ static at::Tensor operate_parts(const Pass& p, size_t i, const at::Tensor& x,
   return out;
 }
 
+at::Tensor heads_of_layer(const Model& m, size_t layer, const at::Tensor& x,
+                          const attn::Inputs& qkv) {
+  const Run run;
+  return operate_parts({m, run, qkv.q.size(0), qkv.q.size(2)}, layer, x, qkv);
+}
+
 at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x, const parts::Rotation& by) {
   const ModelConfig& c = p.m.config;
   const LayerConfig& layer = c.layers[i];

@@ -86,6 +86,10 @@ struct Run {
 // One empty state per layer.
 std::vector<LayerState> empty_states(const Model&, int64_t batch);
 
+// The attention of one layer alone, between its projections: from the token rows x [B T, C] and the
+// layer's q, k and v to [B, H, T, E]. For a layer that changes only the operator.
+at::Tensor heads_of_layer(const Model&, size_t layer, const at::Tensor& x, const attn::Inputs& qkv);
+
 // [B, T] tokens -> [B, T, C], after the last norm.
 at::Tensor hidden(const Model&, const at::Tensor& tokens, const Run& = {});
 // [.., C] -> [.., V]
@@ -94,5 +98,10 @@ at::Tensor logits(const Model&, const at::Tensor& hidden);
 // The mean cross-entropy of targets [n] given hidden [n, C]. Computes one slice of logits at a
 // time. Negative targets are ignored.
 at::Tensor cross_entropy(const Model&, const at::Tensor& hidden, const at::Tensor& targets);
+
+// The mean of (1 - share) cross-entropy + share KL(teacher || model), given the hidden rows [n, C]
+// of both; gradients for the model only. Slices as above. Negative targets are ignored.
+at::Tensor distillation(const Model&, const at::Tensor& hidden, const Model& teacher,
+                        const at::Tensor& teacher_hidden, const at::Tensor& targets, double share);
 
 }  // namespace horner::nn

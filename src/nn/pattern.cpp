@@ -36,9 +36,15 @@ static bool is_variant(const std::string& name) {
 // Whether a piece after a variant with changes is one more of them: "norm=l2", or a word such as
 // "post_gate", which no variant is called.
 static bool is_change(const std::string& piece) {
-  if (piece.find(':') != piece.npos) return false;
   const std::string first = piece.substr(0, piece.find_first_of("*|^+"));
+  if (first.find(':') != first.npos) return false;
   return first.find('=') != first.npos || !is_variant(first);
+}
+
+// Whether the last variant of an item has changes, to which more may be added.
+static bool has_changes(const std::string& item) {
+  const size_t from = item.find_last_of("|+");
+  return item.find(':', from == item.npos ? 0 : from) != item.npos;
 }
 
 // The n of "item<mark>n", 1 where there is no mark, which is removed.
@@ -107,7 +113,7 @@ std::vector<std::string> pattern(const files::Json& given) {
   const auto text = given.get<std::string>();
   std::vector<std::string> items;
   for (const std::string& piece : pieces(text))
-    if (!items.empty() && items.back().find(':') != std::string::npos && is_change(piece))
+    if (!items.empty() && has_changes(items.back()) && is_change(piece))
       items.back() += "," + piece;
     else
       items.push_back(piece);
