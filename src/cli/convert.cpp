@@ -96,9 +96,10 @@ static Outcome run(const ConvertOptions& o, const std::string& command) {
   const text::Tokenizer words = model_tokenizer(folder, teacher.config.V);
   std::optional<convert::Plan> given;
   if (!o.plan.empty()) given = convert::read_plan(files::read_json(o.plan), teacher.config);
-  for (const std::string& form : o.s.forms)
-    convert::converted_config(teacher.config, convert::assign_all(teacher.config, form, {0}),
-                              o.s.near);  // a form that cannot be is an error before the work
+  if (!given)
+    for (const std::string& form : o.s.forms)
+      convert::converted_config(teacher.config, convert::assign_all(teacher.config, form, {0}),
+                                o.s.near);  // a form that cannot be is an error before the work
   const files::FolderLock lock(work);
   check_settings(work, o.s);
   catch_interrupt();
@@ -208,6 +209,11 @@ Action convert(CLI::App& app) {
                   s.share, " and ", s.bytes);
     horner::check(s.length > s.near + 64, "--length must exceed --near by more than 64, got ",
                   s.length, " and ", s.near, ": otherwise no key is far");
+    convert::ranked({.heads = {{}}}, s.by, 0);  // an unknown measure is an error before the work
+    const auto* stage = std::ranges::find(convert::kStages, o->until);
+    horner::check(stage != std::end(convert::kStages), "--until must be one of ",
+                  quoted({std::begin(convert::kStages), std::end(convert::kStages)}), ", got '",
+                  o->until, "'");
     horner::check(s.measure_tokens > 16, "--measure-tokens must be more than 16, got ",
                   s.measure_tokens);
     return run(*o, "horner convert --model " + fs::path(s.model).filename().string() + " --data " +

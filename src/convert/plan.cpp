@@ -65,7 +65,8 @@ std::vector<size_t> ranked(const Measures& m, const std::string& by, uint64_t se
     for (const Measure& each : measure_table())
       if (by == each.name) value[i] = h.*each.at;
   }
-  check(by != "cost" || std::isfinite(value[0]), "the cost of heads was not measured; add --costs");
+  check(by != "cost" || m.heads[0].errors.empty() || std::isfinite(value[0]),
+        "the cost of heads was not measured; add --costs");
   std::vector<size_t> order(m.heads.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, [&](size_t a, size_t b) { return value[a] > value[b]; });
