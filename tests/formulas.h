@@ -124,7 +124,7 @@ double least_mean(int order) {
   for (int i = 0; i < 100; ++i) (series((low + high) / 2.0, order)[0] < 0 ? low : high) = Vec((low + high) / 2.0);
   return series(low, order + 1)[0];
 }
-Vec bounded(R r, const Vec& w, int order) { return r.V(w) / std::max(w.sum(), least_mean(order) * r.n); }
+Vec bounded(R r, const Vec& w, int order, double n) { return r.V(w) / std::max(w.sum(), least_mean(order) * n); }
 
 constexpr double kEps = 1e-5;  // of rms and layer
 Vec L2(const Vec& o) { return o / std::max(length(o), 1e-12); }
@@ -277,10 +277,24 @@ Vec hedgehog_scores(R r) {
   return r.each([&](int s) { return dot(q, hedgehog(r.k(s), r.h.key_projection)); });
 }
 // exp of the score for the last 64 positions, the weight `far` for the others.
+bool is_near(R r, size_t i) {
+  return r.seen[i] > r.at - 64;
+}
 Vec near(R r, const Vec& x, Vec far) {
   for (size_t i = 0; i < far.size(); ++i)
-    if (r.seen[i] > r.at - 64) far[i] = std::exp(x[i]);
+    if (is_near(r, i)) far[i] = std::exp(x[i]);
   return far;
+}
+double far_sum(R r, const Vec& x) {
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += is_near(r, i) ? 0 : x[i];
+  return sum;
+}
+double far_count(R r) {
+  return far_sum(r, Vec(1.0, r.A.size()));
+}
+double far_mean(R r) {
+  return far_count(r) == 0 ? 0 : far_sum(r, r.A) / far_count(r);
 }
 
 }  // namespace

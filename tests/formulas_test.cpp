@@ -103,14 +103,15 @@ const std::map<std::string, Formula> kFormulas = {
     {"adaptive_temperature", [](R r) -> Vec { return r.V(softmax(adaptive(r.A) * r.A)); }},
 };
 const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
-    {"taylor",         [](R r, int n) -> Vec { return bounded(r, series(r.A, n), n); }},
+    {"taylor",         [](R r, int n) -> Vec { return bounded(r, series(r.A, n), n, r.n); }},
     {"raw_taylor",     [](R r, int n) -> Vec { return normalised(r, series(r.A, n)); }},
-    {"centred_taylor", [](R r, int n) -> Vec { return bounded(r, series(r.A - r.A.sum() / r.n, n), n); }},
+    {"centred_taylor", [](R r, int n) -> Vec { return bounded(r, series(r.A - r.A.sum() / r.n, n), n, r.n); }},
     {"elu_taylor",     [](R r, int n) -> Vec { return normalised(r, series(r.scores(elu1), n)); }},
     {"relu_taylor",    [](R r, int n) -> Vec { return normalised(r, series(r.scores(relu), n), 1e-8); }},
     {"cosine_taylor",  [](R r, int n) -> Vec { return r.V(series(r.scores(cosine), n) * r.per_count()); }},
     {"power",          [](R r, int n) -> Vec { return normalised(r, pow(r.A, double(n))); }},
-    {"near_taylor",    [](R r, int n) -> Vec { return bounded(r, near(r, r.A, series(r.A, n)), n); }},
+    {"near_taylor",    [](R r, int n) -> Vec { return bounded(r, near(r, r.A, series(r.A, n)), n, far_count(r)); }},
+    {"near_centred_taylor", [](R r, int n) -> Vec { const Vec x = r.A - far_mean(r); return bounded(r, near(r, x, series(x, n)), n, far_count(r)); }},
     {"delta_taylor",   [](R r, int n) -> Vec { return rms(r, delta(r, series_of, n)); }},
     {"topk",           [](R r, int n) -> Vec { return r.V(softmax(largest(r.A, n))); }},
     {"topk_raw",       [](R r, int n) -> Vec { return r.V(softmax(r.A) * exp(largest(r.A, n) - r.A)); }},

@@ -197,6 +197,47 @@ TEST(Taylor, OnlyTheCentredOneIgnoresAShiftOfTheScores) {
   }
 }
 
+// The series of the far keys, and with it the row.
+TEST(NearAndFar, OnlyTheCentredOnesIgnoreAShiftOfTheScores) {
+  const at::Tensor u = at::tensor({0.5, 0.25, 1.0, 0.75}, at::kDouble);
+  for (int order = 1; order <= 6; ++order)
+    for (const char* rest : {":near=window(3)", ":near=window(3),decay=token_gate"}) {
+      const std::string n = std::to_string(order) + rest;
+      const Spec plain_spec = find("near_taylor" + n).spec;
+      const Spec centred = find("near_centred_taylor" + n).spec;
+      const Inputs in = random_inputs(plain_spec, small(21));
+      Inputs shifted = in;
+      shifted.k = in.k + u;  // by q_t.u in row t
+      EXPECT_LT(distance(run(centred, shifted), run(centred, in)), 1e-11) << n;
+      EXPECT_GT(distance(run(plain_spec, shifted), run(plain_spec, in)), 1e-6) << n;
+    }
+}
+
+// What is left of the difference to softmax is that of the far keys, about their mean.
+TEST(NearAndFar, TheCentredOnesStayNearSoftmaxWhateverTheMeanScore) {
+  Inputs in = plain({.T = 60, .S = 60, .D = 4, .E = 3, .dtype = at::kDouble, .seed = 22});
+  in.q = at::cat({0.25 * in.q, at::ones_like(in.q.narrow(3, 0, 1))}, 3);
+  const at::Tensor k = in.k;
+  double before = 0;
+  for (const double mean : {0.0, 3.0, -3.0, 12.0}) {  // of the scores
+    in.k = at::cat({k, at::full_like(k.narrow(3, 0, 1), mean * std::sqrt(5))}, 3);
+    const at::Tensor limit = run("softmax", in);
+    const auto error = [&](const char* name) {
+      return (run(name, in) - limit).square().mean().sqrt().item<double>();
+    };
+    const double centred = error("near_centred_taylor2:near=window(8)");
+    EXPECT_LT(centred, 0.01);
+    if (mean == 0) {
+      before = centred;
+    } else {
+      EXPECT_NEAR(centred, before, 1e-12);
+      EXPECT_GT(error("near_taylor2:near=window(8)"), 10 * centred) << mean;
+    }
+    EXPECT_LT(error("near_centred_taylor20:near=window(8)"), 1e-12) << mean;
+    EXPECT_LT(error("near_centred_taylor3:near=window(60)"), 1e-12) << mean;  // none is far
+  }
+}
+
 TEST(Taylor, TheDerivativeIsOneOrderLower) {
   for (int order = 1; order <= 20; ++order)
     for (const double x : {-3.0, -1.596, -0.5, 0.0, 0.25, 1.0, 4.0}) {

@@ -29,7 +29,11 @@ std::vector<Variant> with_state() {
     if (feature_count(v.spec, 5) < 5000) out.push_back(v);
   for (const char* name :
        {"near_taylor2:near=window(9),decay=token_gate", "near_taylor2:near=window(20),decay=slope",
-        "linear_elu:near=window(3),decay=token_gate,input_gate=yes"})
+        "linear_elu:near=window(3),decay=token_gate,input_gate=yes", "near_taylor3:near=window(9)",
+        "near_centred_taylor1:near=window(1)", "near_centred_taylor3:near=window(9)",
+        "near_centred_taylor2:near=window(9),decay=token_gate",
+        "near_centred_taylor4:near=window(20),decay=slope",
+        "elu_taylor2:near=window(7),centred=yes"})
     out.push_back(find(name));
   return out;
 }
@@ -114,7 +118,7 @@ TEST(Chunks, CarryGradientsThroughTheState) {
 
 // Long inputs, here beyond 2048 tokens, run in pieces where a row takes much memory.
 TEST(Chunks, RunInPieces) {
-  for (const char* name : {"gated_delta", "kda"}) {
+  for (const char* name : {"gated_delta", "kda", "near_centred_taylor1"}) {
     const Spec spec = find(name).spec;
     Case c{.B = 2, .H = 16, .G = 16, .T = 2100, .S = 2100, .D = 64, .E = 6, .seed = 7};
     c.padded = true;
@@ -306,12 +310,26 @@ TEST(States, OfHighOrderGoOnFromAPrompt) {
 
 TEST(States, MergeAsIfOneHadFollowedTheOther) {
   uint64_t seed = 900;
-  for (const char* name :
-       {"taylor2", "retention", "centred_taylor3", "cumulative_gate", "softmax", "gated_decay",
-        "linear_decay", "gla", "softmax:mask=window(7)", "softcap", "near_taylor2",
-        "near_taylor2:near=window(9)", "near_taylor2:near=window(9),decay=token_gate",
-        "linear_elu:near=window(40),decay=slope", "linear_elu:near=window(31)",
-        "softmax:mask=streaming(first=3,size=7)", "sigmoid:mask=streaming(first=30,size=2)"}) {
+  for (const char* name : {"taylor2",
+                           "retention",
+                           "centred_taylor3",
+                           "cumulative_gate",
+                           "softmax",
+                           "gated_decay",
+                           "linear_decay",
+                           "gla",
+                           "softmax:mask=window(7)",
+                           "softcap",
+                           "near_taylor2",
+                           "near_taylor2:near=window(9)",
+                           "near_taylor2:near=window(9),decay=token_gate",
+                           "linear_elu:near=window(40),decay=slope",
+                           "linear_elu:near=window(31)",
+                           "near_centred_taylor3:near=window(9)",
+                           "elu_taylor2:near=window(40),centred=yes",
+                           "near_centred_taylor2:near=window(9),decay=token_gate",
+                           "softmax:mask=streaming(first=3,size=7)",
+                           "sigmoid:mask=streaming(first=30,size=2)"}) {
     const Spec spec = find(name).spec;
     const Inputs in = random_inputs(spec, small(++seed));
     State whole = make_state(spec, shape_of(in), at::kDouble, 5);

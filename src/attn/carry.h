@@ -12,7 +12,7 @@ struct Carry {
   at::Tensor S;      // [B, G, F, E]: sum of phi(k) v^T
   at::Tensor z;      // [B, G, F]: sum of phi(k)
   at::Tensor count;  // [B], double: the number of keys seen
-  at::Tensor keys;   // [B, G, D], double: sum of the keys, for centred rows
+  at::Tensor keys;   // [B, G, D], double: sum of the keys that S and z have, for centred rows
   at::Tensor gates;  // [B, G], double: sum of e^denominator_gate, for CumulativeGate
   at::Tensor decay;  // [B, G], double: sum of the log gates
   // For near=window(n), the last n keys and values, which S and z do not have yet, and whether they

@@ -135,6 +135,7 @@ static const Family kFamilies[] = {
     {"cosine_taylor",  [](int n) { return Spec{.features = Cosine{}, .scale = Fixed{1}, .weight = Taylor{n}, .values = CountPower{}, .denominator = Nothing{}}; }, "linear_cosine with the powers up to n",  "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
     {"power",          [](int n) { return Spec{.weight = Power{n}}; },                                                                              "one power alone",                        "arXiv 2507.04239", {2, 4}},
     {"near_taylor",    [](int n) { return Spec{.weight = Taylor{n}, .near = Window{64}, .denominator = floored(n)}; },                             "exp for the last 64 keys, cut at order n for the others", "Horner",      {2}},
+    {"near_centred_taylor", [](int n) { return Spec{.centred = true, .weight = Taylor{n}, .near = Window{64}, .denominator = floored(n)}; },        "exp for the last 64 keys, the centred series up to n for the others", "Horner", {2}},
     {"delta_taylor",   [](int n) { return Spec{.features = Cosine{}, .scale = Fixed{1}, .weight = Taylor{n}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}; }, "the delta rule for the series up to n", "Horner", {1, 2, 3}},
     {"topk",           [](int n) { return Spec{.weight = TopK{n}, .denominator = Nothing{}}; },                                                     "softmax of the n largest scores",        "arXiv 2508.17821", {8}},
     {"topk_raw",       [](int n) { return Spec{.weight = TopK{n, false}, .denominator = Nothing{}}; },                                              "softmax, of which the n largest are kept", "arXiv 2508.17821", {8}},
@@ -243,7 +244,7 @@ std::vector<Variant> matching(const std::string& pattern) {
 
 std::vector<std::string> notes(const Spec& spec) {
   std::vector<std::string> out;
-  // The centred weights of order 1 sum to the count of keys exactly.
+  // The centred weights of order 1 sum to the count of keys exactly, of those that are far.
   const auto* taylor = std::get_if<Taylor>(&spec.weight);
   const bool sums_to_count =
       spec.centred && taylor && taylor->order == 1 && is<NoDecay>(spec.decay);

@@ -28,7 +28,8 @@ std::string term(int n) {
   return "x" + superscript(n) + "/" + std::to_string(n) + "!";
 }
 
-static std::string score(const Spec& s) {
+// The score before the mean is subtracted.
+static std::string uncentred(const Spec& s) {
   const auto* fixed = std::get_if<Fixed>(&s.scale);
   const auto* hedgehog = std::get_if<Hedgehog>(&s.features);
   const auto* projected = std::get_if<Project>(&s.features);
@@ -44,8 +45,12 @@ static std::string score(const Spec& s) {
   else
     x += heat.empty() ? " / " + root : " / (" + heat + " " + root + ")";
   if (s.softcap != 0) x = decimal(s.softcap) + " tanh(" + x + " / " + decimal(s.softcap) + ")";
-  if (s.bias) x += " + bias";
-  if (s.centred) x += " − mean of the row";
+  return s.bias ? x + " + bias" : x;
+}
+
+static std::string score(const Spec& s) {
+  std::string x = uncentred(s);
+  if (s.centred) x += is<NoKeys>(s.near) ? " − mean of the row" : " − μ";
   if (s.less_log_count) x += " − log(n)";
   return "x = " + (s.clamp == kNoClamp ? x : "min(" + decimal(s.clamp) + ", " + x + ")");
 }
@@ -57,7 +62,8 @@ static std::string weight(const Spec& s) {
   const std::string far = (joined ? "(" + w + ")" : w) + decay;
   const auto* near = std::get_if<Window>(&s.near);
   if (!near) return far;
-  const std::string x = is<Identity>(s.features) ? "x" : "q·k / √D";
+  const std::string own = s.centred ? "q·k / √D − μ" : "q·k / √D";
+  const std::string x = is<Identity>(s.features) ? "x" : own;
   return "exp(" + x + ")" + decay + " where s > t − " + std::to_string(near->size) + ", else " +
          far;
 }
@@ -67,7 +73,8 @@ static std::string result(const Spec& s) {
                   std::visit(ValuesText{}, s.values);
   if (!is<AsGiven>(s.values) && !is<Nothing>(s.denominator)) y = "(" + y + ")";
   const std::string sum = is<Softpick>(s.weight) ? "Σ |exp(x) − 1|" : "Σ w";
-  const std::string Z = std::visit(DenominatorText{sum}, s.denominator);
+  const std::string count = is<NoKeys>(s.near) ? "n" : "n′";
+  const std::string Z = std::visit(DenominatorText{sum, count}, s.denominator);
   if (!Z.empty()) y += " / " + Z;
   if (s.output_gate) y = "out · " + y;
   y = std::visit(NormText{y}, s.norm);
@@ -81,8 +88,10 @@ static std::vector<std::string> explanations(const Spec& s) {
   const auto* rms = std::get_if<Rms>(&s.norm);
   const auto* layer = std::get_if<Layer>(&s.norm);
   const auto* sum = std::get_if<Sum>(&s.denominator);
+  const auto* near = std::get_if<Window>(&s.near);
+  const bool floored = sum && sum->floor != 0;
   const bool counted = is<Count>(s.denominator) || (gates && gates->times_count) ||
-                       (sum && sum->floor != 0) || s.less_log_count || is<LogLength>(s.sharpness) ||
+                       (floored && !near) || s.less_log_count || is<LogLength>(s.sharpness) ||
                        is<LogPower>(s.sharpness);
   const std::string each = s.channel_gates ? ", of each channel" : "";
   std::vector<std::string> out;
@@ -106,6 +115,9 @@ static std::vector<std::string> explanations(const Spec& s) {
   say(is<TokenGate>(s.decay), "g = exp(decay), the gate of each token after s, up to t");
   say(is<HeadSlope>(s.decay), "λ = slope, one constant for each key head");
   say(counted, "n = number of keys seen");
+  const std::string far = "the keys s ≤ t − " + std::to_string(near ? near->size : 0);
+  say(near && s.centred, "μ = mean of " + uncentred(s) + " over " + far + "; 0 without any");
+  say(near && floored, "n′ = number of " + far);
   say(is<CountPower>(s.values), "nₛ = number of keys that position s sees");
   say(is<CountPower>(s.values), "m = count_exponent, learned for each key head; σ = sigmoid");
   if (const auto* delta = std::get_if<Delta>(&s.values)) {

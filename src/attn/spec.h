@@ -7,8 +7,8 @@
 //   o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 //
 // n is the number of keys that t sees. Keys that are near have another weight, where a spec says
-// so. kept_ts is dropout: 0 with probability p, else 1 / (1 - p). A row whose N and W are both
-// zero gives 0.
+// so; the others are far. centre_t is the mean score of the far keys that t sees, 0 without any.
+// kept_ts is dropout: 0 with probability p, else 1 / (1 - p). A row with N = W = 0 gives 0.
 // A named variant is one value of Spec (catalog.cpp), an execution (exec/) an interpreter of Spec.
 // No torch and no CUDA here: host and device code both include this file.
 #pragma once
@@ -105,7 +105,7 @@ inline WeightFacts facts(const Weight& w) {
 }
 
 // near: keys whose weight is softmax's, whatever that of the others: exp of the score, which for
-// other features than Identity is q.k / sqrt(D), divided by the temperature.
+// other features than Identity is q.k / sqrt(D), divided by the temperature, less the centre.
 struct NoKeys {};
 using Near = std::variant<NoKeys, Window>;
 
@@ -132,7 +132,7 @@ using Values = std::variant<AsGiven, CountPower, Delta>;
 struct Sum {  // max(W + plus + sink, least, floor * n); where |Z| < 1e-6, 1e-6 with the sign of Z
   double plus = 0;      // softmax1 has 1
   double least = 0;     // 0: no bound
-  double floor = 0;     // the least mean weight of the n keys seen; 0: no bound
+  double floor = 0;     // the least mean weight of the n far keys seen; 0: no bound
   bool detach = false;  // no gradient through Z
   bool sink = false;    // e^sink_h, learned
 };
@@ -166,7 +166,7 @@ struct Spec {
   Sharpness sharpness = Flat{};
   double softcap = 0;           // c tanh(x / c); 0: none
   bool bias = false;            // bias_ts, one number for each pair
-  bool centred = false;         // subtract the row's mean score
+  bool centred = false;         // subtract the mean score of the row's far keys
   bool less_log_count = false;  // subtract log n
   double clamp = kNoClamp;
   Weight weight = Exp{};

@@ -221,10 +221,10 @@ static void check_together(const Spec& s) {
   check(!near ||
             (weight.orders && is<Causal>(s.mask) && near->ahead == 0 && !is<ChannelGate>(s.decay)),
         "near=window(n) requires a weight with a finite state (taylor, power) and a causal mask");
-  check(!near || (!s.centred && !s.less_log_count && !s.bias && s.softcap == 0 &&
-                  s.clamp == kNoClamp && is<Flat>(s.sharpness)),
-        "near=window(n) requires plain scores: no centred, less_log_count, bias, softcap, clamp or "
-        "sharpness");
+  check(!near || (!s.less_log_count && !s.bias && s.softcap == 0 && s.clamp == kNoClamp &&
+                  is<Flat>(s.sharpness)),
+        "near=window(n) requires plain or centred scores: no less_log_count, bias, softcap, clamp "
+        "or sharpness");
   check(!is<Delta>(s.values) || (weight.of_one_score && is<Causal>(s.mask) && !near && !s.bias),
         "values=delta requires a weight that depends on one score only, and a causal mask; it "
         "does not support near or bias");

@@ -139,6 +139,16 @@ Seen seen(const Mask& mask, const Inputs& in) {
   return {hidden, hidden.logical_not().sum(-1, true).to(wide(in.q.scalar_type()))};
 }
 
+Seen far_keys(const Spec& spec, const Seen& seen) {
+  const auto* near = std::get_if<Window>(&spec.near);
+  if (!near) return seen;
+  const int64_t T = seen.hidden.size(-2), S = seen.hidden.size(-1);
+  const at::Tensor s = at::arange(S, seen.hidden.options().dtype(at::kLong));
+  const at::Tensor p = at::arange(S - T, S, s.options()).unsqueeze(-1);
+  const at::Tensor hidden = seen.hidden.logical_or(s > p - near->size);
+  return {hidden, hidden.logical_not().sum(-1, true).to(seen.count.scalar_type())};
+}
+
 struct LogGates {
   const Inputs& in;
 
@@ -293,7 +303,8 @@ struct Divided {
     at::Tensor Z = sums.W;
     if (z.plus != 0) Z = Z + z.plus * (-sums.shift).exp();
     if (z.least != 0) Z = at_least(Z, z.least * (-sums.shift).exp());
-    if (z.floor != 0) Z = at_least(Z, z.floor * sums.count * (-sums.shift).exp());
+    if (z.floor != 0)
+      Z = at_least(Z, z.floor * (sums.far.defined() ? sums.far : sums.count) * (-sums.shift).exp());
     if (z.detach) Z = Z.detach();
     const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
     // Multiplying by 1 / Z takes one pass less in backward than dividing.

@@ -40,6 +40,9 @@ struct Seen {
 };
 Seen seen(const Mask&, const Inputs&);
 
+// Those that are not near.
+Seen far_keys(const Spec&, const Seen&);
+
 // The log gates g [B, G, S] of the decay, which is e^(sum of g over (s, t]); undefined for none.
 at::Tensor log_gates(const Decay&, const Inputs&);
 
@@ -79,11 +82,12 @@ at::Tensor weights(const Spec&, const at::Tensor& x, const Seen&, at::Tensor& sh
 
 // The sums of spec.h: N and W both times e^-shift.
 struct Sums {
-  at::Tensor N;      // [B, H, T, E]
-  at::Tensor W;      // [B, H, T, 1]
-  at::Tensor shift;  // [B, H, T, 1] or [1], a constant
-  at::Tensor count;  // [1 or B, 1, T, 1]
-  at::Tensor gates;  // [B, H, T, 1], for CumulativeGate: the sum of e^gate over the keys seen
+  at::Tensor N;         // [B, H, T, E]
+  at::Tensor W;         // [B, H, T, 1]
+  at::Tensor shift;     // [B, H, T, 1] or [1], a constant
+  at::Tensor count;     // [1 or B, 1, T, 1]
+  at::Tensor gates;     // [B, H, T, 1], for CumulativeGate: the sum of e^gate over the keys seen
+  at::Tensor far = {};  // [1 or B, 1, T, 1], the number of keys that are not near; undefined: all
 };
 
 at::Tensor log_sum(const Sums&);  // log W without the e^-shift, [B, H, T], a constant

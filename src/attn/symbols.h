@@ -87,11 +87,12 @@ struct ValuesText {
 
 struct DenominatorText {
   std::string sum = "Σ w";  // W
+  std::string count = "n";  // of the floor
 
   std::string operator()(Sum z) const {
     std::string W = z.plus == 0 ? sum : decimal(z.plus) + " + " + sum;
     if (z.sink) W = "exp(sink) + " + W;
-    const std::string floor = z.floor == 0 ? "" : decimal(z.floor) + " n, ";
+    const std::string floor = z.floor == 0 ? "" : decimal(z.floor) + " " + count + ", ";
     const std::string bounds = (z.least == 0 ? "" : decimal(z.least) + ", ") + floor;
     if (!bounds.empty()) return outside(z, "max(" + bounds + W + ")");
     return (z.plus == 0 && !z.sink) || z.detach ? outside(z, W) : "(" + W + ")";

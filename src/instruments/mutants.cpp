@@ -130,6 +130,20 @@ static Tensor picked_sums(const Execution&, const Spec& spec, const Inputs& give
   return at::matmul(w / (w.sum(-1, true) + std::get<Sum>(spec.denominator).plus), in.v);
 }
 
+// A row with near keys that is centred about the mean score of all its keys.
+static Tensor centred_by_all(const Execution&, const Spec& spec, const Inputs& given) {
+  const Inputs in = one_key_head_each(given);
+  const Seen all = seen(spec.mask, in), far = far_keys(spec, all);
+  Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(all.count.scalar_type());
+  x = x * scale_factor(spec, in);
+  x = x - x.masked_fill(all.hidden, 0).sum(-1, true) / all.count.clamp_min(1);
+  Tensor series = at::ones_like(x);
+  for (int n = std::get<Taylor>(spec.weight).order; n > 0; --n) series = 1 + series * x / n;
+  const Tensor w = at::where(far.hidden, x.exp(), series).masked_fill(all.hidden, 0);
+  const Tensor W = w.sum(-1, true);
+  return at::matmul(w / W.masked_fill(W == 0, 1), in.v.to(w.scalar_type())).to(in.v.scalar_type());
+}
+
 // Where a mutant makes a difference.
 static bool several_tokens(const Spec&, const Case& c) {
   return c.T > 1;
@@ -173,8 +187,15 @@ static bool has_series(const Spec& s, const Case&) {
 static bool has_clamp(const Spec& s, const Case& c) {
   return s.clamp != kNoClamp && c.hot;
 }
+static bool has_near(const Spec& s, const Case& c) {
+  const auto* near = std::get_if<Window>(&s.near);
+  return near && c.S > near->size + 1;
+}
 static bool is_centred(const Spec& s, const Case& c) {
-  return s.centred && c.T > 1;
+  return s.centred && c.T > 1 && (is<NoKeys>(s.near) || has_near(s, c));
+}
+static bool has_far_centre(const Spec& s, const Case& c) {
+  return s.centred && has_near(s, c);
 }
 static bool has_sharpness(const Spec& s, const Case&) {
   return is<LogLength>(s.sharpness) || is<LogPower>(s.sharpness);
@@ -243,10 +264,6 @@ static bool has_first_keys(const Spec& s, const Case& c) {
 static bool has_prefix(const Spec& s, const Case& c) {
   return is<Prefix>(s.mask) && c.S > 30 && c.B > 1;
 }
-static bool has_near(const Spec& s, const Case& c) {
-  const auto* near = std::get_if<Window>(&s.near);
-  return near && c.S > near->size + 1;
-}
 static bool has_dropout(const Spec& s, const Case& c) {
   return s.dropout != 0 && c.T > 1;
 }
@@ -314,7 +331,7 @@ static const Mutant kMutants[] = {
     {"wrong_batch",        "keys come from another sequence of the batch",   "softmax taylor2",         inputs([](Inputs& in) { in.k = in.k.flip(0); }), several_batches},
     {"order_short",        "the last term of the series is missing",         "taylor2 taylor4 centred_taylor4", spec([](Spec& s) { --std::get<Taylor>(s.weight).order; }), has_series},
     {"no_clamp",           "the scores are not clamped",                     "clamped_sum by_count",    spec([](Spec& s) { s.clamp = kNoClamp; }), has_clamp},
-    {"no_centre",          "the mean score is not subtracted",               "centred_taylor4",         spec([](Spec& s) { s.centred = false; }), is_centred},
+    {"no_centre",          "the mean score is not subtracted",               "centred_taylor4 near_centred_taylor2", spec([](Spec& s) { s.centred = false; }), is_centred},
     {"no_sharpness",       "the logarithm of the length is missing",         "ssmax",                   spec([](Spec& s) { s.sharpness = Flat{}; }), has_sharpness},
 
     {"no_softcap",         "the scores are not capped",                      "softcap",                 spec([](Spec& s) { s.softcap = 0; }), has_softcap},
@@ -326,7 +343,8 @@ static const Mutant kMutants[] = {
     {"prefix_short",       "the prefix is one key short",                    "prefix_lm",               inputs([](Inputs& in) { in.prefix = (in.prefix - 1).clamp_min(0); }), has_prefix},
     {"near_short",         "the near keys are one too few",                  "lolcats",                 spec([](Spec& s) { --std::get<Window>(s.near).size; }), has_near},
     {"near_long",          "the near keys are one too many",                 "lolcats",                 spec([](Spec& s) { ++std::get<Window>(s.near).size; }), has_near},
-    {"no_near",            "near keys weigh like the others",                "lolcats near_taylor2",    spec([](Spec& s) { s.near = NoKeys{}; }), has_near},
+    {"no_near",            "near keys weigh like the others",                "lolcats near_taylor2 near_centred_taylor2", spec([](Spec& s) { s.near = NoKeys{}; }), has_near},
+    {"centre_of_all",      "the mean score is that of near keys too",        "near_centred_taylor2",    {.forward = centred_by_all}, has_far_centre},
     {"no_dropout",         "nothing is dropped",                             "softmax:dropout=0.25",    spec([](Spec& s) { s.dropout = 0; }), has_dropout},
     {"other_dropout",      "other pairs are dropped",                        "softmax:dropout=0.25 entmax15:dropout=0.25", inputs([](Inputs& in) { in.seed = in.seed + 1; }), has_dropout},
     {"dropout_rate",       "one pair in a hundred more is dropped",          "softmax:dropout=0.25",    spec([](Spec& s) { s.dropout += 0.01; }), has_dropout},

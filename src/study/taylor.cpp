@@ -22,11 +22,15 @@ static at::Tensor visible_scores(const attn::Spec& spec, const attn::Inputs& giv
   in.q = attn::mapped(spec.features, given.q, given.query_projection);
   in.k = attn::mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));
   in = attn::one_key_head_each(in);
-  const auto [hidden, count] = attn::seen(spec.mask, in);
+  const Seen seen = attn::seen(spec.mask, in);
+  const auto& [hidden, count] = seen;
   at::Tensor x = at::matmul(in.q, in.k.transpose(-1, -2)).to(count.scalar_type()) *
                  attn::scale(spec, given, count);
   x = nn::capped(spec, x);
-  if (spec.centred) x = x - x.masked_fill(hidden, 0).sum(-1, true) / count.clamp_min(1);
+  if (spec.centred) {
+    const Seen far = attn::far_keys(spec, seen);
+    x = x - x.masked_fill(far.hidden, 0).sum(-1, true) / far.count.clamp_min(1);
+  }
   return x.to(at::kDouble).masked_select(hidden.logical_not());
 }
 

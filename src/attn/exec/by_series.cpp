@@ -57,7 +57,8 @@ Sums sums_by_series(const Spec& spec, const Inputs& in, Carry* carry) {
     if (logs.defined()) carry->decay.add_(logs.sum(2));
     if (near) near->leave(*carry);
   }
-  for (at::Tensor* y : {&sums.N, &sums.W, &sums.shift}) *y = y->to(wide(in.q.scalar_type()));
+  for (at::Tensor* y : {&sums.N, &sums.W, &sums.shift, &sums.far})
+    if (y->defined()) *y = y->to(wide(in.q.scalar_type()));
   return sums;
 }
 

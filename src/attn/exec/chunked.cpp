@@ -73,6 +73,29 @@ static at::Tensor corrected(const Spec& spec, const Inputs& in, const ChunkJob& 
       .u;
 }
 
+// What centred scores need: the sum of the keys that the series serves, up to each query, and its
+// product with the query over their number.
+struct Centre {
+  at::Tensor keys;  // [B, G, T, D], double
+  at::Tensor mean;  // [B, H, T]
+
+  // q: times its factor. late: the mapped keys where some are near.
+  Centre(const Prepared& p, const at::Tensor& q, const std::optional<Near>& near,
+         const at::Tensor& late, const Carry* before) {
+    at::Tensor count = p.count;
+    if (near) {
+      const at::Tensor kept = near->keep.view({late.size(0), 1, -1, 1});
+      keys = p.seen.sums(late.masked_fill(kept.logical_not(), 0)), count = p.seen.sums(kept);
+      if (before && before->near_keep.defined())
+        count = count + (before->count - before->near_keep.sum(1)).view({-1, 1, 1, 1});
+    } else {
+      keys = p.seen.sums(p.kept_keys());
+    }
+    if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2);
+    mean = (q * (keys / count.clamp_min(1)).repeat_interleave(p.repeats, 1)).sum(-1);
+  }
+};
+
 at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
                             const Carry* before, Carry* after, bool in_place) {
   Spec spec = given;  // without what the sums do
@@ -103,22 +126,24 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
   std::optional<Near> near;
+  at::Tensor late;  // keys
   if (!all_far) {
     near.emplace(spec, in, v, before);
-    x.k = padded(mapped(spec.features, near->k, in.key_projection, p.repeats), dtype);
+    late = mapped(spec.features, near->k, in.key_projection, p.repeats);
+    x.k = padded(late, dtype);
     x.v = padded(near->v, dtype), job.keep = near->keep;
   }
   x.decay = near && near->logs.defined() ? near->logs.cumsum(-1) : p.decay;
-  at::Tensor keys;
+  at::Tensor keys, centre;  // of each query: the sum of keys, and what its scores are less
   if (spec.centred) {
-    keys = p.seen.sums(p.kept_keys());  // [B, G, T, D], double
-    if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2);
-    const at::Tensor mean = (keys / p.count.clamp_min(1)).repeat_interleave(p.repeats, 1);
-    x.centre = (q * mean).sum(-1) * job.scale;
+    const Centre of(p, q, near, late, before);
+    keys = of.keys, centre = of.mean * job.scale;
   }
-  if (spec.less_log_count) x.centre = x.centre.defined() ? x.centre + p.log_count() : p.log_count();
-  if (x.centre.defined())
-    x.centre = front(x.centre.unsqueeze(-1)).squeeze(-1).to(dtype).contiguous();
+  if (spec.less_log_count) centre = centre.defined() ? centre + p.log_count() : p.log_count();
+  if (centre.defined()) {
+    centre = centre.unsqueeze(-1);
+    x.centre = front(centre).squeeze(-1).to(dtype).contiguous();
+  }
   if (before && before->S.defined()) {
     x.S = padded(before->S, dtype), x.z = before->z.to(dtype).contiguous();
   }
@@ -133,7 +158,7 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   at::Tensor N = part(r.N, 2, T), W = part(r.W, 2, T).unsqueeze(-1);
   if (E < N.size(-1)) N = N.narrow(-1, 0, E);
   Sums sums{N, W, at::zeros({1}, N.options()), p.count, {}};
-  if (near) sums = near->with(sums, in.q, p.count);
+  if (near) sums = near->with(sums, in.q, p.count, centre);
   if (in.denominator_gate.defined()) {
     sums.gates = p.gates(in);
     if (before && before->gates.defined())

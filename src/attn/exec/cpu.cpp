@@ -32,6 +32,12 @@ kernels::SeenKeys Intervals::pointers() const {
           hi.dim() == 2 ? hi.size(1) : 0};
 }
 
+Intervals Intervals::before_last(int64_t n) const {
+  Intervals rest = *this;
+  rest.hi = at::maximum(lo, hi - n);
+  return rest;
+}
+
 // A number that is not finite would stay in the running sums, so such numbers are counted instead.
 at::Tensor Intervals::sums(const at::Tensor& x) const {
   const auto differences = [&](const at::Tensor& x) {

@@ -16,6 +16,7 @@ struct Intervals {
 
   Intervals(const Mask&, const Inputs&);
   kernels::SeenKeys pointers() const;
+  Intervals before_last(int64_t n) const;  // of one interval for each query: without its n last
   // The sums of x [..., S, C] over each query's keys: [..., T, C].
   at::Tensor sums(const at::Tensor& x) const;
 };

@@ -59,6 +59,8 @@ std::string why_not_on_cuda(const Spec& spec) {
     return "the CUDA kernels do not support softpick with decay";
   if (spec.centred && (spec.softcap != 0 || spec.bias))
     return "the CUDA kernels do not support centred scores with a soft cap or a bias";
+  if (spec.centred && !is<NoKeys>(spec.near))
+    return "the CUDA kernels do not support centred scores with near keys";
   return WithoutChannelGates::why_not(spec);
 }
 

@@ -177,12 +177,13 @@ struct CountsKeys {
 struct Divisor {
   const Inputs& in;
   const Prepared& p;
+  const at::Tensor& far;  // the number of keys that are not near
   kernels::Epilogue& epilogue;
 
   at::Tensor operator()(Sum z) const {
     epilogue.by_sum = true;
     epilogue.plus = z.plus, epilogue.least = z.least, epilogue.detach = z.detach;
-    return z.floor == 0 ? at::Tensor() : by_row(z.floor * count());
+    return z.floor == 0 ? at::Tensor() : by_row(z.floor * far.squeeze(-1));
   }
   at::Tensor operator()(Nothing) const { return {}; }
   at::Tensor operator()(Count) const { return by_row(count()); }
@@ -227,14 +228,20 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
     job.log_sum = statistics->log_sum = log_sum_memory(in);
   kernels::Epilogue& epilogue = job.epilogue;
   epilogue.channels = in.v.size(-1);
-  const at::Tensor divisor = std::visit(Divisor{in, p, epilogue}, spec.denominator);
+  Intervals far = p.seen;
+  at::Tensor far_count = p.count;
+  if (job.near != 0 && counted) {
+    far = p.seen.before_last(job.near);
+    far_count = far.sums(p.ones).to(p.count.scalar_type());
+  }
+  const at::Tensor divisor = std::visit(Divisor{in, p, far_count, epilogue}, spec.denominator);
   std::visit(SetNorm<kernels::Epilogue>{epilogue}, spec.norm);
 
   const at::Tensor q = p.one_factor ? p.q : p.q * p.factor;
   const auto dtype = in_pairs(spec, in) ? at::kBFloat16 : at::kFloat;
   FusedTensors x{padded(q, dtype), padded(p.k, dtype), padded(in.v, dtype)};
   if (spec.centred) {  // the query times the mean key
-    const at::Tensor mean = p.seen.sums(p.kept_keys()) / p.count.clamp_min(1);
+    const at::Tensor mean = far.sums(p.kept_keys()) / far_count.clamp_min(1);
     const at::Tensor per_head = mean.to(at::kFloat).repeat_interleave(p.repeats, 1);
     x.centre = plain((q * per_head).sum(-1) * job.scale);
   }

@@ -62,7 +62,8 @@ at::Tensor Near::decay_of_tokens() const {
 
 // Blocks of L queries and the n + L keys up to the last of them, those of query a being a < j <=
 // a + n.
-Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count) const {
+Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count,
+                const at::Tensor& centre) const {
   constexpr int64_t kLeast = 16;
   const int64_t B = q.size(0), H = q.size(1), G = all_k_.size(1), R = H / G, T = q.size(2);
   const int64_t L = std::min(std::max(n_, kLeast), std::max(T, kLeast)), m = (T + L - 1) / L;
@@ -86,7 +87,8 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count) c
   const auto rows = [&](const at::Tensor& x) {  // back
     return x.view({B, G, m, R, L, -1}).transpose(2, 3).reshape({B, H, m * L, -1}).narrow(2, 0, T);
   };
-  const at::Tensor x = at::matmul(blocks(q, dtype), keys(all_k_.to(dtype), 2)) * scale_;
+  at::Tensor x = at::matmul(blocks(q, dtype), keys(all_k_.to(dtype), 2)) * scale_;
+  if (centre.defined()) x = x - blocks(centre, dtype);
 
   const at::Tensor a = at::arange(L, sequence_.options()).unsqueeze(-1);
   const at::Tensor j = at::arange(n_ + L, sequence_.options());
@@ -118,7 +120,7 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count) c
   Sums all = far;
   all.N = rows(at::matmul(P, keys(all_v_.to(dtype), 2).transpose(-1, -2))) + far.N * rest;
   all.W = rows(P.sum(-1, true)) + far.W * rest;
-  all.shift = shift;
+  all.shift = shift, all.far = count - near;
   return all;
 }
 
@@ -141,6 +143,7 @@ static void retire(const Spec& spec, Carry& c, int64_t m) {
   x.q = at::zeros_like(x.k);
   if (c.near_decay.defined()) x.logs = c.near_decay.narrow(2, 0, m);
   x.S = at::cat({c.S.narrow(3, 0, E), c.z.unsqueeze(-1)}, -1).to(at::kDouble);
+  if (c.keys.defined()) c.keys = c.keys + x.k.sum(2);
   const SeriesResult r = series_sums({facts(spec.weight).orders.value(), 1, seen}, x);
   c.S.narrow(3, 0, E).copy_(r.S.narrow(3, 0, E)), c.z.copy_(r.S.select(3, E));
 }

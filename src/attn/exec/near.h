@@ -21,8 +21,10 @@ class Near {
   // double, undefined without a decay.
   at::Tensor k, v, keep, logs;
 
-  // The sums with the near keys. q: of the T last tokens, as given; count: [1 or B, 1, T, 1].
-  Sums with(const Sums& far, const at::Tensor& q, const at::Tensor& count) const;
+  // The sums with the near keys. q: of the T last tokens, as given; count: [1 or B, 1, T, 1];
+  // centre: what is subtracted from their scores, [B, H, T, 1], or undefined.
+  Sums with(const Sums& far, const at::Tensor& q, const at::Tensor& count,
+            const at::Tensor& centre = {}) const;
 
   void leave(Carry& after) const;      // the last n keys
   at::Tensor decay_of_tokens() const;  // the sum of the log gates of the S tokens, [B, G]

@@ -204,7 +204,9 @@ at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* st
   x.gate = plain(value_gates(spec, in)), x.decay = plain(log_gates(spec.decay, in));
   const NearResult r = differentiable(kFusedCuda.name, job, x, forward, backward);
   const at::Tensor N = r.N.narrow(-1, 0, in.v.size(-1));
-  return finish_on_gpu(spec, in, seen, {N, r.W.unsqueeze(-1), r.shift.detach().unsqueeze(-1)});
+  Sums sums{N, r.W.unsqueeze(-1), r.shift.detach().unsqueeze(-1), {}, {}};
+  sums.far = seen.count() - near.count();
+  return finish_on_gpu(spec, in, seen, sums);
 }
 
 }  // namespace horner::attn::exec

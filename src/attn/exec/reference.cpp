@@ -292,7 +292,8 @@ static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statist
   const auto dtype = v.scalar_type() == at::kHalf ? at::kFloat : v.scalar_type();
   const at::Tensor left = spec.dropout == 0 ? w : dropped(spec.dropout, in.seed, w);
   const at::Tensor N = at::matmul(left.to(dtype), v.to(dtype));
-  Sums sums{N.to(w.scalar_type()), summed.sum(-1, true), shift, keys.count, {}};
+  Sums sums{N.to(w.scalar_type()),     summed.sum(-1, true), shift, keys.count, {},
+            far_keys(spec, keys).count};
   if (statistics && is<Exp>(spec.weight)) statistics->log_sum = log_sum(sums);
   if (in.denominator_gate.defined())
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(keys.hidden, 0).sum(-1, true);
@@ -310,11 +311,15 @@ const Execution reference{
 
 namespace horner::attn {
 
+static at::Tensor mean_score(const at::Tensor& x, const Seen& keys) {
+  return x.masked_fill(keys.hidden, 0).sum(-1, true) / keys.count.clamp_min(1);
+}
+
 at::Tensor scores(const Spec& spec, at::Tensor x, const Seen& seen, const at::Tensor& bias) {
   x = std::visit(exec::SharpenedByRow{x, seen.hidden}, spec.sharpness);
   if (spec.softcap != 0) x = spec.softcap * (x / spec.softcap).tanh();
   if (spec.bias) x = x + bias.to(x.scalar_type());
-  if (spec.centred) x = x - x.masked_fill(seen.hidden, 0).sum(-1, true) / seen.count.clamp_min(1);
+  if (spec.centred) x = x - mean_score(x, far_keys(spec, seen));
   if (spec.less_log_count) x = x - seen.count.clamp_min(1).log();
   return x.clamp_max(spec.clamp);
 }
@@ -323,11 +328,8 @@ at::Tensor scores(const Spec& spec, at::Tensor x, const Seen& seen, const at::Te
 // below 0 where there are others.
 static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::Tensor& x_near,
                                const Seen& seen, at::Tensor& shift) {
-  const int64_t T = x.size(-2), S = x.size(-1), n = std::get<Window>(spec.near).size;
-  const at::Tensor s = at::arange(S, seen.hidden.options().dtype(at::kLong));
-  const at::Tensor p = at::arange(S - T, S, s.options()).unsqueeze(-1);
-  const at::Tensor not_near = seen.hidden.logical_or(s <= p - n);
-  const at::Tensor not_far = seen.hidden.logical_or(s > p - n);
+  const at::Tensor not_far = far_keys(spec, seen).hidden;
+  const at::Tensor not_near = seen.hidden.logical_or(not_far.logical_not());
   at::Tensor unused, none;
   exec::Weighed{x_near, not_near, shift, none}(Exp{});
   shift = at::where(not_far.all(-1, true), shift, shift.clamp_min(0));
@@ -343,8 +345,12 @@ at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& see
   shift = at::zeros({1}, x.options());
   at::Tensor other;
   at::Tensor& sum = summed ? *summed : other;
-  if (!is<NoKeys>(spec.near))
-    return near_and_far(spec, x, besides.near.defined() ? besides.near : x, seen, shift);
+  if (!is<NoKeys>(spec.near)) {
+    at::Tensor near = besides.near.defined() ? besides.near : x;
+    if (spec.centred && besides.near.defined())
+      near = near - mean_score(products, far_keys(spec, seen));
+    return near_and_far(spec, x, near, seen, shift);
+  }
   return std::visit(exec::Weighed{x, seen.hidden, shift, sum}, spec.weight);
 }
 
