@@ -11,6 +11,7 @@
 #include "cli/table.h"
 #include "convert/convert_report.h"
 #include "core/check.h"
+#include "core/names.h"
 #include "core/stopwatch.h"
 #include "files/json.h"
 #include "files/lock.h"
