@@ -95,6 +95,8 @@ static Outcome run(const ConvertOptions& o, const std::string& command) {
   const train::Source source = train::text_source(o.s.data, o.s.seed, o.s.validation);
   source.check_tokens(teacher.config.V);
   const text::Tokenizer words = model_tokenizer(folder, teacher.config.V);
+  const std::vector<int64_t> around = model_tokens(words, "");
+  const int64_t begin = around.empty() ? -1 : around[0];
   std::optional<convert::Plan> given;
   if (!o.plan.empty()) given = convert::read_plan(files::read_json(o.plan), teacher.config);
   if (!given)
@@ -114,7 +116,7 @@ static Outcome run(const ConvertOptions& o, const std::string& command) {
   const Stopwatch watch;
   try {
     const convert::Result r =
-        convert::convert({o.s, teacher, source, run_as, work, hooks}, o.until, given);
+        convert::convert({o.s, teacher, source, run_as, work, hooks, begin}, o.until, given);
     progress.clear();
     Json numbers = convert::to_json(r);
     numbers["seconds"] = watch.ms() / 1000;

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "convert/swap.h"
-#include "train/batch.h"
 
 namespace horner::convert {
 
@@ -16,14 +15,6 @@ double Probed::loss() const {
   return std::accumulate(losses.begin(), losses.end(), 0.) / double(losses.size());
 }
 
-// Validation sequence i, [1, T].
-static at::Tensor validation(const Task& t, int64_t i, int64_t T) {
-  return train::make_batch(t.source, train::Split::validation, uint64_t(i), 1, 1, T,
-                           t.teacher.config.V)
-      .tokens[0]
-      .to(t.teacher.embedding.device());
-}
-
 static double loss_from(const Task& t, const nn::Model& m, const at::Tensor& tokens, int64_t from) {
   return effect_of(m, tokens, nn::hidden(m, tokens, t.run), {}, from).loss;
 }
@@ -31,17 +22,18 @@ static double loss_from(const Task& t, const nn::Model& m, const at::Tensor& tok
 Probes probe(const Task& t, const std::vector<Candidate>& models) {
   const c10::NoGradGuard none;
   Probes out;
-  for (int64_t d = 8; d + 2 * kPassage <= t.s.length; d *= 2) out.distances.push_back(d);
+  for (int64_t d = 8; 1 + d + 2 * kPassage <= t.s.length; d *= 2) out.distances.push_back(d);
   for (const Candidate& c : models) out.models.push_back({c.name, {}, {}});
   for (Probed& p : out.models) p.copies.resize(out.distances.size());
   for (int64_t i = 0; i < t.s.evaluate_sequences; ++i) {
     next(t.hooks, "validation sequence " + std::to_string(i + 1));
-    const at::Tensor text = validation(t, i, t.s.length);
+    const at::Tensor text = t.sequences(uint64_t(i), 1, t.s.length, train::Split::validation);
     for (size_t m = 0; m < models.size(); ++m)
       out.models[m].losses.push_back(loss_from(t, *models[m].model, text, 0));
     for (size_t d = 0; d < out.distances.size(); ++d) {
-      const at::Tensor passage = text.narrow(1, 0, kPassage);
-      const at::Tensor copy = at::cat({text.narrow(1, 0, kPassage + out.distances[d]), passage}, 1);
+      const at::Tensor passage = text.narrow(1, 1, kPassage);
+      const at::Tensor copy =
+          at::cat({text.narrow(1, 0, 1 + kPassage + out.distances[d]), passage}, 1);
       for (size_t m = 0; m < models.size(); ++m)
         out.models[m].copies[d].push_back(
             loss_from(t, *models[m].model, copy, copy.size(1) - kPassage + kFirst - 1));

@@ -36,11 +36,12 @@ Json to_json(const Settings& s) {
           {"dtype", s.dtype}};
 }
 
-at::Tensor Task::sequences(uint64_t first, int64_t count, int64_t length) const {
-  return train::make_batch(source, train::Split::train, first, count, count, length,
-                           teacher.config.V)
-      .tokens[0]
-      .to(teacher.embedding.device());
+at::Tensor Task::sequences(uint64_t first, int64_t count, int64_t length,
+                           train::Split split) const {
+  const at::Tensor out =
+      train::make_batch(source, split, first, count, count, length, teacher.config.V).tokens[0];
+  if (begin >= 0) out.select(1, 0).fill_(begin);
+  return out.to(teacher.embedding.device());
 }
 
 std::vector<int64_t> Task::layers() const {

@@ -57,9 +57,12 @@ struct Task {
   nn::Run run;
   std::filesystem::path folder;  // for files of stages
   const Hooks& hooks;
+  int64_t begin = -1;  // the token that begins a text, where the tokenizer has one
 
-  // Sequences first, first + 1, … of training, [count, length], on the device.
-  at::Tensor sequences(uint64_t first, int64_t count, int64_t length) const;
+  // Sequences first, first + 1, … of training or validation, [count, length], on the device. Their
+  // first token is `begin`.
+  at::Tensor sequences(uint64_t first, int64_t count, int64_t length,
+                       train::Split = train::Split::train) const;
   std::vector<int64_t> layers() const;  // to convert
 };
 
