@@ -51,6 +51,7 @@ static const Command kCommands[] = {
      "memory and FLOPs of a variant at a given size, and which execution to use",
      {"horner plan taylor2 --dim 64 --heads 8 --tokens 65536",
       "horner plan 'linear_decay*3,softmax' --layers 12 --json",
+      "horner plan --model converted --dtype bfloat16",
       "horner plan --train --model large --gpus 8 --length 4096 --shard gradients"},
      plan},
     {"data",

@@ -203,12 +203,18 @@ Action plan(CLI::App& app) {
     if (*train) {
       horner::check(o->variant.empty(),
                     "--train plans a whole model: give the variant as --attention ", o->variant);
+      if (training->model.empty()) training->model = "tiny";
       training->batch = o->batch, training->json = o->json;
       training->bfloat16 = cli::dtype(o->dtype) == at::kBFloat16;
       return plan_training(*training);
     }
+    if (!training->model.empty()) {
+      horner::check(o->variant.empty(), "--model plans what the model has; remove '", o->variant,
+                    "', or add --train to plan its training");
+      return plan_model(training->model, o->dtype, o->json);
+    }
     horner::check(!o->variant.empty(),
-                  "VARIANT is required: a variant, such as taylor2, or --train");
+                  "VARIANT is required: a variant, such as taylor2, --model DIR or --train");
     if (o->E == 0) o->E = o->D;
     if (o->key_heads == 0) o->key_heads = o->heads;
     horner::check(o->heads % o->key_heads == 0, "the ", o->heads,

@@ -14,7 +14,8 @@ namespace horner::cli {
 static constexpr double kGB = 1e9, kMB = 1e6;
 
 void add_training_options(CLI::App& app, TrainingPlan& o) {
-  choices(option(app, "--model", o.model, "MODEL", "with --train: preset or config.json [tiny]"),
+  choices(option(app, "--model", o.model, "MODEL",
+                 "a folder, for what decoding keeps; with --train: preset or config.json [tiny]"),
           {nn::preset_names()});
   choices(option(app, "--attention", o.attention, "NAME",
                  "with --train: variant or pattern of layers [the model's own]"),
