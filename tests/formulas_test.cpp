@@ -261,6 +261,16 @@ TEST_P(OfVariant, Holds) {
 
 INSTANTIATE_TEST_SUITE_P(Formulas, OfVariant, testing::ValuesIn(variants()), name);
 
+// Members of families that are not listed: a floor under the sum of near and far weights.
+TEST(Formulas, OfNearKeysHoldForOddOrders) {
+  for (const char* name : {"near_taylor1", "near_taylor3", "near_centred_taylor1",
+                           "near_centred_taylor3", "near_centred_taylor5"})
+    for (const Case& c : kCases) {
+      const Spec spec = find(name).spec;
+      EXPECT_LT(error(name, spec, inputs(spec, c)), kAllowed) << name << ", " << text(c);
+    }
+}
+
 // Every attention_type of the authors' configs (arXiv 2507.23632), its equation as they have it,
 // and our row. A = q.k / sqrt(d), E = exp(min(A, 5)), c = the number of keys seen, g = sigmoid(W x
 // + b).
