@@ -135,10 +135,22 @@ TEST(Presence, IsWhatTheVariantTakes) {
                {"input 'norm_bias' was given, but this variant does not use it"});
 }
 
-TEST(Shapes, HaveAtLeastOneKey) {
-  EXPECT_EQ(of_inputs("softmax",
-                      [](Inputs& in) { in.k = in.k.narrow(2, 0, 0), in.v = in.v.narrow(2, 0, 0); }),
-            "k must have at least one key, got [2, 2, 0, 3]");
+TEST(Shapes, MayHaveNoKey) {
+  for (const Variant& v : variants()) {
+    Inputs in = random_inputs(v.spec, {.T = 5, .S = 5, .D = 3, .E = 6});
+    for (const Input& i : input_table())
+      if (const int64_t axis = axis_of(i, "S"); axis >= 0 && (in.*i.at).defined())
+        in.*i.at = (in.*i.at).narrow(axis, 0, 0);
+    in.q = in.q.detach().requires_grad_();
+    Statistics rows;
+    const at::Tensor o = attend(v.spec, in, "auto", &rows);
+    EXPECT_TRUE(at::equal(o, at::zeros({2, 4, 5, 6}))) << v.name;
+    EXPECT_TRUE(at::equal(rows.log_sum, at::full({2, 4, 5}, -INFINITY))) << v.name;
+    o.sum().backward();
+    EXPECT_TRUE(at::equal(in.q.grad(), at::zeros_like(in.q))) << v.name;
+  }
+  Inputs none = random_inputs(Spec{}, {.T = 5, .S = 0});
+  expect_parts(message([&] { attend(Spec{}, none, "fast"); }), {"no execution 'fast'; possible"});
 }
 
 TEST(Packing, IsASequenceFromZeroToTheEnd) {

@@ -87,10 +87,12 @@ def test_groups_masks_and_training(variant):
     keep[0, :4] = False
     whole = block(x)
     assert whole.shape == x.shape
-    if variant != "gated_conv" and variant != "linear_mamba":  # a convolution sees tokens that are hidden from the sum
-        torch.testing.assert_close(block(x, keep=keep)[1], whole[1])
-        packed = block(torch.cat([x[:1], x[1:]], 1), cu_seqlens=torch.tensor([0, 12, 24]))
-        torch.testing.assert_close(packed[0, 12:], whole[1], atol=1e-4, rtol=1e-4)
+    hidden = block(x, keep=keep)
+    torch.testing.assert_close(hidden[1], whole[1])
+    if block.self_attn.rope_theta is None:  # padding counts as nothing, and other positions as the same
+        torch.testing.assert_close(hidden[0, 4:], block(x[:1, 4:])[0], atol=1e-4, rtol=1e-4)
+    packed = block(torch.cat([x[:1], x[1:]], 1), cu_seqlens=torch.tensor([0, 12, 24]))
+    torch.testing.assert_close(packed[0, 12:], whole[1], atol=1e-4, rtol=1e-4)
     optimizer = torch.optim.AdamW(block.parameters(), 3e-3)
     first = None
     for _ in range(40):
@@ -120,11 +122,6 @@ def test_wrong_arguments_and_saving(tmp_path):
         assert horner.nn.TransformerBlock(64, 4, variant="gated_decay")(torch.randn(1, 9, 64)).isfinite().all()
 
 
-def in_transformers(name):
-    around = torch.ops.horner.around(name)
-    return not around["mamba"] and not around["raw_decay"] and "mask=full" not in horner.describe(name)["spec"]
-
-
 def test_every_variant_trains_inside_transformers(tmp_path):
     """A folder of the command opens there with its gates and norms, computes the same, and is saved and opened again."""
     transformers = pytest.importorskip("transformers")
@@ -133,8 +130,8 @@ def test_every_variant_trains_inside_transformers(tmp_path):
     transformers.logging.set_verbosity_error()
     tokens = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
     some = kinds() if os.environ.get("HORNER_LONG") else ["gated_decay", "rms", "ssmax", "based", "retention", "cumulative_gate", "linear_cosine", "gated_conv",
-                                                            "forgetting", "gated_delta", "kda", "hgrn2"]  # fmt: skip
-    for variant in filter(in_transformers, some):
+                                                            "forgetting", "gated_delta", "kda", "hgrn2", "linear_mamba", "gated_decay@code", "linear_mamba,gated"]  # fmt: skip
+    for variant in some:
         run("new", "tiny", variant, 3, tmp_path / "model")
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="horner")
         save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
@@ -187,11 +184,14 @@ def test_new_weights_in_a_model_of_transformers():
     model.set_attn_implementation("horner:softmax")
     assert not [name for name, _ in model.named_parameters() if ".horner." in name]
     torch.testing.assert_close(model(tokens).logits, plain, atol=1e-4, rtol=1e-3)
-    with pytest.raises(ValueError, match="a Mamba-2 block"):
-        model.set_attn_implementation("horner:linear_mamba")
+    model.set_attn_implementation("horner:linear_mamba")  # takes the projections away, and gives them back
+    assert model.model.layers[0].horner.mamba.A_log.shape == (4,)
+    assert not [name for name, _ in model.named_parameters() if "q_proj" in name or "k_proj" in name or "v_proj" in name]
+    model.set_attn_implementation("horner:softmax")
+    torch.testing.assert_close(model(tokens).logits, plain, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("variant", ["gated_conv", "gated_delta", "hgrn2"])
+@pytest.mark.parametrize("variant", ["gated_conv", "gated_delta", "hgrn2", "linear_mamba", "gated_decay@code"])
 def test_convolutions_and_no_positions_in_transformers(variant, tmp_path):
     """Padding counts as nothing, packed sequences begin anew, also in a graph; new weights in a folder that has none."""
     transformers = pytest.importorskip("transformers")
@@ -216,10 +216,14 @@ def test_convolutions_and_no_positions_in_transformers(variant, tmp_path):
         torch.compiler.reset()
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(tokens, use_cache=False).logits, whole, atol=1e-4, rtol=1e-3)
+        cache = horner.hf.RecurrentCache(model.config)
+        parts = [model(tokens[:, a:b], past_key_values=cache).logits for a, b in ((0, 7), (7, 8), (8, 12))]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-4, rtol=1e-3)
+        generated = [model.generate(tokens, max_new_tokens=4, do_sample=False, num_beams=2, **{name: x})
+                     for name, x in (("use_cache", False), ("past_key_values", horner.hf.RecurrentCache(model.config)))]  # fmt: skip
+        assert torch.equal(*generated)
         if variant == "hgrn2":
             return
-        with pytest.raises(NotImplementedError, match="does not hold what"):
-            horner.hf.RecurrentCache(model.config)
         with pytest.raises(NotImplementedError, match="gates of its keys"):
             model.generate(tokens, max_new_tokens=3, do_sample=False)
     gpt2 = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99)

@@ -78,3 +78,42 @@ def test_what_is_wrong_is_named(named):
     a, b = (torch.tensor(x) if x else None for x in WRONG[named])
     with pytest.raises(RuntimeError, match=named):
         horner.attend(*tensors(), cu_seqlens=a, cu_seqlens_k=b)
+
+
+@pytest.mark.parametrize("variant", ["gated_decay", "linear_decay", "forgetting", "gla", "gated_delta", "kda", "linear_decay:near=window(8)"])
+def test_nan_in_a_gate_stays_where_the_definition_has_it(variant):
+    """In the rows that see a key before it: not in later sequences, nor in a window that is past it, nor before a pad."""
+    torch.manual_seed(0)
+    T, packed = 90, torch.tensor([0, 40, 90])
+    q, k, v = (torch.randn(2, h, T, 8, requires_grad=True) for h in (4, 2, 2))
+    rows = {"input_gate": (2, 2, T), "beta": (2, 2, T), "output_gate": (2, 4, T), "post_gate": (2, 4, T, 8), "norm_weight": (8,), "norm_bias": (8,)}
+    wanted = horner.describe(variant)["inputs"].split()
+    more = {name: torch.rand(rows[name]) for name in wanted if name in rows}
+    name = "decay" if "decay" in wanted else "channel_decay"
+    shape = (2, 2, T) if name == "decay" else (2, 2, T, 8)
+    keep = torch.ones(2, T, dtype=torch.bool)
+    keep[0, :25] = False
+    for place in (0, 20, 40, 60):
+        logs = torch.rand(shape).log()
+        logs[0, 1, place] = torch.nan
+        logs.requires_grad_()
+        for case in ({"cu_seqlens": packed}, {"keep": keep}, {"mask": "window(16)"}, {"mask": "full"}, {}):
+            arguments = {"variant": variant, **more, **case, name: logs}
+            try:
+                exact = horner.attend(q, k, v, execution="reference", **arguments)
+            except RuntimeError:  # near keys, and the delta rule, require a causal mask
+                continue
+            numbers = ~exact.isnan()
+            assert numbers.any() and numbers[1].all()
+            for execution in ("fused_cpu", "chunked", "recurrent"):
+                if horner.why_not(q, k, v, execution=execution, **arguments):
+                    continue
+                found = horner.attend(q, k, v, execution=execution, **arguments)
+                same = ~found.isnan() == numbers
+                if "beta" in more:  # the reference's system has 0 * NaN in later rows
+                    same |= ~numbers
+                assert same.all(), (place, case, execution)
+                torch.testing.assert_close(found[numbers], exact[numbers], atol=2e-4, rtol=2e-3)
+                gradients = [torch.autograd.grad(o.sin().sum(), (q, k, v), retain_graph=True) for o in (found, exact)]
+                for a, b in zip(*gradients):
+                    torch.testing.assert_close(a[1], b[1], atol=2e-3, rtol=2e-2)

@@ -245,7 +245,6 @@ def test_the_library_has_no_standard_library_of_its_own():
         (lambda q: horner.attend(q, q, q, variant="gated_decay"), "missing input 'decay'"),
         (lambda q: horner.attend(q, q, q, temperature=0), "temperature must be"),
         (lambda q: horner.attend(q, q, q, cu_seqlens=torch.tensor([0, 3], dtype=torch.int32)), "cu_seqlens"),
-        (lambda q: horner.attend(q, q[:, :, :0], q[:, :, :0]), "key"),
     ],
 )
 def test_errors_are_errors_on_every_device(call, words, device):
@@ -360,3 +359,20 @@ def test_states_are_copied_pickled_and_saved(variant, device, tmp_path):
 
 def test_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", horner.__version__)
+
+
+@pytest.mark.parametrize("execution", ["auto", "reference", "fused_cpu", "chunked"])
+def test_no_tokens_give_an_empty_result_and_zeros(execution):
+    """As torch's attention does: no keys are zeros, no queries nothing, and both have gradients of zeros."""
+    for T, S in ((0, 0), (3, 0), (0, 3)):
+        q, k, v = (torch.randn(2, h, n, 8, requires_grad=True) for h, n in ((4, T), (2, S), (2, S)))
+        out = horner.attend(q, k, v, variant="taylor2", execution=execution)
+        assert torch.equal(out, torch.zeros(2, 4, T, 8))
+        gradients = torch.autograd.grad(out.sum(), (q, k, v))
+        assert all(torch.equal(g, torch.zeros_like(x)) for g, x in zip(gradients, (q, k, v)))
+    q, k, v = (torch.randn(2, h, n, 8) for h, n in ((4, 3), (2, 0), (2, 0)))
+    out, lse, weights = horner.attend(q, k, v, return_lse=True, return_weights=True)
+    assert (lse == -torch.inf).all() and weights.shape == (2, 4, 3, 0)
+    assert torch.equal(torch.func.vmap(lambda q: horner.attend(q, k, v))(q[None])[0], out)
+    state = horner.State("taylor2", batch=2, heads=2, dim=8)
+    assert state.step(q[:, :, :0], k, v).shape == (2, 4, 0, 8) and state.tokens == 0

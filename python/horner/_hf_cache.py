@@ -17,6 +17,7 @@ class RecurrentLayer(CacheLayerMixin):
         self.state = None
         self.tokens = 0
         self.waiting = False
+        self.past = {}  # what the layer's own weights need of the tokens before: rows of convolutions, sums of gates
 
     def lazy_initialization(self, key_states, value_states):
         self.batch_size = key_states.shape[0]
@@ -53,7 +54,7 @@ class RecurrentLayer(CacheLayerMixin):
             _check_state(variant, mask)
             B, heads, _, dim = k.shape
             shape = {"batch": B, "heads": heads, "dim": dim, "value_dim": v.shape[3]}
-            self.state = horner.State(variant.text, **shape, dtype=k.dtype, device=k.device, mask=mask, scale=scale)
+            self.state = horner.State(variant.run, **shape, dtype=k.dtype, device=k.device, mask=mask, scale=scale)
         self.waiting = False
         return self.state.step(q, k, v, keep=seen.keep, **inputs)
 
@@ -77,6 +78,7 @@ class RecurrentLayer(CacheLayerMixin):
         if self.state is not None:
             rows = torch.arange(self.batch_size)[indices.cpu()]
             self.state, self.batch_size = self.state.select(rows), len(rows)
+            self.past = {name: x[rows.to(x.device)] for name, x in self.past.items()}
 
     def batch_repeat_interleave(self, repeats):
         if self.state is not None:
@@ -92,20 +94,28 @@ class RecurrentLayer(CacheLayerMixin):
     def __deepcopy__(self, memo):
         copy = RecurrentLayer()
         copy.__dict__.update(self.__dict__)
+        copy.past = dict(self.past)
         if self.state is not None:
             copy.state = self.state.select(torch.arange(self.batch_size))
         return copy
 
 
 def _check_state(variant, mask):
-    if variant.short_conv:
-        raise NotImplementedError(f"a RecurrentCache does not hold what {variant.text!r} convolves: pass use_cache=False")
+    if variant.mask == "prefix" or variant.reach.ahead:
+        raise NotImplementedError(f"a RecurrentCache does not support the mask of {variant.text!r}, which shows keys ahead")
+    if "bias" in variant.inputs:
+        raise NotImplementedError("a RecurrentCache does not support a position bias: its sums have lost the positions")
     by_key = any(SHAPES[name].endswith("S") for name in variant.inputs)  # of which only a State keeps the gates
     if mask == "causal" and variant.no_state and not by_key:
         raise ValueError(
             f"a RecurrentCache requires a finite state or a window, but {variant.text!r} has none: {variant.no_state}. "
             "Use another variant, such as 'taylor2', or another cache"
         )
+
+
+def past_of(cache, layer):
+    """What a RecurrentCache keeps for the weights of a layer; None for another cache."""
+    return cache.layers[layer].past if isinstance(cache, RecurrentCache) else None
 
 
 class RecurrentCache(Cache):

@@ -19,6 +19,7 @@ class Seen(NamedTuple):
     keep: Optional[torch.Tensor] = None  # [B, S] bool: False hides a key
     cu_seqlens: Optional[torch.Tensor] = None  # where packed sequences begin in the B*T tokens, and their end
     length: Optional[int] = None  # how many keys hold tokens (static caches)
+    place: Optional[torch.Tensor] = None  # of one query among the keys, where it is not the last (static caches)
 
     # transformers treats masks as tensors and reads these
 
@@ -92,7 +93,7 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
         if keep.shape[1] == kv_length and _may_look() and keep.all():
             keep = None
     if q_length == 1 and (chunked or isinstance(q_offset, torch.Tensor)):
-        return _one_query(batch_size, kv_length, q_offset, kv_offset, mask_function, keep, device)
+        return _one_query(batch_size, kv_length, q_offset, kv_offset, mask_function, keep, device, causal)
     length, keys = None, kv_length
     if causal and (end := int(q_offset) + q_length - kv_offset) < kv_length:
         length, keys, keep = end, end, None if keep is None or keep[:, :end].all() else keep[:, :end]
@@ -107,21 +108,47 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     return Seen(causal, None if chunked else local_size, keep, cu_seqlens, length)
 
 
-def _one_query(batch, kv_length, q_offset, kv_offset, mask_function, keep, device):
+def _one_query(batch, kv_length, q_offset, kv_offset, mask_function, keep, device, causal):
     """The slots of a cache that one token sees. Its position may be a tensor that cannot be read (static caches)."""
     b = torch.arange(batch, device=device)[:, None]
     s = torch.arange(kv_length, device=device)[None, :] + kv_offset
-    sees = mask_function(b, torch.zeros_like(b), torch.as_tensor(q_offset, device=device), s).expand(batch, kv_length)
+    place = torch.as_tensor(q_offset, device=device)
+    sees = mask_function(b, torch.zeros_like(b), place, s).expand(batch, kv_length)
     if keep is not None:
         sees = sees & torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
-    return Seen(False, None, sees)
+    return Seen(False, None, sees, place=place - kv_offset if causal else None)
+
+
+def within(variant, seen):
+    """The keys that one query of a static cache sees under the mask of the variant too, [B, S]."""
+    r, s = variant.reach, torch.arange(seen.keep.shape[1], device=seen.keep.device)
+    if r.chunk:
+        return seen.keep & (s // r.chunk == seen.place // r.chunk)
+    return seen.keep if r.back is None else seen.keep & ((s > seen.place - r.back) | (s < r.first))
 
 
 def mask_text(variant, seen, keys):
     """The mask of `horner.attend` for a variant in a layer that sees this; keys: how many there are, if that is known."""
+    window = None if seen.window is None or keys is not None and seen.window >= keys else seen.window
+    if seen.place is not None:  # `within` has its mask
+        return "full"
+    if variant.mask not in ("causal", "window", "prefix"):
+        if window is not None or not seen.causal:
+            what = "this attention is bidirectional" if not seen.causal else "this layer of the model has a window"
+            raise NotImplementedError(f"variant {variant.text!r} has the mask {variant.mask}, but {what}")
+        return variant.mask
+    back, ahead = variant.reach.back, variant.reach.ahead
     if not seen.causal:
-        if variant.window is not None:
+        if back is not None and not ahead:
             raise NotImplementedError(f"variant {variant.text!r} has a window, but this attention is bidirectional")
-        return "full" if seen.window is None else f"window({seen.window + 1},ahead={seen.window})"  # either side of its own
-    windows = [w for w in (seen.window, variant.window) if w is not None]
+        if seen.window is not None:  # either side of its own
+            back, ahead = min(back or seen.window + 1, seen.window + 1), min(ahead or seen.window, seen.window)
+        return "full" if back is None else f"window({back},ahead={ahead})"
+    if variant.mask == "prefix":
+        if window is not None:
+            raise NotImplementedError(f"variant {variant.text!r} has the mask prefix, but this layer of the model has a window")
+        return "prefix"
+    windows = [w for w in (window, back) if w is not None]
+    if ahead:
+        return f"window({min(windows)},ahead={ahead})"
     return f"window({min(windows)})" if windows and (keys is None or min(windows) < keys) else "causal"

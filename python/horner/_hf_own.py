@@ -9,9 +9,22 @@ from torch.nn import functional as F
 
 import horner.nn
 
+from ._hf_cache import past_of
 from ._hf_variants import SHAPES, of_layer
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_OF_HEADS = (*_PROJECTIONS, "q_norm", "k_norm")  # which a Mamba-2 block does not have
+
+
+class _FromMamba(torch.nn.Module):
+    """In the place of a projection or of a norm of heads: gives what the Mamba-2 block has made, or what it gets."""
+
+    def __init__(self, module, name):
+        super().__init__()
+        self.__dict__["module"], self.name = module, name  # not a submodule
+
+    def forward(self, rows):
+        return self.module.__dict__["_horner_mamba"][self.name] if self.name in _PROJECTIONS else rows
 
 
 def attentions(model):
@@ -38,19 +51,22 @@ def add_own(model):
             del layer.horner
         module._horner_variant, module._horner_rope = variant.text, variant.rope
         module.__dict__["_horner_own"] = None  # not a submodule of its own: the layer has it
-        if (variant.inputs or variant.short_conv or not variant.rope) and not hasattr(module, "_horner_hook"):
+        _place_projections(module, variant)
+        given = _given(module)
+        makes = [name for name in variant.inputs if name != "prefix" and name not in given]
+        if (makes or variant.short_conv or not variant.rope) and not hasattr(module, "_horner_hook"):
             module._horner_hook = module.register_forward_pre_hook(_remember, with_kwargs=True)
-        if not variant.inputs and not variant.short_conv:
+        if not makes and not variant.short_conv:
             continue
         like = next(module.parameters())
         heads = config.num_attention_heads
         layer.horner = horner.nn.Own(
             config.hidden_size, heads, variant=variant.text, kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(module, "head_dim", None) or config.hidden_size // heads, short_conv=variant.short_conv,
-            device=like.device, dtype=like.dtype,
+            given=given, device=like.device, dtype=like.dtype,
         )  # fmt: skip
         module.__dict__["_horner_own"] = layer.horner
-        if variant.short_conv and not hasattr(module, "_horner_convolved"):
+        if variant.short_conv and not variant.mamba and not hasattr(module, "_horner_convolved"):
             first, module._horner_convolved = 0, []
             for projection in (getattr(module, name) for name in _PROJECTIONS):
                 hook = functools.partial(_convolved, module, first)
@@ -58,10 +74,32 @@ def add_own(model):
                 first += projection.weight.shape[0]
 
 
+def _given(module):
+    """The inputs that the code of the family makes itself: T5 a bias by distance."""
+    return ("bias",) if "position_bias" in inspect.signature(type(module).forward).parameters else ()
+
+
+def _place_projections(module, variant):
+    """Puts what a Mamba-2 block makes in the place of the projections, or these back."""
+    if variant.mamba and "_horner_taken" not in module.__dict__:
+        module.__dict__["_horner_taken"] = taken = {name: getattr(module, name) for name in _OF_HEADS if hasattr(module, name)}
+        for name in taken:
+            setattr(module, name, _FromMamba(module, name))
+    elif not variant.mamba and "_horner_taken" in module.__dict__:
+        like = next(module.parameters())
+        for name, projection in module.__dict__.pop("_horner_taken").items():
+            if projection.weight.is_meta:  # of a model that was loaded with the block: new weights
+                projection.to_empty(device=like.device)
+                reset = getattr(projection, "reset_parameters", lambda: torch.nn.init.ones_(projection.weight))
+                reset()
+            setattr(module, name, projection.to(like.device, like.dtype))
+
+
 def _check_module(module, variant):
     """Raises where the code of the family leaves no place for what the variant has."""
     what = ""
-    if variant.short_conv and not all(isinstance(getattr(module, name, None), torch.nn.Linear) for name in _PROJECTIONS):
+    projections = [getattr(module, name, None) for name in _PROJECTIONS]
+    if variant.short_conv and not all(isinstance(x, (torch.nn.Linear, _FromMamba)) for x in projections):
         what = f"convolves q, k and v, but {type(module).__name__} does not project them one by one ({', '.join(_PROJECTIONS)})"
     elif not variant.rope and "position_embeddings" not in inspect.signature(type(module).forward).parameters:
         what = f"has no positions, but {type(module).__name__} takes none that could be left out (position_embeddings)"
@@ -74,6 +112,11 @@ def _remember(module, args, kwargs):
     q, k and v. A variant without positions gets a rotation by nothing."""
     module.__dict__["_horner_rows"] = args[0] if args else kwargs["hidden_states"]
     module.__dict__["_horner_seen"] = kwargs.get("attention_mask")
+    module.__dict__["_horner_past"] = past_of(kwargs.get("past_key_values"), module.layer_idx)
+    if getattr(own := module.__dict__["_horner_own"], "mamba", None) is not None:
+        rows = module.__dict__["_horner_rows"]
+        q, k, v, steps = own.mamba.split(rows, **_neighbours(module, rows))
+        module.__dict__["_horner_mamba"] = {"q_proj": q, "k_proj": k, "v_proj": v, "steps": steps, "rows": rows}
     if module._horner_rope:
         return None
     given = kwargs.get("position_embeddings")
@@ -85,32 +128,38 @@ def _remember(module, args, kwargs):
     return args, {**kwargs, "position_embeddings": (torch.ones_like(given[0]), torch.zeros_like(given[1]))}
 
 
+def _neighbours(module, rows):
+    """What a convolution of rows [B, T, channels] takes: padding counts as nothing, each packed sequence begins anew, and a
+    RecurrentCache holds the last rows."""
+    seen, past = module.__dict__.get("_horner_seen"), module.__dict__.get("_horner_past")
+    keep, cu_seqlens, places = getattr(seen, "keep", None), getattr(seen, "cu_seqlens", None), None
+    if cu_seqlens is not None:
+        places = horner.nn._places(rows.shape[0] * rows.shape[1], cu_seqlens, rows.device).view(rows.shape[:2])
+    keep = keep if keep is not None and keep.shape[1] == rows.shape[1] else None
+    return {"keep": keep, "places": places, "past": past}
+
+
 def _convolved(module, first, projection, args, rows):
-    """A hook of q_proj, k_proj and v_proj: what they give [B, T, channels], convolved. Padding counts as nothing, and each
-    packed sequence begins anew."""
-    own, seen = module.__dict__.get("_horner_own"), module.__dict__.get("_horner_seen")
-    if own is None or not hasattr(own, "short_conv"):
-        return None
-    if getattr(seen, "keep", None) is not None and seen.keep.shape[1] == rows.shape[1]:
-        rows = rows * seen.keep[..., None].to(rows.dtype)
-    places = None
-    if getattr(seen, "cu_seqlens", None) is not None:
-        places = horner.nn._places(rows.shape[0] * rows.shape[1], seen.cu_seqlens, rows.device).view(rows.shape[:2])
-    return own.short_conv(rows, first, places)
+    """A hook of q_proj, k_proj and v_proj: what they give [B, T, channels], convolved."""
+    own = module.__dict__.get("_horner_own")
+    return own.short_conv(rows, first, **_neighbours(module, rows)) if hasattr(own, "short_conv") else None
 
 
 def own_inputs(module, variant, keys):
-    """The inputs of the variant besides q, k and v."""
+    """The inputs of the variant besides q, k and v that do not depend on what the layer sees."""
     own, rows = module.__dict__.get("_horner_own"), module.__dict__.pop("_horner_rows", None)
-    if not variant.inputs and not variant.short_conv:
+    made = [name for name in variant.inputs if name != "prefix" and name not in _given(module)]
+    if not made and not variant.short_conv:
         return {}
     if own is None or rows is None:
-        what = ", ".join(variant.inputs) or "a convolution"
+        what = ", ".join(made) or "a convolution"
         raise NotImplementedError(
             f"variant {variant.text!r} requires {what}, and this model has no weights for it: "
             f"load it with attn_implementation='horner:{variant.text}', or set that with model.set_attn_implementation"
         )
-    inputs = own(rows)
+    inputs = own(rows, module.__dict__.get("_horner_past"))
+    if variant.mamba:
+        inputs |= module.__dict__["_horner_mamba"]["steps"]
     by_key = [name for name in inputs if SHAPES[name].startswith("B") and "S" in SHAPES[name]]
     if keys != rows.shape[1] and (by_key or variant.short_conv):
         what = f"gates of its keys ({', '.join(by_key)})" if by_key else "a convolution"
@@ -119,6 +168,24 @@ def own_inputs(module, variant, keys):
             "not hold: decode with past_key_values=horner.hf.RecurrentCache(model.config), or use_cache=False"
         )
     return inputs
+
+
+def own_bias(module, variant, queries, keys, seen):
+    """The bias by distance that the layer has learned, [1, H, T, S]; None if it has none. Not of cross-attention, whose
+    tokens have no distance: there it is 0."""
+    own = module.__dict__.get("_horner_own")
+    if own is None or "bias" not in own.roles:
+        return None
+    if not seen.causal and seen.place is None and queries != keys:
+        return own.bias.new_zeros(1, 1, queries, keys)
+    ahead = variant.mask == "prefix" or variant.reach.ahead > 0 or not seen.causal and seen.place is None
+    return own.relative_bias(queries, keys, ahead, seen.place)
+
+
+def joined(module, out):
+    """What a Mamba-2 block makes of the result [B, T, H, E] of its operator."""
+    made = module.__dict__.pop("_horner_mamba")
+    return module.__dict__["_horner_own"].mamba.joined(out.flatten(2), made["v_proj"], made["rows"]).view(out.shape)
 
 
 def tied(query, key):

@@ -11,15 +11,27 @@ import horner.nn
 SHAPES = {name: shape for name, shape, _, _ in torch.ops.horner.inputs()}
 
 
+class Reach(NamedTuple):
+    """The keys that a mask shows, as in the library: the last `back`, `ahead` after them, and the first `first`."""
+
+    back: Optional[int]  # None: all
+    ahead: int
+    chunk: int
+    first: int
+
+
 class Variant(NamedTuple):
     text: str
+    run: str  # what `horner.attend` gets
     own_scale: bool
-    window: Optional[int]
+    mask: str  # "causal", "window", or the text of another
+    reach: Reach
     no_state: str
     inputs: tuple[str, ...]  # what it needs besides q, k and v
     short_conv: int  # tokens of a convolution of q, k and v; 0: none
     rope: bool  # whether the model's rotary positions apply
     tied_keys: bool  # keys made of the gates of their channels
+    mamba: bool  # the inside of a Mamba-2 block makes q, k and v
 
 
 _variants: dict[str, Variant] = {}
@@ -30,14 +42,15 @@ def find(text):
     if text in _variants:
         return _variants[text]
     about, around = horner.describe(text), torch.ops.horner.around(text)
-    if around["mamba"] or around["raw_decay"]:
-        what = "a Mamba-2 block" if around["mamba"] else "gates that grow over the whole text"
-        raise ValueError(f"variant {text!r} has {what}, which models of transformers do not: use horner.nn or 'horner train'")
-    mask, window, own_scale = torch.ops.horner.mask_and_scale(text)
+    mask, (back, *reach), own_scale = torch.ops.horner.mask_and_scale(text)
     if mask == "full":
         raise ValueError(f"horner variant {text!r} has a full mask: the model determines the mask here")
-    more = around["short_conv"], bool(around["rope"]), bool(around["tied_keys"])
-    return _variants.setdefault(text, Variant(text, own_scale, window, about["no_state"], tuple(about["inputs"].split()), *more))
+    return _variants.setdefault(text, Variant(
+        text, horner.nn.with_stage(text, "decay=none") if around["raw_decay"] else text, own_scale,
+        "window" if mask.startswith("window") else mask or "causal", Reach(None if back < 0 else back, *reach),
+        about["no_state"], tuple(about["inputs"].split()), around["short_conv"], bool(around["rope"]),
+        bool(around["tied_keys"]), bool(around["mamba"]),
+    ))  # fmt: skip
 
 
 _turns: dict[str, tuple[str, ...]] = {}
@@ -87,7 +100,7 @@ def with_stages(variant, stages):
     """The variant with these stages changed as well."""
     if not stages:
         return variant
-    return find(variant.text + ("," if ":" in variant.text else ":") + ",".join(stages))
+    return find(horner.nn.with_stage(variant.text, ",".join(stages)))
 
 
 def with_sink(variant):

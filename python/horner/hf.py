@@ -16,7 +16,7 @@ import functools
 import warnings
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 import horner
@@ -24,8 +24,8 @@ import horner.nn
 
 from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules
-from ._hf_masks import Seen, mask, mask_text
-from ._hf_own import add_own, attentions, own_inputs, tied
+from ._hf_masks import Seen, mask, mask_text, within
+from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, tied
 from ._hf_variants import SHAPES, find, of_layer, turn, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
@@ -82,15 +82,27 @@ def _is_horner(config):
 _asking = []  # the models that now run with output_attentions, which not every one of them passes on to its attention
 
 
+_prefixed = []  # the models that now run with a prefix, and whether it has reached an attention that uses it
+
+
 def _before(model, args, kwargs):
+    if not _is_horner(model.config):
+        return
     asked = kwargs.get("output_attentions")
-    if _is_horner(model.config) and (model.config.output_attentions if asked is None else asked):
+    if model.config.output_attentions if asked is None else asked:
         _asking.append(model)
+    if kwargs.get("prefix") is not None:
+        _prefixed.append([model, False])
 
 
-def _after(model, *_):
+def _after(model, args, output):
     if _asking and _asking[-1] is model:
         _asking.pop()
+    if _prefixed and _prefixed[-1][0] is model and not _prefixed.pop()[1] and output is not None:
+        raise ValueError(
+            f"prefix was given, but no attention of {type(model).__name__} has used it: this requires a variant with the mask "
+            "prefix, such as attn_implementation='horner:prefix_lm', in a family that passes keywords on to its attention"
+        )
 
 
 def _watch(model):
@@ -127,9 +139,20 @@ def _before_init(method):
 def _with_own_start(method):
     @functools.wraps(method)
     def wrapped(self, module):
-        if isinstance(module, (horner.nn.Own, horner.nn._Convolution)):
+        if isinstance(module, (horner.nn.Own, horner.nn._Convolution, horner.nn._Mamba)):
             module.reset_parameters()
         return method(self, module)
+
+    return wrapped
+
+
+def _with_prefix(method):
+    """`generate` passes on what its model does not name, if it is not asked."""
+
+    @functools.wraps(method)
+    def wrapped(self, model_kwargs):
+        own = {"prefix"} if _is_horner(self.config) else set()
+        return method(self, {name: x for name, x in model_kwargs.items() if name not in own})
 
     return wrapped
 
@@ -153,7 +176,9 @@ if not hasattr(PreTrainedModel.post_init, "__wrapped__"):
     PreTrainedModel.set_attn_implementation = _after_setting(_on_demand(PreTrainedModel.set_attn_implementation))
     PreTrainedModel.post_init = _before_init(PreTrainedModel.post_init)
     PreTrainedModel._init_weights = _with_own_start(PreTrainedModel._init_weights)
-    if hasattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn"):  # a private name, which may change
+    if hasattr(GenerationMixin, "_validate_model_kwargs"):  # private names, which may change
+        GenerationMixin._validate_model_kwargs = _with_prefix(GenerationMixin._validate_model_kwargs)
+    if hasattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn"):
         switch = ContinuousBatchingManager.switch_to_cb_friendly_attn
         ContinuousBatchingManager.switch_to_cb_friendly_attn = _with_pages(switch)
 
@@ -210,7 +235,7 @@ def _of_the_model(variant, stages, softcap, sink, bias):
     if softcap is not None:
         more.append(f"softcap={softcap!r}")
     if bias is not None:
-        more.append("bias")
+        more += [] if "bias" in variant.inputs else ["bias"]
         stages["bias"] = bias
     variant = with_stages(variant, more)
     if sink is not None:
@@ -218,11 +243,15 @@ def _of_the_model(variant, stages, softcap, sink, bias):
     return variant, stages
 
 
+def _prefix(given, query, keep):
+    """How many keys of each row all queries see, [B]: as many tokens after the padding on the left."""
+    n = torch.as_tensor(0 if given is None else given, device=query.device).expand(query.shape[0])
+    return n if keep is None else torch.where(n > 0, n + keep.to(torch.uint8).argmax(1), n)
+
+
 def _packed(query, key, value, cu_seqlens, stages, attend):
     """`attend` of sequences that lie one after the other in all rows."""
     B, _, T, _ = query.shape
-    if "bias" in stages:
-        raise NotImplementedError("attn_implementation='horner' does not support packed sequences with a position bias")
     flat = {name: _one_row(x) if SHAPES[name].startswith("B") else x for name, x in stages.items() if name != "keep"}
     if "keep" in stages:
         flat["keep"] = stages["keep"].reshape(1, -1)
@@ -253,8 +282,14 @@ def _paged(query, key, value, kwargs, stages, attend):
     return out
 
 
+def _check_weights(layer, cache, seen):
+    if layer is not None or cache is not None or seen.cu_seqlens is not None:
+        what = "packed sequences" if layer is None and cache is None else "this cache"
+        raise NotImplementedError(f"attn_implementation='horner' does not support output_attentions with {what}")
+
+
 def attention(module, query, key, value, attention_mask, name=None, dropout=0.0, scaling=None, is_causal=None,
-              sliding_window=None, softcap=None, s_aux=None, position_bias=None, cache=None, **kwargs):  # fmt: skip
+              sliding_window=None, softcap=None, s_aux=None, position_bias=None, prefix=None, cache=None, **kwargs):  # fmt: skip
     """transformers calls this in each layer: query [B, H, T, D], key and value [B, G, S, D]. Returns [B, T, H, E]."""
     if cache is not None:
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
@@ -264,36 +299,63 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     scale = None if variant.own_scale else scaling
     seen = _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
     stages = own_inputs(module, variant, key.shape[2])
+    layer, matrix = getattr(key, "_horner_layer", None), ()
     if variant.tied_keys:
         query, key, stages["channel_decay"] = tied(query, key)
     variant, stages = _of_the_model(variant, stages, softcap, s_aux, position_bias)
-    layer = getattr(key, "_horner_layer", None)
     weights = bool(_asking) or bool(kwargs.get("output_attentions"))
-    if weights and (layer is not None or cache is not None or seen.cu_seqlens is not None):
-        what = "packed sequences" if layer is None and cache is None else "this cache"
-        raise NotImplementedError(f"attn_implementation='horner' does not support output_attentions with {what}")
+    if weights:
+        _check_weights(layer, cache, seen)
     if layer is not None:
         if dropout:
             raise NotImplementedError("a RecurrentCache does not support attention dropout: call model.eval()")
-        return layer.attend(query, key, value, variant, seen, scale, stages).transpose(1, 2), None
-    if seen.length is not None:
-        key, value = key[:, :, : seen.length], value[:, :, : seen.length]
-    if "bias" in stages:
+        out = layer.attend(query, key, value, variant, seen, scale, stages)
+    else:
+        if seen.length is not None:
+            key, value = key[:, :, : seen.length], value[:, :, : seen.length]
+        if seen.place is not None:
+            seen = seen._replace(keep=within(variant, seen))
+        text = mask_text(variant, seen, key.shape[2])
+        text = _of_the_mask(module, query, key, variant, seen, text, prefix, stages)
+        attend = functools.partial(horner.attend, variant=variant.run, scale=scale, mask=text, dropout_p=dropout)
+        if cache is not None:
+            out = _paged(query, key, value, kwargs, stages, attend)
+        elif seen.cu_seqlens is not None:
+            out = _packed(query, key, value, seen.cu_seqlens, stages, attend)
+        elif weights:
+            out, *matrix = attend(query, key, value, return_weights=True, **stages)
+        else:
+            out = attend(query, key, value, **stages)
+    out = out.transpose(1, 2).contiguous()
+    return joined(module, out) if variant.mamba else out, matrix[0] if matrix else None
+
+
+def _of_the_mask(module, query, key, variant, seen, text, prefix, stages):
+    """Adds the inputs that depend on which keys the queries see: padding, a prefix, a bias by distance. Returns the mask."""
+    packed = seen.cu_seqlens is not None
+    if "bias" in stages:  # the model's own
         stages["bias"] = stages["bias"][..., : key.shape[2]]
+        if packed:
+            raise NotImplementedError("attn_implementation='horner' does not support packed sequences with a position bias")
+    rows = query.shape[0] if packed else 1  # which become one
+    bias = own_bias(module, variant, rows * query.shape[2], rows * key.shape[2], seen)
+    if bias is not None:
+        stages["bias"] = bias
     if seen.keep is not None:
         stages["keep"] = seen.keep.to(key.device)
-    text = mask_text(variant, seen, key.shape[2])
-    attend = functools.partial(horner.attend, variant=variant.text, scale=scale, mask=text, dropout_p=dropout)
-    if cache is not None:
-        out = _paged(query, key, value, kwargs, stages, attend)
-    elif seen.cu_seqlens is not None:
-        out = _packed(query, key, value, seen.cu_seqlens, stages, attend)
-    elif weights:
-        out, matrix = attend(query, key, value, return_weights=True, **stages)
-        return out.transpose(1, 2).contiguous(), matrix
-    else:
-        out = attend(query, key, value, **stages)
-    return out.transpose(1, 2).contiguous(), None
+    if variant.mask == "prefix":
+        for entry in _prefixed:
+            entry[1] = True
+        if packed and prefix is not None:
+            raise NotImplementedError(
+                "attn_implementation='horner' does not support packed sequences with a prefix; a model that torch.compile compiles "
+                "takes them for packed unless it gets an attention_mask"
+            )
+        if text == "prefix":
+            if packed:
+                return "causal"
+            stages["prefix"] = _prefix(prefix, query, stages.get("keep"))
+    return text
 
 
 def register(variant: str) -> str:

@@ -20,6 +20,7 @@ __all__ = ["Attention", "Own", "TransformerBlock", "variants_of_layers"]
 
 _ROWS = torch.ops.horner.inputs()  # name, shape, role, meaning
 _RAW_DECAY_TOKENS = 1024  # gated_decay@code divides its gates by this
+_BUCKETS, _FARTHEST = 32, 128  # of a learned bias by distance, as in T5
 
 
 def log_sigmoid(x):
@@ -31,8 +32,21 @@ def _own(dim, variant, short_conv, **sizes):
     """The weights of a variant, or None if it has none of its own. `short_conv`: None for what the variant says."""
     around = torch.ops.horner.around(variant)
     short_conv = around["short_conv"] if short_conv is None else short_conv
-    wanted = bool(horner.describe(variant)["inputs"]) or around["mamba"] or short_conv or around["raw_decay"]
+    wanted = _roles(variant) or around["mamba"] or short_conv
     return Own(dim, variant=variant, short_conv=short_conv, **sizes) if wanted else None
+
+
+def _roles(variant):
+    """The inputs of a variant that a layer makes, and their roles."""
+    names, around = horner.describe(variant)["inputs"].split(), torch.ops.horner.around(variant)
+    roles = {name: role for name, _, role, _ in _ROWS if name in names and role != "mask"}
+    if around["raw_decay"]:
+        roles["decay"] = "log_gate"
+    if around["tied_keys"]:  # gates made of the keys
+        roles.pop("channel_decay")
+    for name in ("decay", "input_gate") if around["mamba"] else ():  # made of its steps
+        roles.pop(name, None)
+    return roles
 
 
 class _Convolution(nn.Module):
@@ -50,16 +64,22 @@ class _Convolution(nn.Module):
             if not getattr(x, "_is_hf_initialized", False):  # transformers marks what it has loaded
                 x.uniform_(-(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
 
-    def forward(self, x, first=0, places=None):
-        """Of x [B, T, some channels from `first` on]. `places` [B, T]: those of the tokens in packed sequences."""
+    def forward(self, x, first=0, *, keep=None, places=None, past=None):
+        """Of x [B, T, some channels from `first` on]. `keep` [B, T]: False where a token is padding and counts as zeros.
+        `places` [B or 1, T]: those of the tokens in packed sequences. `past`: a dict that keeps the last rows of a stream."""
         weight, n = self.weight[first : first + x.shape[-1]].to(x.dtype), self.weight.shape[1]
         bias = None if self.bias is None else self.bias[first : first + x.shape[-1]].to(x.dtype)
+        if keep is not None:
+            x = x.masked_fill(~keep[..., None], 0)
+        T, before = x.shape[1], None if past is None else past.get(("rows", first))
+        rows = F.pad(x, (0, 0, n - 1, 0)) if before is None else torch.cat([before.to(x.dtype), x], 1)
+        if past is not None:
+            past["rows", first] = rows[:, T:].detach().clone()
         if places is None:
-            return F.silu(F.conv1d(F.pad(x.mT, (n - 1, 0)), weight[:, None], bias, groups=len(weight)).mT)
-        before = F.pad(x, (0, 0, n - 1, 0))
-        T, y = x.shape[1], x * weight[:, n - 1]
+            return F.silu(F.conv1d(rows.mT, weight[:, None], bias, groups=len(weight)).mT)
+        y = x * weight[:, n - 1]
         for j in range(1, n):  # tokens back
-            y = y + (before[:, n - 1 - j : n - 1 - j + T] * weight[:, n - 1 - j]).masked_fill((places < j)[..., None], 0)
+            y = y + (rows[:, n - 1 - j : n - 1 - j + T] * weight[:, n - 1 - j]).masked_fill((places < j)[..., None], 0)
         return F.silu(y if bias is None else y + bias)
 
 
@@ -73,41 +93,60 @@ class _Norm(nn.Module):
 
 
 class _Mamba(nn.Module):
-    """The weights of a Mamba-2 block (arXiv 2405.21060) besides its output projection."""
+    """The inside of a Mamba-2 block (arXiv 2405.21060), without its output projection."""
 
     def __init__(self, dim, heads, head_dim, short_conv, **where):
         super().__init__()
-        inner = heads * head_dim
+        self.heads, self.head_dim, inner = heads, head_dim, heads * head_dim
         for name, channels in (("z", inner), ("x", inner), ("B", head_dim), ("C", head_dim)):
             setattr(self, name, nn.Linear(dim, channels, bias=False, **where))
         self.dt = nn.Linear(dim, heads, **where)
         self.conv = _Convolution(inner + 2 * head_dim, short_conv, bias=True, **where)
-        self.A_log = nn.Parameter(torch.empty(heads, **where).uniform_(1, 16).log())
-        self.D = nn.Parameter(torch.ones(inner, **where))
+        self.A_log = nn.Parameter(torch.empty(heads, **where))
+        self.D = nn.Parameter(torch.empty(inner, **where))
         self.norm = _Norm(inner, **where)
-        with torch.no_grad():
-            step = torch.empty(heads, **where).uniform_(math.log(0.001), math.log(0.1)).exp()
-            self.dt.bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus gives the step
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        step = torch.empty_like(self.dt.bias).uniform_(math.log(0.001), math.log(0.1)).exp()
+        for x, start in (
+            (self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log()),
+            (self.D, torch.ones_like(self.D)),
+            (self.norm.weight, torch.ones_like(self.norm.weight)),
+            (self.dt.bias, step + torch.log(-torch.expm1(-step))),  # softplus gives the step
+        ):
+            if not getattr(x, "_is_hf_initialized", False):
+                x.copy_(start)
+
+    def split(self, rows, **conv):
+        """From rows [B, T, dim]: q, k and v [B, T, heads * head_dim], and the inputs of the operator that are made of the
+        steps. `conv`: what the convolution takes."""
+        H, D = self.heads, self.head_dim
+        u, B, C = self.conv(torch.cat([self.x(rows), self.B(rows), self.C(rows)], -1), **conv).split([H * D, D, D], -1)
+        dt = F.softplus(self.dt(rows).to(self.dt.bias.dtype)).transpose(1, 2)  # [B, H, T]
+        q, k = (y[..., None, :].expand(-1, -1, H, -1).flatten(2) for y in (C, B))  # shared by the heads
+        return q, k, u, {"decay": -self.A_log.exp()[:, None] * dt, "input_gate": dt}
+
+    def joined(self, y, u, rows):
+        """What goes to the output projection: from the result y of the operator and its values u, [B, T, channels]."""
+        return self.norm((y + self.D * u) * F.silu(self.z(rows)), 1e-5)
 
 
 class Own(nn.Module):
     """The weights that a variant has besides q, k, v and o: linear maps of the token for its gates, its learned numbers,
-    a short convolution or the inside of a Mamba-2 block. `own(x)` gives the inputs of `horner.attend`."""
+    a bias by distance, a short convolution or the inside of a Mamba-2 block. `own(x)` gives the inputs of `horner.attend`.
+    `given`: names of inputs that it does not make."""
 
-    def __init__(self, dim, heads, *, variant, kv_heads, head_dim, short_conv, device=None, dtype=None):
+    def __init__(self, dim, heads, *, variant, kv_heads, head_dim, short_conv, given=(), device=None, dtype=None):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.around = around = torch.ops.horner.around(variant)
         groups = heads if around["mamba"] else kv_heads
         sizes = {"H": heads, "G": groups, "D": head_dim, "E": head_dim, "F": around["features"], "3": 3}
-        names = horner.describe(variant)["inputs"].split()
-        self.roles = {name: role for name, _, role, _ in _ROWS if name in names and role not in ("score", "mask")}
-        if around["tied_keys"]:  # gates made of the keys
-            self.roles.pop("channel_decay")
+        self.roles = {name: role for name, role in _roles(variant).items() if name not in given}
         if around["mamba"]:
             self.mamba = _Mamba(dim, heads, head_dim, short_conv, **where)
-            for name in ("decay", "input_gate"):  # made of its steps
-                self.roles.pop(name, None)
         elif short_conv:
             self.short_conv = _Convolution((heads + 2 * kv_heads) * head_dim, short_conv, bias=False, **where)
         self.unit = head_dim**-0.5
@@ -119,6 +158,8 @@ class Own(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty([sizes[x] for x in shape], **where)))
             elif role == "constant":
                 self.register_buffer(name, torch.empty([sizes[x] for x in shape], **where))
+            elif role == "score":
+                self.register_parameter(name, nn.Parameter(torch.empty([heads, _BUCKETS], **where)))
             else:
                 self.channels[name] = head_dim if len(shape) == 4 or (shape == "BHT" and around["channel_gates"]) else 0
                 self.add_module(name, nn.Linear(dim, sizes[shape[1]] * max(1, self.channels[name]), **where))
@@ -139,9 +180,19 @@ class Own(nn.Module):
         y = y.transpose(1, 2)
         return y.float() if y.dtype in (torch.bfloat16, torch.float16) else y
 
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def relative_bias(self, queries, keys, two_way, place=None):
+        """[1, H, T, S], from the distance of each pair; the last query stands at the last key, or at `place` (one query)."""
+        if place is not None:
+            return self.bias[:, _bucket(torch.arange(keys, device=self.bias.device) - place, two_way)][None, :, None]
+        ahead = torch.arange(1 - keys, queries, device=self.bias.device)  # of the first key to the last query, and so on
+        return self.bias[:, _bucket(ahead, two_way)].unfold(1, keys, 1).flip(1)[None]
+
+    def forward(self, x: torch.Tensor, past: Optional[dict] = None) -> dict[str, torch.Tensor]:
+        """`past`: a dict that keeps what a stream of tokens has summed up."""
         out = {}
         for name, role in self.roles.items():
+            if role == "score":
+                continue
             if role in ("parameter", "constant"):
                 out[name] = getattr(self, name)
                 continue
@@ -155,8 +206,29 @@ class Own(nn.Module):
                     y = F.silu(y) if self.around["silu_gate"] and name == "post_gate" else y.sigmoid()
             out[name] = y
         if self.around["raw_decay"]:
-            _spread_raw_decay(out)
+            _spread_raw_decay(out, past)
         return out
+
+
+def _bucket(ahead, two_way):
+    """The bucket of a key that is so many tokens ahead of its query. Half of the buckets hold one distance each, the other
+    half distances up to 128, on a scale of logarithms; the last one holds what is farther. With `two_way`, keys ahead have
+    the second half of all; otherwise they count as the query's own."""
+    n = _BUCKETS // 2 if two_way else _BUCKETS
+    distance = ahead.abs() if two_way else (-ahead).clamp(min=0)
+    far = (distance.clamp(min=1) / (n // 2)).log() * ((n - n // 2) / math.log(_FARTHEST / (n // 2)))
+    bucket = torch.where(distance < n // 2, distance, (n // 2 + far.long()).clamp(max=n - 1))
+    return bucket + n * (ahead > 0) if two_way else bucket
+
+
+def sees_ahead(variant, mask=None):
+    """Whether a query may see keys after its own."""
+    spec = horner.describe(variant if mask is None else with_stage(variant, f"mask={mask}"))["spec"]
+    return any(word in spec for word in ("mask=full", "mask=prefix", "ahead="))
+
+
+def with_stage(variant, stage):
+    return f"{variant}{',' if ':' in variant else ':'}{stage}"
 
 
 def _started(name, x, unit, alibi):
@@ -166,14 +238,18 @@ def _started(name, x, unit, alibi):
         return -torch.log1p(-torch.exp2(-5.0 - torch.arange(len(x), device=x.device)))
     if x.dim() == 3:  # projections
         return torch.randn_like(x) * unit
-    return torch.full_like(x, {"norm_bias": 0.0, "sink": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
+    return torch.full_like(x, {"norm_bias": 0.0, "sink": 0.0, "bias": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
 
 
-def _spread_raw_decay(inputs):
+def _spread_raw_decay(inputs, past):
     """e^(c_t - c_s), c_t the sum of logits / 1024 over the tokens before t, as a factor of the output gate and one of the
     input gate: it may grow, which executions do not expect of a decay."""
     each = inputs.pop("decay").double() / _RAW_DECAY_TOKENS
-    sums = each.cumsum(-1) - each
+    sums = each.cumsum(-1)
+    if past is not None:
+        sums = sums + past.get("sums", 0)
+        past["sums"] = sums[..., -1:].detach().clone()
+    sums = sums - each
     groups = inputs["output_gate"].shape[1] // sums.shape[1]
     inputs["input_gate"] = inputs["input_gate"] * (-sums).exp().to(inputs["input_gate"].dtype)
     inputs["output_gate"] = inputs["output_gate"] * sums.repeat_interleave(groups, 1).exp().to(inputs["output_gate"].dtype)
@@ -236,7 +312,9 @@ class Attention(nn.Module):
         self.rope_theta = rope_theta if around["rope"] else None
         self.mask, self.execution, self.dropout, self.mamba = mask, execution, dropout, bool(around["mamba"])
         self.tied_keys = bool(around["tied_keys"])
-        self.variant = variant if not around["raw_decay"] else f"{variant}:decay=none"
+        self.variant = with_stage(variant, "decay=none") if around["raw_decay"] else variant
+        self.wanted = horner.describe(variant)["inputs"].split()
+        self.two_way = sees_ahead(variant, mask)
         where = {"device": device, "dtype": dtype}
         if not self.mamba:
             self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias, **where)
@@ -259,18 +337,28 @@ class Attention(nn.Module):
         prefix: Optional[torch.Tensor] = None,
         own: Optional[Own] = None,
     ) -> torch.Tensor:
-        """`keep`, `cu_seqlens`, `bias` and `prefix` as in `attend`. `own`: the variant's weights where a block holds them."""
+        """`keep`, `cu_seqlens`, `bias` and `prefix` as in `attend`; a variant that requires them has a learned bias by distance
+        and no prefix where they are not given. `own`: the variant's weights where a block holds them."""
         own = getattr(self, "horner", None) if own is None else own
-        masks = {name: m for name, m in (("keep", keep), ("cu_seqlens", cu_seqlens), ("bias", bias), ("prefix", prefix)) if m is not None}
+        B, T = x.shape[:2]
+        if bias is None and own is not None and "bias" in own.roles:
+            bias = own.relative_bias(T, T, self.two_way)
+        if prefix is None and "prefix" in self.wanted:
+            prefix = torch.zeros(B, dtype=torch.long, device=x.device)
+        masks = {"keep": keep, "cu_seqlens": cu_seqlens, "bias": bias, "prefix": prefix}
+        masks = {name: m for name, m in masks.items() if m is not None}
+        places = None if cu_seqlens is None else _places(T, cu_seqlens, x.device)[None]
         if self.mamba:
-            return self._mamba(x, own, masks)
-        H, G, D = self.heads, self.kv_heads, self.head_dim
+            q, k, v, steps = own.mamba.split(x, keep=keep, places=places)
+            y = self._rows(*(self._heads(z) for z in (q, k, v)), {**steps, **own(x), **masks})
+            return self.o_proj(own.mamba.joined(y, v, x))
+        sizes = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
         rows = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         if own is not None and hasattr(own, "short_conv"):
-            rows = own.short_conv(rows, places=None if cu_seqlens is None else _places(x.shape[1], cu_seqlens, x.device)[None])
-        q, k, v = (y.unflatten(-1, (-1, D)).transpose(1, 2) for y in rows.split([H * D, G * D, G * D], -1))
+            rows = own.short_conv(rows, keep=keep, places=places)
+        q, k, v = (self._heads(y) for y in rows.split(sizes, -1))
         if self.rope_theta is not None:
-            places = _places(x.shape[1], cu_seqlens, x.device)
+            places = _places(T, cu_seqlens, x.device)
             q, k = (_rotated(y, places, self.rope_theta) for y in (q, k))
         inputs = {**(own(x) if own is not None else {}), **masks}
         if self.tied_keys:  # HGRN2: the keys are what their channels' gates let in
@@ -278,21 +366,14 @@ class Attention(nn.Module):
             q, k = F.silu(q), (-k).sigmoid()
         return self.o_proj(self._rows(q, k, v, inputs))
 
+    def _heads(self, rows):
+        return rows.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
     def _rows(self, q, k, v, inputs):
         """What the operator gives, [B, T, heads * head_dim]."""
         p = self.dropout if self.training else 0.0
         out = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, dropout_p=p, **inputs)
         return out.transpose(1, 2).flatten(2)
-
-    def _mamba(self, x, own, masks):
-        m, H, D = own.mamba, self.heads, self.head_dim
-        u, B, C = m.conv(torch.cat([m.x(x), m.B(x), m.C(x)], -1)).split([H * D, D, D], -1)
-        dt = F.softplus(m.dt(x).to(m.dt.bias.dtype)).transpose(1, 2)  # [B, H, T]
-        q, k = (y[:, None].expand(-1, H, -1, -1) for y in (C, B))
-        inputs = {"decay": -m.A_log.exp()[:, None] * dt, "input_gate": dt, **own(x), **masks}
-        v = u.unflatten(-1, (H, D)).transpose(1, 2)
-        y = self._rows(q, k, v, inputs) + m.D * u
-        return self.o_proj(m.norm(y * F.silu(m.z(x)), 1e-5))
 
 
 def _is_change(piece):

@@ -232,7 +232,6 @@ void check_inputs(const Spec& spec, const Inputs& in, std::string_view variant) 
   check(sizes['G'] > 0 && sizes['H'] > 0 && sizes['H'] % sizes['G'] == 0,
         "the heads of q must be a multiple of the heads of k and v, both at least 1, got ",
         sizes['H'], " and ", sizes['G']);
-  check(sizes['S'] > 0, "k must have at least one key, got ", in.k.sizes());
   check(sizes['D'] > 0 && sizes['E'] > 0,
         "head dimensions must be at least 1, got D = ", sizes['D'], " and E = ", sizes['E'],
         ": q is ", in.q.sizes(), ", v is ", in.v.sizes());

@@ -406,6 +406,7 @@ at::Tensor step(State& s, const Inputs& in) {
         " inputs, not ", dtype_name(in.q.scalar_type()));
   const at::Device device = s.carry.count.device();
   check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
+  if (in.q.size(2) == 0) return exec::without_keys(in, nullptr);
   if (!s.finite) return step_keys(s, in);
   if (in.q.is_cuda() && exec::has_other_sums(s.spec)) return step_linear(s, in);
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens

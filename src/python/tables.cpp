@@ -94,19 +94,21 @@ static std::vector<std::tuple<std::string, std::string, std::string, std::string
   return rows;
 }
 
-// The variant's mask ("full", "causal" or "window"), the size of its window, and whether its scale
-// is a fixed number.
-static std::tuple<std::string, std::optional<int64_t>, bool> mask_and_scale(const std::string& of) {
+// The variant's mask as text ("" for causal), its reach (back, ahead, chunk, first; back -1: all
+// keys), and whether its scale is a fixed number.
+static std::tuple<std::string, std::vector<int64_t>, bool> mask_and_scale(const std::string& of) {
   const attn::Spec spec = make_spec(of, std::nullopt);
-  const bool fixed = attn::is<attn::Fixed>(spec.scale);
-  if (const auto* window = std::get_if<attn::Window>(&spec.mask))
-    return {"window", window->size, fixed};
-  return {attn::is<attn::Full>(spec.mask) ? "full" : "causal", std::nullopt, fixed};
+  const std::string mask = attn::text(attn::Spec{.mask = spec.mask});
+  const attn::Reach r = attn::reach(spec.mask);
+  const bool all = attn::sees_all_past(spec.mask);
+  return {mask.substr(std::min(mask.size(), std::string("mask=").size())),
+          {all ? -1 : r.back, r.ahead, r.chunk, r.first},
+          attn::is<attn::Fixed>(spec.scale)};
 }
 
 TORCH_LIBRARY_FRAGMENT(horner, m) {
   m.def("inputs", &inputs);
-  m.def("mask_and_scale(str variant) -> (str, int?, bool)", &mask_and_scale);
+  m.def("mask_and_scale(str variant) -> (str, int[], bool)", &mask_and_scale);
   m.def("version() -> str", [] { return std::string(HORNER_VERSION); });
   m.def("variants() -> str[]", &variants);
   m.def("executions() -> str[]", &executions);

@@ -106,7 +106,7 @@ void profiled(std::string_view execution, c10::function_ref<void()> forward) {
 
 // What forward of r returns.
 static std::pair<TensorVector, TensorVector> run_forward(const Recorded& r) {
-  const bool values = r.outputs > 1;
+  const bool values = !r.last;
   const bool kept = keeping && r.saved > 0;
   std::pair<TensorVector, TensorVector> results;
   if (kept && keeping->filled()) {

@@ -30,7 +30,7 @@ bool keeps_graph();
 // While one exists, the nodes that this thread records write what they save to `bytes`, or, if that
 // is `filled`, read it from there and do not run forward. `bytes` is on the CPU; each tensor lies
 // behind its dtype and sizes, so the same bytes serve any number of backward passes. Nodes that
-// save nothing run forward. The values of a single output, which is a result, are not there.
+// save nothing run forward. The values of outputs that no later gradient needs are not there.
 class Keeping {
  public:
   Keeping(const at::Tensor& bytes, bool filled);
@@ -57,6 +57,7 @@ struct Recorded {
   std::string_view execution;
   const TensorVector& inputs;
   size_t outputs, saved;  // how many tensors forward returns
+  bool last;              // no gradient of what the execution makes of the outputs needs them
   std::function<std::pair<TensorVector, TensorVector>()> forward;  // outputs, saved
   std::function<TensorVector(at::TensorList inputs, at::TensorList saved, at::TensorList grads)>
       backward;
@@ -101,12 +102,13 @@ void unpack(at::TensorList from, const Fields& fields) {
   for (size_t i = 0; i < fields.size(); ++i) *fields[i] = from[i];
 }
 
-// forward(job, x), of which only the outputs are defined where gradients are needed.
+// forward(job, x), of which only the outputs are defined where gradients are needed. `last`: see
+// Recorded.
 template <class Job, class Tensors, class Result>
 Result differentiable(std::string_view execution, const Job& job, const Tensors& x,
                       Result (*forward)(const Job&, const Tensors&, bool),
-                      Tensors (*backward)(const Job&, const Tensors&, const Result&,
-                                          const Result&)) {
+                      Tensors (*backward)(const Job&, const Tensors&, const Result&, const Result&),
+                      bool last = false) {
   const TensorVector inputs = pack(Tensors::fields(x));
   Result r;
   if (!needs_gradients(inputs)) {
@@ -127,7 +129,7 @@ Result differentiable(std::string_view execution, const Job& job, const Tensors&
     return pack(Tensors::fields(dx));
   };
   const size_t outputs = Result::outputs(r).size(), saved = Result::saved(r).size();
-  unpack(record({execution, inputs, outputs, saved, run_forward, run_backward}),
+  unpack(record({execution, inputs, outputs, saved, last, run_forward, run_backward}),
          Result::outputs(r));
   return r;
 }

@@ -193,17 +193,21 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
 static bool in_pieces(const Spec& spec) {
   return is<Delta>(spec.values) || is<ChannelGate>(spec.decay) || !is<NoKeys>(spec.near);
 }
+constexpr int64_t kLeastPiece = 2048;
 static int64_t piece_tokens(const Spec& spec, const Inputs& in) {
-  constexpr int64_t kMostBytes = 2 << 20, kLeast = 2048, kUnit = 1024;
+  constexpr int64_t kMostBytes = 2 << 20, kUnit = 1024;
   const auto* near = std::get_if<Window>(&spec.near);
   const int64_t channels = std::max({in.q.size(3), in.v.size(3), near ? 2L * near->size : 0});
   const int64_t token = in.q.size(0) * in.q.size(1) * channels * int64_t(sizeof(double));
-  return std::max(kLeast, kMostBytes / std::max<int64_t>(1, token) / kUnit * kUnit);
+  return std::max(kLeastPiece, kMostBytes / std::max<int64_t>(1, token) / kUnit * kUnit);
 }
 
 std::string why_no_stream(const Spec& spec, const Inputs& in) {
   if (!in.q.is_cpu()) return "the inputs are not on the CPU";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
+  if (spec.dropout != 0)
+    return "does not support dropout: it leaves out pairs of a query and a key, and a state does "
+           "not hold pairs";
   if (const std::string lacks = why_lacking(spec, kChunkedHas); !lacks.empty()) return lacks;
   if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
   if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
@@ -223,24 +227,28 @@ static double work(const Spec& spec, const Inputs& in) {
          work_in_chunks(spec, in.k.size(2), in.q.size(-1), in.v.size(-1));
 }
 
-// N, W, the last state and all states, mapped queries and keys; where a size is symbolic, nothing.
-// Nor for the rows that run in pieces, of several nodes.
+// What the nodes of all pieces keep, at most, where the channels have known numbers: N and W as
+// results and for backward, mapped queries and keys, values of the delta rule; of each piece the
+// last state and all states, of which `cut` makes at most 2 for each head and 8 more.
 static c10::SymInt kept(const Spec& spec, const Inputs& in) {
-  if (in_pieces(spec)) return 0;
-  for (const at::Tensor* x : {&in.q, &in.k, &in.v})
-    for (const c10::SymInt& n : x->sym_sizes())
-      if (!n.maybe_as_int()) return 0;
-  const Cut c = cut(spec, in);
-  const int64_t S = in.k.size(2), heads = in.k.size(0) * in.k.size(1);
-  const bool stateless = S <= c.C && !in.cu_seqlens.defined();
-  const int64_t F = stateless ? 0 : int64_t(feature_count(spec, in.k.size(3)));
-  const int64_t rows = in.q.size(0) * in.q.size(1) * S, states = heads * (c.segments + 1) * F;
-  const c10::SymInt E = padded(in.v.sym_size(3));
+  const auto D = in.k.sym_size(3).maybe_as_int(), E = in.v.sym_size(3).maybe_as_int();
+  if (!D || !E) return 0;
+  const c10::SymInt S = in.k.sym_size(2), heads = in.k.sym_size(0) * in.k.sym_size(1);
+  const c10::SymInt rows = in.q.sym_size(0) * in.q.sym_size(1) * S;
+  const c10::SymInt pieces = in_pieces(spec) ? S / kLeastPiece + 1 : c10::SymInt(1);
+  const bool too_large = !why_too_large(spec, {1, 1, *D, *E}).empty();  // a chunk without a state
+  const int64_t F = too_large ? 0 : int64_t(feature_count(spec, *D));
+  const c10::SymInt width = padded(in.v.sym_size(3));
+  const bool always = in.cu_seqlens.defined() || is<ChannelGate>(spec.decay);
+  const c10::SymInt has_state =
+      always ? c10::SymInt(1) : (S / (chunk_length(spec, *D, *E) + 1)).min(c10::SymInt(1));
+  const bool maps = !is<Identity>(spec.features), delta = is<Delta>(spec.values);
+  const c10::SymInt linear = 2 * rows * (width + 1) + (delta ? 2 * heads * S * width : 0) +
+                             (maps ? (rows + heads * S) * padded(in.k.sym_size(3)) : 0);
+  const c10::SymInt states = pieces * has_state * (3 * heads + 8) * F * (width + 1);
   const int64_t size = sums_dtype(spec, in.q.scalar_type()) == at::kDouble ? 8 : 4;
-  const c10::SymInt D = padded(in.k.sym_size(3));
-  return 2 * kept_bytes(rows * E, size) + 2 * kept_bytes(rows, size) + kept_bytes(rows * D, size) +
-         kept_bytes(heads * S * D, size) + kept_bytes(heads * F * E, size) +
-         kept_bytes(heads * F, size) + kept_bytes(states * E, size) + kept_bytes(states, size);
+  constexpr int64_t kTensors = 12;
+  return (linear + states) * size + pieces * kTensors * kept_bytes(0, 1);
 }
 
 // One piece of the tokens after another, through the state.

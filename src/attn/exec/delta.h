@@ -18,4 +18,7 @@ at::Tensor key_rows(const Spec&, const Inputs& in, double scale, int64_t from, i
 std::pair<Spec, Inputs> with_corrected_values(std::string_view execution, const Spec&,
                                               const Inputs&);
 
+// The bytes that its nodes keep (Execution::kept); 0 without Delta.
+c10::SymInt kept_corrected(const Spec&, const Inputs&);
+
 }  // namespace horner::attn::exec

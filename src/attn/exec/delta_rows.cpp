@@ -113,6 +113,13 @@ RowsTensors backward(const RowsJob& job, const RowsTensors& x, const RowsResult&
 
 }  // namespace
 
+// u as a result and for backward, and what is left of the values, for each packed sequence.
+c10::SymInt kept_corrected(const Spec& spec, const Inputs& in) {
+  if (!is<Delta>(spec.values)) return 0;
+  const c10::SymInt each = in.cu_seqlens.defined() ? in.cu_seqlens.sym_size(0) : c10::SymInt(1);
+  return 3 * (kept_bytes(in.v.sym_numel(), sizeof(float)) + each * kept_bytes(0, 1));
+}
+
 std::pair<Spec, Inputs> with_corrected_values(std::string_view execution, const Spec& spec,
                                               const Inputs& in) {
   const auto dtype = wide(in.q.scalar_type());

@@ -55,6 +55,11 @@ struct WithoutChannelGates {
 inline constexpr const char* kNoOtherKeys =
     "does not support packed sequences with other numbers of keys than of queries (cu_seqlens_k)";
 
+// The result of no keys; of an execution whose inputs may have NaN among their log gates
+// (unusual.cpp).
+at::Tensor without_keys(const Inputs&, Statistics*);
+at::Tensor run_with_gates(const Execution&, const Spec&, const Inputs&, Statistics*);
+
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
 at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);
 c10::SymInt kept_by_rows(const Spec&, const Inputs&);

@@ -256,7 +256,8 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   x.bias = plain(in.bias);
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
-  at::Tensor o = differentiable("fused_cpu", job, x, forward, backward).o;
+  const bool last = !rest.after.defined();
+  at::Tensor o = differentiable("fused_cpu", job, x, forward, backward, last).o;
   if (o.size(-1) > in.v.size(-1)) o = o.narrow(-1, 0, in.v.size(-1));
   o = rest.finish(o);
   return o.scalar_type() == in.q.scalar_type() ? o : o.to(in.q.scalar_type());
@@ -268,11 +269,15 @@ static double work(const Spec& spec, const Inputs& in) {
   return double(in.q.size(0) * in.q.size(1)) * each / (in_pairs(spec, in) ? 2 : 1);
 }
 
-// N, W and shift; of o the shape.
+// N, W and shift; of o the shape, or what the gradient of a gate of channels needs.
 static c10::SymInt kept(const Spec& spec, const Inputs& in) {
-  if (needs_the_row(spec)) return kept_by_rows(spec, in);
+  if (needs_the_row(spec)) {
+    if (!in.k.sym_size(3).maybe_as_int()) return 0;
+    return kept_corrected(spec, in) + kept_by_rows(spec, in);
+  }
   const c10::SymInt rows = in.q.sym_size(0) * in.q.sym_size(1) * in.q.sym_size(2);
-  return kept_bytes(0, 1) + kept_bytes(rows * padded(in.v.sym_size(3)), sizeof(float)) +
+  const c10::SymInt values = kept_bytes(rows * padded(in.v.sym_size(3)), sizeof(float));
+  return kept_corrected(spec, in) + (spec.channel_gates ? values : kept_bytes(0, 1)) + values +
          kept_bytes(rows, sizeof(float)) * 2;
 }
 

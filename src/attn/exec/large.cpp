@@ -123,7 +123,7 @@ TensorVector parts(std::string_view execution, const at::Tensor& x, int64_t leng
   const auto join = [axis](at::TensorList, at::TensorList, at::TensorList grads) {
     return TensorVector{joined(grads, axis)};
   };
-  return record({execution, inputs, n, 0, split, join});
+  return record({execution, inputs, n, 0, true, split, join});
 }
 
 }  // namespace horner::attn::exec

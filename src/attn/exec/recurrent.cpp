@@ -42,7 +42,7 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   for (const Input& i : input_table()) all.push_back(in.*i.at);
   if (!needs_gradients(all)) return o;
   const TensorVector chunks{attend_in_chunks(spec, in, cut(spec, in))};
-  return record({"recurrent", chunks, 1, 0,
+  return record({"recurrent", chunks, 1, 0, true,
                  [&] { return std::pair(TensorVector{o.clone()}, TensorVector{}); },
                  [](auto, auto, at::TensorList grads) { return grads.vec(); }})[0];
 }

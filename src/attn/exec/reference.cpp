@@ -278,6 +278,7 @@ static at::Tensor dropped(double p, const at::Tensor& seed, const at::Tensor& w)
 }
 
 static at::Tensor run(const Spec& spec, const Inputs& given, Statistics* statistics) {
+  if (given.k.size(2) == 0) return without_keys(given, statistics);
   Inputs in = given;
   in.q = mapped(spec.features, given.q, given.query_projection);
   in.k = mapped(spec.features, given.k, given.key_projection, in.q.size(1) / in.k.size(1));

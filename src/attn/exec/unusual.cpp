@@ -1,0 +1,74 @@
+// Inputs that are rare and that no kernel need know: no key at all, and NaN among the log gates.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "attn/exec/autograd.h"
+#include "attn/exec/exec.h"
+#include "attn/inputs.h"
+#include "attn/stages.h"
+
+namespace horner::attn::exec {
+
+// N and W are 0, hence every row, whatever its stages. It depends on no element of the inputs:
+// their gradients are zeros.
+at::Tensor without_keys(const Inputs& in, Statistics* statistics) {
+  at::Tensor o =
+      at::zeros({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, in.q.options());
+  for (const Input& i : input_table())
+    if (const at::Tensor& x = in.*i.at; x.defined() && has_gradient(i))
+      o = o + x.narrow(0, 0, 0).sum().to(o.scalar_type());
+  if (!statistics) return o;
+  const at::Tensor rows = at::zeros({in.q.size(0), in.q.size(1), in.q.size(2)},
+                                    in.q.options().dtype(wide(in.q.scalar_type())));
+  statistics->log_sum = at::full_like(rows, -INFINITY);
+  for (at::Tensor* x :
+       {&statistics->entropy, &statistics->largest, &statistics->first, &statistics->negative})
+    *x = rows;
+  return o;
+}
+
+static const at::Tensor& gates_of(const Inputs& in) {
+  return in.decay.defined() ? in.decay : in.channel_decay;
+}
+
+// [B, H, T, 1]: NaN for the rows that see a key before a gate that is NaN, 1 for the others.
+static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Tensor& nan) {
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const at::Tensor bad = (nan.dim() == 4 ? nan.any(-1) : nan).to(at::kLong).cumsum(-1);
+  const at::Tensor at_query = at::arange(S - T, S, bad.options()).clamp_min(0).unsqueeze(0);
+  at::Tensor first = first_keys(spec.mask, in).clamp(0, S - 1).unsqueeze(0);  // [1 or B, T]
+  if (in.keep.defined()) {  // the next key that is not hidden
+    const at::Tensor s = at::arange(S, bad.options()).expand({in.k.size(0), S});
+    const at::Tensor next = at::where(in.keep, s, S).flip(1);
+    first = std::get<0>(next.cummin(1)).flip(1).gather(1, first.expand({in.k.size(0), T}));
+  }
+  const at::Tensor before = first.clamp_max(S - 1).expand({bad.size(0), T}).unsqueeze(1);
+  const auto until = [&](const at::Tensor& s) { return at::take_along_dim(bad, s, 2); };
+  const at::Tensor between = until(at_query.expand({bad.size(0), T}).unsqueeze(1)) - until(before);
+  const at::Tensor spoiled = (between > 0).logical_and((first < at_query).unsqueeze(1));
+  const at::Tensor one = at::ones({1}, in.q.options().dtype(wide(in.q.scalar_type())));
+  return at::where(spoiled.repeat_interleave(in.q.size(1) / in.k.size(1), 1), NAN, one)
+      .unsqueeze(-1);
+}
+
+// The running sums of the kernels would carry a NaN to every later row of its head, also to those
+// of other packed sequences and to those of a window that is past it.
+at::Tensor run_with_gates(const Execution& e, const Spec& spec, const Inputs& in,
+                          Statistics* statistics) {
+  const at::Tensor& gates = gates_of(in);
+  if (&e == &reference || !gates.defined() || !gates.is_cpu()) return e.run(spec, in, statistics);
+  const at::Tensor nan = gates.detach().isnan();
+  if (!nan.any().item<bool>()) return e.run(spec, in, statistics);
+  Inputs clean = in;
+  (in.decay.defined() ? clean.decay : clean.channel_decay) = gates.masked_fill(nan, 0);
+  const at::Tensor factor = spoiled_rows(spec, in, nan);
+  const at::Tensor o = e.run(spec, clean, statistics);
+  if (statistics)
+    for (at::Tensor* x : {&statistics->entropy, &statistics->largest, &statistics->first,
+                          &statistics->negative, &statistics->log_sum})
+      if (x->defined()) *x = *x * factor.squeeze(-1);
+  return (o * factor).to(o.scalar_type());
+}
+
+}  // namespace horner::attn::exec
