@@ -54,7 +54,7 @@ def test_the_result_fits_its_budget(converted):
     assert {head["form"] for head in plan["heads"]} <= {"cache", "hedgehog8", "delta"}
     assert len(plan["heads"]) == 8 and all(head["why"] for head in plan["heads"])
     names = [model["name"] for model in numbers["probes"]["models"]]
-    assert names == ["teacher", "after transfer", "converted", "control: teacher, tuned alike", "near keys only", "state only",
+    assert names == ["teacher", "after transfer", "converted", "control (teacher, tuned alike)", "near keys only", "state only",
                      "without these heads"]  # fmt: skip
     assert [c["measure"] for c in numbers["correlations"]] == ["order", "entropy", "distance", "retrieval", "kl"]
     assert len(numbers["heal"]) == len(numbers["control"]) == 4 and numbers["tokens"] == 8 * 2 * 96

@@ -14,7 +14,7 @@ inline constexpr const char* kStages[] = {"measure", "plan", "transfer", "heal"}
 
 // The models of the probes.
 inline constexpr const char *kTeacher = "teacher", *kTransferred = "after transfer",
-                            *kConverted = "converted", *kControl = "control: teacher, tuned alike",
+                            *kConverted = "converted", *kControl = "control (teacher, tuned alike)",
                             *kNear = "near keys only", *kState = "state only",
                             *kNone = "without these heads";
 

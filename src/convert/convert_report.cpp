@@ -40,9 +40,16 @@ static std::string interval_text(const study::Interval& d) {
                  : formatted("%+.2f %% [%+.2f, %+.2f]", d.mean, d.low, d.high);
 }
 
-static std::string compared(const study::Interval& d, const std::string& with) {
-  if (d.n < 2 || (d.low <= 0 && d.high >= 0)) return "not distinguished from " + with;
-  return d.mean > 0 ? "behind " + with : "ahead of " + with;
+// Of one model with another, with the p-value that Holm's correction leaves of the page's.
+struct Comparison {
+  std::string before, with;  // the sentence: before, "is ahead of", with
+  study::Interval difference;
+};
+static std::string sentence(const Comparison& c, double p) {
+  const std::string verdict = !(p < 0.05)             ? "is not distinguished from "
+                              : c.difference.mean > 0 ? "is behind "
+                                                      : "is ahead of ";
+  return c.before + " " + verdict + c.with + ": " + interval_text(c.difference) + ".";
 }
 
 // The loss of copies farther back than the window, of each sequence: the mean over distances.
@@ -70,21 +77,22 @@ std::vector<std::string> findings(const Result& r) {
                 r.plan.cache_bytes / std::max(1., r.plan.bytes)));
   const Probed* converted = find(r.probes, kConverted);
   if (!converted) return out;
-  for (const char* name : {kControl, kTeacher})
+  std::vector<Comparison> all;
+  const std::string loss = formatted("On text the converted model (loss %.4f)", converted->loss());
+  for (const char* name : {kControl, kTeacher, kNear, kState, kNone})
     if (const Probed* other = find(r.probes, name)) {
-      const study::Interval d = difference(converted->losses, other->losses);
-      out.push_back(formatted("Validation loss %.4f, ", converted->loss()) +
-                    compared(d, std::string("the ") + name) + ": " + interval_text(d) +
-                    formatted(" (%.4f).", other->loss()));
+      const bool part = other->name == kNear || other->name == kState || other->name == kNone;
+      const std::string with = part ? "'" + other->name + "'" : "the " + other->name;
+      all.push_back({loss, with + formatted(" (%.4f)", other->loss()),
+                     difference(converted->losses, other->losses)});
+      if (part)
+        all.push_back({"On copies beyond the window the converted model", with,
+                       difference(far_copies(r, *converted), far_copies(r, *other))});
     }
-  for (const char* name : {kNear, kState, kNone})
-    if (const Probed* other = find(r.probes, name)) {
-      const study::Interval d = difference(far_copies(r, *converted), far_copies(r, *other)),
-                            text = difference(converted->losses, other->losses);
-      out.push_back("On copies beyond the window the converted model is " +
-                    compared(d, std::string("'") + name + "'") + ": " + interval_text(d) +
-                    "; on text " + interval_text(text) + ".");
-    }
+  std::vector<double> p;
+  for (const Comparison& c : all) p.push_back(c.difference.p);
+  const std::vector<double> corrected = study::holm(p);
+  for (size_t i = 0; i < all.size(); ++i) out.push_back(sentence(all[i], corrected[i]));
   return out;
 }
 

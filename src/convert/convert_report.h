@@ -9,8 +9,9 @@ namespace horner::convert {
 report::Report make_report(const Result&, const nn::ModelConfig& teacher,
                            const std::vector<Sample>&, const std::string& command);
 
-// The sentences of its summary. A model is ahead or behind only where the paired 95 % interval over
-// validation sequences excludes 0.
+// The sentences of its summary. Differences are paired by validation sequence and have 95 %
+// t-intervals. A model is ahead or behind only where p, with Holm's correction over the page, is
+// below 0.05.
 std::vector<std::string> findings(const Result&);
 
 }  // namespace horner::convert
