@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "attn/exec/chunked.h"
+#include "attn/exec/exec.h"
+#include "attn/exec/large.h"
+#include "attn/exec/ring_cpu.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/recompute.h"
@@ -66,6 +69,23 @@ std::string why_no_scan(const Spec& spec, const Inputs& in) {
   return why_too_large(spec, {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)});
 }
 
+std::string why_no_ring(const Spec& spec) {
+  if (needs_the_row(spec)) return "its weights depend on the whole row";
+  if (!is<NoKeys>(spec.near)) return "near keys have other weights than those before them";
+  if (!is<AsGiven>(spec.values)) return "values depend on the keys before them";
+  if (spec.centred) return "scores depend on the mean of all keys";
+  if (is<CumulativeGate>(spec.denominator)) return "its denominator is a sum over all keys";
+  return "";
+}
+
+std::string why_no_ring(const Spec& spec, const Inputs& in, std::string_view execution) {
+  if (const std::string reason = why_no_ring(spec); !reason.empty()) return reason;
+  if (in.keep.defined()) return "padding (keep) is counted over all keys";
+  const Execution& chosen = choose(spec, in, execution);
+  if (&chosen == &exec::fused_cpu) return "";
+  return "execution '" + std::string(chosen.name) + "' does not merge blocks of keys";
+}
+
 namespace {
 
 // The tokens of this rank among those of all, and the packed sequences.
@@ -96,26 +116,20 @@ struct Places {
   }
 };
 
-// All tokens one after the other, through the state, in pieces whose working memory is small.
-at::Tensor attend_on(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
-  constexpr int64_t kPiece = 16384;
-  const int64_t T = in.k.size(2), n = std::min(T, kPiece);
-  if (n == T) return attend_from(spec, in, before, after);
+// The tokens one piece after another, whose working memory is small. Both passes over them take
+// the same pieces, so that the gradients of a piece are added up before all of them are joined.
+std::vector<Inputs> pieces_of(const Spec& spec, const Inputs& in) {
+  constexpr int64_t kMost = 16384;
+  const int64_t T = in.k.size(2), n = std::min(kMost, exec::piece_tokens(spec, in));
+  if (T <= n) return {in};
   std::vector<Inputs> pieces(size_t((T + n - 1) / n), in);
   for (const Input& i : input_table()) {
     const int64_t axis = axis_of(i, "TS");
     if (!(in.*i.at).defined() || axis < 0) continue;
-    const std::vector<at::Tensor> each = (in.*i.at).split(n, axis);
+    const Tensors each = exec::parts("chunked", in.*i.at, n, axis);
     for (size_t p = 0; p < each.size(); ++p) pieces[p].*i.at = each[p];
   }
-  Carry state = before;
-  std::vector<at::Tensor> results;
-  for (size_t p = 0; p < pieces.size(); ++p) {
-    const Carry start = state;
-    const bool last = p + 1 == pieces.size();
-    results.push_back(attend_from(spec, pieces[p], start, last ? after : &state));
-  }
-  return at::cat(results, 2);
+  return pieces;
 }
 
 // What only the sums of keys and values need: no norm, no gates of the output, and as few query
@@ -143,49 +157,60 @@ bool has_sum(const Spec& spec, at::Tensor Carry::* x) {
   return x != &Carry::decay || !is<NoDecay>(spec.decay);
 }
 
-// The sums of this rank's tokens, from an empty state. With the delta rule S has F columns more:
-// the matrix A by which the tokens change a state.
-Carry own_sums(const Spec& given, const Inputs& all, int64_t padded_E) {
-  auto [spec, in] = sums_only(given, all);
-  Carry start, after;
-  if (is<Delta>(spec.values)) {
-    const auto F = int64_t(feature_count(spec, in.k.size(3)));
-    in.v = at::constant_pad_nd(in.v, {0, padded_E - in.v.size(3) + F});
-    const at::TensorOptions options =
-        in.v.options().dtype(exec::sums_dtype(spec, in.q.scalar_type()));
-    const int64_t B = in.k.size(0), G = in.k.size(1);
-    start.S = at::cat({at::zeros({F, padded_E}, options), at::eye(F, options)}, 1)
-                  .expand({B, G, F, padded_E + F});
-    start.z = at::zeros({B, G, F}, options);
-    start.count = at::zeros({B}, options.dtype(at::kDouble));
-  }
-  attend_on(spec, in, start, &after);
-  return after;
+// The state from which own_sums starts: empty. With the delta rule S has F columns more, of the
+// identity: they become the matrix A by which the tokens change a state.
+Carry empty_state(const Spec& spec, const Inputs& in, int64_t padded_E) {
+  Carry start;
+  if (!is<Delta>(spec.values)) return start;
+  const auto F = int64_t(feature_count(spec, in.k.size(3)));
+  const at::TensorOptions options =
+      in.v.options().dtype(exec::sums_dtype(spec, in.q.scalar_type()));
+  const int64_t B = in.k.size(0), G = in.k.size(1);
+  start.S = at::cat({at::zeros({F, padded_E}, options), at::eye(F, options)}, 1)
+                .expand({B, G, F, padded_E + F});
+  start.z = at::zeros({B, G, F}, options);
+  start.count = at::zeros({B}, options.dtype(at::kDouble));
+  return start;
 }
 
-// The same, keeping only its inputs: what the pass computes is not needed before its own backward,
-// which runs it again.
-Carry own_sums_again(const Spec& spec, const Inputs& in, int64_t padded_E) {
+// The sums after a piece. Only its inputs are kept: its backward runs it again.
+Carry sums_after(const Spec& given, const Inputs& all, const Carry& before) {
+  const auto [spec, in] = sums_only(given, all);
   std::vector<at::Tensor Inputs::*> places;
-  Tensors given;
+  Tensors needed;
   for (const Input& i : input_table())
     if ((in.*i.at).defined() && (in.*i.at).requires_grad())
-      places.push_back(i.at), given.push_back(in.*i.at);
-  const auto run = [=](const Tensors& x) {
+      places.push_back(i.at), needed.push_back(in.*i.at);
+  for (at::Tensor Carry::* each : kSums)
+    if ((before.*each).defined()) needed.push_back(before.*each);
+  const auto run = [=, spec = spec, in = in](const Tensors& x) {
     Inputs again = in;
-    for (size_t i = 0; i < x.size(); ++i) again.*places[i] = x[i];
-    Carry all = own_sums(spec, again, padded_E);
+    Carry start, after;
+    size_t next = 0;
+    for (at::Tensor Inputs::* each : places) again.*each = x[next++];
+    for (at::Tensor Carry::* each : kSums)
+      if ((before.*each).defined()) start.*each = x[next++];
+    if (is<Delta>(spec.values))
+      again.v = at::constant_pad_nd(again.v, {0, start.S.size(3) - again.v.size(3)});
+    attend_from(spec, again, start, &after);
     Tensors out;
     for (at::Tensor Carry::* each : kSums)
-      if ((all.*each).defined()) out.push_back(all.*each);
+      if (has_sum(spec, each)) out.push_back(after.*each);
     return out;
   };
+  const Tensors sums = exec::needs_gradients(needed) ? recomputed(run, needed, {}) : run(needed);
   Carry out;
   size_t next = 0;
-  const Tensors sums = given.empty() ? run({}) : recomputed(run, given, {});
   for (at::Tensor Carry::* each : kSums)
     if (has_sum(spec, each)) out.*each = sums[next++];
   return out;
+}
+
+// The sums of this rank's tokens.
+Carry own_sums(const Spec& spec, const std::vector<Inputs>& pieces, int64_t padded_E) {
+  Carry state = empty_state(spec, pieces[0], padded_E);
+  for (const Inputs& piece : pieces) state = sums_after(spec, piece, state);
+  return state;
 }
 
 // The gathered tensors of a Carry, [ranks, B, ..]; undefined where it has none.
@@ -244,13 +269,23 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   const int64_t E = (in.v.size(3) + kPad - 1) / kPad * kPad;
   Inputs own = in;
   own.cu_seqlens = at::Tensor();
-  const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
-  const Carry all = gathered_carry(split, own_sums_again(spec, tokens(own, last, at.T), E));
-  // The sequence of the first token began on rank `first`; this one, if none comes before.
-  const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
-  const Carry before = combined(spec, all, first, split.rank, E);
+  // The sequences of the first token, which ends before token n, and of the last, from `last` on.
   const int64_t n = at.within(at.from, at.from + at.T)[1];
-  return with_rest(attend_on(spec, tokens(own, 0, n), before, nullptr), spec, in, at, execution);
+  const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
+  const std::vector<Inputs> pieces = pieces_of(spec, tokens(own, 0, n));
+  const Carry sums =
+      own_sums(spec, last == 0 ? pieces : pieces_of(spec, tokens(own, last, at.T)), E);
+  const Carry all = gathered_carry(split, sums);
+  // The first sequence began on rank `first`; this one, if none comes before.
+  const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
+  Carry state = combined(spec, all, first, split.rank, E);
+  std::vector<at::Tensor> results;
+  for (const Inputs& piece : pieces) {
+    const Carry before = state;
+    const bool ends = results.size() + 1 == pieces.size();
+    results.push_back(attend_from(spec, piece, before, ends ? nullptr : &state));
+  }
+  return with_rest(results.size() == 1 ? results[0] : at::cat(results, 2), spec, in, at, execution);
 }
 
 // [.., S, ..] of the ranks up to this one, from token `begin` on.
@@ -281,6 +316,26 @@ at::Tensor by_keys(const Spec& spec, const Inputs& in, const Split& split,
   return with_rest(attend(spec, first, execution), spec, in, at, execution);
 }
 
+// The keys that the queries of this rank see, counted from the first token of all ranks.
+exec::Intervals keys_of_all(const Spec& spec, const Inputs& in, const Places& at) {
+  const int64_t n = at.from + at.T;
+  Inputs all;  // of their shapes alone
+  all.q = all.k = at::empty({1, 1, n, 0}, in.q.options());
+  if (in.cu_seqlens.defined()) all.cu_seqlens = at::tensor(at.within(0, n), at::kLong);
+  exec::Intervals seen(spec.mask, all);
+  for (at::Tensor* end : {&seen.lo, &seen.hi, &seen.from, &seen.to})
+    if (end->defined()) *end = end->narrow(0, at.from, at.T);
+  return seen;
+}
+
+at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
+  const Places at(in, split);
+  Inputs own = in;
+  own.cu_seqlens = at::Tensor();
+  check_inputs(spec, own);
+  return exec::attend_round(spec, own, split, keys_of_all(spec, in, at));
+}
+
 }  // namespace
 
 at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
@@ -292,8 +347,9 @@ at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
         "a sequence over several ranks supports neither dropout nor a bias of each score");
   check(in.q.size(2) == in.k.size(2) && !in.cu_seqlens_k.defined(),
         "a sequence over several ranks requires as many queries as keys");
-  return why_no_scan(spec, in).empty() ? by_state(spec, in, split, execution)
-                                       : by_keys(spec, in, split, execution);
+  if (why_no_scan(spec, in).empty()) return by_state(spec, in, split, execution);
+  if (why_no_ring(spec, in, execution).empty()) return by_ring(spec, in, split);
+  return by_keys(spec, in, split, execution);
 }
 
 }  // namespace horner::attn

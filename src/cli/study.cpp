@@ -172,12 +172,15 @@ static std::string page_in(const fs::path& out) {
 
 // In the folder of the lease first: a process that has lost it finds its files gone.
 static Written write_report_in(const fs::path& folder, const fs::path& out, const Json& from) {
-  const report::Report r = study::make_report(study::read_runs({out}), origin_of(out));
-  write_report(r, folder);
+  const auto found = write_study_report(study::read_runs({out}), origin_of(out), folder).found;
   files::write_json(folder / ".reported", from, -1);
-  for (const char* name : {"report.json", "report.html", ".reported"})
+  std::vector<std::string> names;
+  for (const std::string page : kStudyPages)
+    names.insert(names.end(), {page + ".json", page + ".html"});
+  names.push_back(".reported");
+  for (const std::string& name : names)
     if (fs::exists(folder / name)) fs::rename(folder / name, out / name);
-  return {r.summary, page_in(out)};
+  return {found.summary, page_in(out)};
 }
 
 // One process at a time, and none if another one has written the same report since this one began,
@@ -239,6 +242,7 @@ static std::vector<RunState> run_sweeps(const StudyOptions& o, study::Study& s, 
     all = joined(study::run_all(
         next, {.program = fs::read_symlink("/proc/self/exe"),
                .jobs = o.jobs,
+               .gpus = study::visible_gpus(),
                .leases = leases,
                .wait = !o.no_wait,
                .stop = stop,
@@ -294,7 +298,8 @@ static Outcome conclude(const StudyOptions& o, const study::Study& s,
 
 static Outcome run(StudyOptions o) {
   if (o.jobs == 0)
-    o.jobs = o.slurm ? 1 : std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
+    o.jobs = o.slurm ? size_t(std::max<int64_t>(1, o.job.gpus))
+                     : std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
   study::Study s = prepared(o);
   if (o.list) return list_runs(s, o.json);
   if (o.slurm) return submit(o, s);
@@ -326,7 +331,8 @@ static void add_slurm(CLI::App& app, StudyOptions& o) {
            ->check(within(1, 100000)));
   with(option(app, "--time", o.job.time, "T",
               "time limit of a task, which is queued again until the study is done: 4:00:00"));
-  with(option(app, "--gpus", o.job.gpus, "G", "GPUs of a task")->check(within(0, 1024)));
+  with(option(app, "--gpus", o.job.gpus, "G", "GPUs of a task, each for one run at a time")
+           ->check(within(0, 1024)));
   with(option(app, "--cpus-per-task", o.job.cpus, "C", "cores of a task")->check(within(1, 4096)));
   with(option(app, "--partition", o.job.partition, "P", "partition of the cluster"));
   with(option(app, "--slurm-args", o.slurm_args, "TEXT",
@@ -344,7 +350,8 @@ Action study(CLI::App& app) {
   }
   choices(option(app, "STUDY", o->study, "", names)->required(), presets);
   option(app, "--out", o->out, "DIR", "folder for the runs and the report")->required();
-  option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, or 1 on a single core]")
+  option(app, "--jobs", o->jobs, "N",
+         "number of concurrent runs [2, or 1 on a single core; with --slurm one per GPU]")
       ->check(within(1, 1024));
   choices(option(app, "--device", o->device, "NAME", "device of the runs [the study's setting]"),
           {device_names()});

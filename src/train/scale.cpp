@@ -7,6 +7,7 @@
 
 #include "attn/inputs.h"
 #include "attn/plan.h"
+#include "attn/split.h"
 #include "nn/slots.h"
 #include "train/shards.h"
 
@@ -64,6 +65,17 @@ static double gate_bytes(const LayerConfig& layer, const ModelConfig& c, bool of
   return sum;
 }
 
+Travels travels(const LayerConfig& layer, const ModelConfig& c, const Layout& l) {
+  const attn::Spec& spec = layer.attention;
+  if (!l.cpu) return Travels::all_keys;
+  const bool state = attn::why_no_state(spec).empty() && attn::is<attn::NoKeys>(spec.near) &&
+                     !attn::is<attn::CountPower>(spec.values) &&
+                     attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
+  return state                             ? Travels::states
+         : attn::why_no_ring(spec).empty() ? Travels::blocks_of_keys
+                                           : Travels::all_keys;
+}
+
 // Bytes of one layer's weights that a product joins or casts, and keeps.
 static double joined_bytes(const ModelConfig& c, const Layout& l) {
   const double qkv = double((c.H + 2 * c.G) * c.D * c.C), o = double(c.H * c.D * c.C);
@@ -80,12 +92,17 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
   const double gates = 2 * (gate_bytes(layer, c, true) + gate_bytes(layer, c, false));
   // Of a short convolution, its input behind the tokens before it and its output.
   const double convolution = layer.around.short_conv > 0 ? kFloat * 2 * heads : 0;
+  // The keys of all ranks, where they are gathered.
+  const double others =
+      l.context > 1 && travels(layer, c, l) == Travels::all_keys
+          ? double(l.context - 1) * (e * double(2 * c.G * c.D) + gate_bytes(layer, c, true))
+          : 0;
   // The delta rule keeps about ten rows (keys, values, corrected values and what they leave, in
   // padded copies), twice where its state comes from other ranks.
   const double delta = attn::is<attn::Delta>(layer.attention.values)
                            ? kFloat * 10 * out * (l.context > 1 ? 2 : 1)
                            : 0;
-  return rows + attention + gates + delta + convolution + e * 3 * M + kFloat * 2;
+  return rows + attention + gates + others + delta + convolution + e * 3 * M + kFloat * 2;
 }
 
 Memory memory_of(const ModelConfig& c, const Layout& l) {
@@ -97,7 +114,7 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   m.optimizer = 2 * kFloat * (sharded ? b.all / w : P);
   m.gradients = kFloat * (sharded && l.shard == "gradients" ? b.all / w : b.all);
   if (sharded && l.shard == "gradients") m.buffers += 2 * kFloat * b.largest;
-  if (sharded && l.gloo) m.buffers += kFloat * b.largest;
+  if (sharded && l.cpu) m.buffers += kFloat * b.largest;
   const double N = double(l.sequences * l.length / l.context), C = double(c.C);
   double all = 0, largest = 0;
   for (const LayerConfig& layer : c.layers) {
@@ -115,19 +132,16 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   return m;
 }
 
-// Bytes that a process gathers from each other one for a layer, forward; as many go back.
-static double sequence_bytes(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
-  const attn::Spec& spec = layer.attention;
-  const double B = double(l.sequences), G = double(layer.around.mamba ? c.H : c.G),
-               e = l.bfloat16 ? 2 : kFloat, T = double(l.length / l.context);
-  double halo = 0;
-  if (layer.around.short_conv > 0)
-    halo = B * double((layer.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
-  const bool state = attn::why_no_state(spec).empty() && attn::is<attn::NoKeys>(spec.near) &&
-                     !attn::is<attn::CountPower>(spec.values) &&
-                     attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
-  if (!state) return halo + B * T * (G * 2 * double(c.D) * e + gate_bytes(layer, c, true));
-  const auto padded = [](double n) { return std::ceil(n / 16) * 16; };
+// Bytes that a process sends for each other one in a layer's forward pass and in its backward.
+struct Sent {
+  double forward = 0, backward = 0;
+};
+
+static double padded(double n) {
+  return std::ceil(n / 16) * 16;
+}
+
+static double state_bytes(const ModelConfig& c, const attn::Spec& spec, double B, double G) {
   const double F = attn::feature_count(spec, c.D), D = double(c.D);
   const double width = attn::is<attn::Delta>(spec.values) ? padded(padded(D) + F) : padded(D);
   double exact = B;  // the count, and other sums in double
@@ -137,8 +151,31 @@ static double sequence_bytes(const ModelConfig& c, const LayerConfig& layer, con
     exact += B * G * F;
   else if (!attn::is<attn::NoDecay>(spec.decay))
     exact += B * G;
-  return halo + B * G * F * (width + 1) * (attn::sums_in_double(spec) ? kDouble : kFloat) +
+  return B * G * F * (width + 1) * (attn::sums_in_double(spec) ? kDouble : kFloat) +
          kDouble * exact;
+}
+
+static Sent sequence_bytes(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
+  const attn::Spec& spec = layer.attention;
+  const double B = double(l.sequences), G = double(layer.around.mamba ? c.H : c.G),
+               e = l.bfloat16 ? 2 : kFloat, tokens = B * double(l.length / l.context);
+  double halo = 0;
+  if (layer.around.short_conv > 0)
+    halo = B * double((layer.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
+  const auto both = [&](double bytes) { return Sent{halo + bytes, halo + bytes}; };
+  const Travels what = travels(layer, c, l);
+  if (what == Travels::states) return both(state_bytes(c, spec, B, G));
+  if (what == Travels::all_keys)
+    return both(tokens * (G * 2 * double(c.D) * e + gate_bytes(layer, c, true)));
+  // Keys and values, with their gates and running sums; in backward once more, with gradients.
+  const bool decays = !attn::is<attn::NoDecay>(spec.decay);
+  const double channels = padded(double(attn::mapped_channels(spec, c.D))) + padded(double(c.D));
+  const double gates = spec.input_gate * kFloat + decays * kDouble;
+  const double block = tokens * G * (channels * e + gates),
+               gradients = tokens * G * (channels * kFloat + gates);
+  Sent out = both(decays * kDouble * B * G);  // the decay of all tokens of a rank
+  out.forward += block, out.backward += block + gradients;
+  return out;
 }
 
 Traffic traffic_of(const ModelConfig& c, const Layout& l) {
@@ -154,9 +191,11 @@ Traffic traffic_of(const ModelConfig& c, const Layout& l) {
     t.weights = share * bytes;
     t.numbers = 2 * share * kDouble * double(sizes.size());
   }
-  const double passes = l.recompute ? 3 : 2;  // forward, once more with recomputation, backward
-  for (const LayerConfig& layer : c.layers)
-    t.sequence += passes * double(l.parts * (l.context - 1)) * sequence_bytes(c, layer, l);
+  for (const LayerConfig& layer : c.layers) {
+    const Sent sent = sequence_bytes(c, layer, l);
+    t.sequence +=
+        double(l.parts * (l.context - 1)) * (sent.forward * (l.recompute ? 2 : 1) + sent.backward);
+  }
   return t;
 }
 
