@@ -8,7 +8,6 @@
 
 #include "attn/exec/chunked.h"
 #include "attn/exec/exec.h"
-#include "attn/exec/large.h"
 #include "attn/exec/ring_cpu.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
@@ -116,22 +115,6 @@ struct Places {
   }
 };
 
-// The tokens one piece after another, whose working memory is small. Both passes over them take
-// the same pieces, so that the gradients of a piece are added up before all of them are joined.
-std::vector<Inputs> pieces_of(const Spec& spec, const Inputs& in) {
-  constexpr int64_t kMost = 16384;
-  const int64_t T = in.k.size(2), n = std::min(kMost, exec::piece_tokens(spec, in));
-  if (T <= n) return {in};
-  std::vector<Inputs> pieces(size_t((T + n - 1) / n), in);
-  for (const Input& i : input_table()) {
-    const int64_t axis = axis_of(i, "TS");
-    if (!(in.*i.at).defined() || axis < 0) continue;
-    const Tensors each = exec::parts("chunked", in.*i.at, n, axis);
-    for (size_t p = 0; p < each.size(); ++p) pieces[p].*i.at = each[p];
-  }
-  return pieces;
-}
-
 // What only the sums of keys and values need: no norm, no gates of the output, and as few query
 // heads as there are key heads.
 std::pair<Spec, Inputs> sums_only(Spec spec, Inputs in) {
@@ -157,60 +140,61 @@ bool has_sum(const Spec& spec, at::Tensor Carry::* x) {
   return x != &Carry::decay || !is<NoDecay>(spec.decay);
 }
 
-// The state from which own_sums starts: empty. With the delta rule S has F columns more, of the
-// identity: they become the matrix A by which the tokens change a state.
-Carry empty_state(const Spec& spec, const Inputs& in, int64_t padded_E) {
-  Carry start;
-  if (!is<Delta>(spec.values)) return start;
-  const auto F = int64_t(feature_count(spec, in.k.size(3)));
-  const at::TensorOptions options =
-      in.v.options().dtype(exec::sums_dtype(spec, in.q.scalar_type()));
-  const int64_t B = in.k.size(0), G = in.k.size(1);
-  start.S = at::cat({at::zeros({F, padded_E}, options), at::eye(F, options)}, 1)
-                .expand({B, G, F, padded_E + F});
-  start.z = at::zeros({B, G, F}, options);
-  start.count = at::zeros({B}, options.dtype(at::kDouble));
-  return start;
-}
-
-// The sums after a piece. Only its inputs are kept: its backward runs it again.
-Carry sums_after(const Spec& given, const Inputs& all, const Carry& before) {
-  const auto [spec, in] = sums_only(given, all);
+// All tokens through the state, in pieces whose working memory is small: [B, H, T, E] unless only
+// the sums are wanted, and the state after them.
+std::pair<at::Tensor, Carry> attend_on(const Spec& spec, const Inputs& in, const Carry& before,
+                                       bool only_sums) {
   std::vector<at::Tensor Inputs::*> places;
-  Tensors needed;
-  for (const Input& i : input_table())
-    if ((in.*i.at).defined() && (in.*i.at).requires_grad())
-      places.push_back(i.at), needed.push_back(in.*i.at);
+  Tensors inputs, state;
+  Chain chain;
+  for (const Input& i : input_table()) {
+    if (!(in.*i.at).defined()) continue;
+    places.push_back(i.at), inputs.push_back(in.*i.at);
+    chain.axes.push_back(axis_of(i, "TS"));
+  }
   for (at::Tensor Carry::* each : kSums)
-    if ((before.*each).defined()) needed.push_back(before.*each);
-  const auto run = [=, spec = spec, in = in](const Tensors& x) {
-    Inputs again = in;
+    if (has_sum(spec, each)) state.push_back(before.*each);
+  chain.tokens = in.k.size(2);
+  chain.piece = std::clamp<int64_t>(exec::piece_tokens(spec, in) / 4, 2048, 8192);
+  chain.run = [=](const Tensors& x, const Tensors& given) {
+    Inputs piece;
     Carry start, after;
+    for (size_t i = 0; i < places.size(); ++i) piece.*places[i] = x[i];
     size_t next = 0;
-    for (at::Tensor Inputs::* each : places) again.*each = x[next++];
     for (at::Tensor Carry::* each : kSums)
-      if ((before.*each).defined()) start.*each = x[next++];
-    if (is<Delta>(spec.values))
-      again.v = at::constant_pad_nd(again.v, {0, start.S.size(3) - again.v.size(3)});
-    attend_from(spec, again, start, &after);
-    Tensors out;
+      if (has_sum(spec, each)) start.*each = given[next++];
+    if (only_sums && is<Delta>(spec.values))
+      piece.v = at::constant_pad_nd(piece.v, {0, start.S.size(3) - piece.v.size(3)});
+    const at::Tensor o = attend_from(spec, piece, start, &after);
+    Tensors left;
     for (at::Tensor Carry::* each : kSums)
-      if (has_sum(spec, each)) out.push_back(after.*each);
-    return out;
+      if (has_sum(spec, each)) left.push_back(after.*each);
+    return std::pair(only_sums ? at::Tensor() : o, left);
   };
-  const Tensors sums = exec::needs_gradients(needed) ? recomputed(run, needed, {}) : run(needed);
-  Carry out;
+  const auto [o, left] = chained(chain, inputs, state);
+  Carry after;
   size_t next = 0;
   for (at::Tensor Carry::* each : kSums)
-    if (has_sum(spec, each)) out.*each = sums[next++];
-  return out;
+    if (has_sum(spec, each)) after.*each = left[next++];
+  return {o, after};
 }
 
-// The sums of this rank's tokens.
-Carry own_sums(const Spec& spec, const std::vector<Inputs>& pieces, int64_t padded_E) {
-  Carry state = empty_state(spec, pieces[0], padded_E);
-  for (const Inputs& piece : pieces) state = sums_after(spec, piece, state);
-  return state;
+// The sums of this rank's tokens, from an empty state. With the delta rule S has F columns more, at
+// first of the identity: they become the matrix A by which the tokens change a state.
+Carry own_sums(const Spec& given, const Inputs& all, int64_t padded_E) {
+  const auto [spec, in] = sums_only(given, all);
+  Carry start;
+  if (is<Delta>(spec.values)) {
+    const auto F = int64_t(feature_count(spec, in.k.size(3)));
+    const at::TensorOptions options =
+        in.v.options().dtype(exec::sums_dtype(spec, in.q.scalar_type()));
+    const int64_t B = in.k.size(0), G = in.k.size(1);
+    start.S = at::cat({at::zeros({F, padded_E}, options), at::eye(F, options)}, 1)
+                  .expand({B, G, F, padded_E + F});
+    start.z = at::zeros({B, G, F}, options);
+    start.count = at::zeros({B}, options.dtype(at::kDouble));
+  }
+  return attend_on(spec, in, start, true).second;
 }
 
 // The gathered tensors of a Carry, [ranks, B, ..]; undefined where it has none.
@@ -269,23 +253,14 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   const int64_t E = (in.v.size(3) + kPad - 1) / kPad * kPad;
   Inputs own = in;
   own.cu_seqlens = at::Tensor();
-  // The sequences of the first token, which ends before token n, and of the last, from `last` on.
-  const int64_t n = at.within(at.from, at.from + at.T)[1];
   const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
-  const std::vector<Inputs> pieces = pieces_of(spec, tokens(own, 0, n));
-  const Carry sums =
-      own_sums(spec, last == 0 ? pieces : pieces_of(spec, tokens(own, last, at.T)), E);
-  const Carry all = gathered_carry(split, sums);
-  // The first sequence began on rank `first`; this one, if none comes before.
+  const Carry all = gathered_carry(split, own_sums(spec, tokens(own, last, at.T), E));
+  // The sequence of the first token began on rank `first`; this one, if none comes before.
   const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
-  Carry state = combined(spec, all, first, split.rank, E);
-  std::vector<at::Tensor> results;
-  for (const Inputs& piece : pieces) {
-    const Carry before = state;
-    const bool ends = results.size() + 1 == pieces.size();
-    results.push_back(attend_from(spec, piece, before, ends ? nullptr : &state));
-  }
-  return with_rest(results.size() == 1 ? results[0] : at::cat(results, 2), spec, in, at, execution);
+  const Carry before = combined(spec, all, first, split.rank, E);
+  const int64_t n = at.within(at.from, at.from + at.T)[1];
+  const at::Tensor o = attend_on(spec, tokens(own, 0, n), before, false).first;
+  return with_rest(o, spec, in, at, execution);
 }
 
 // [.., S, ..] of the ranks up to this one, from token `begin` on.
