@@ -89,7 +89,6 @@ struct Links : torch::CustomClassHolder {
   // Puts the gradient of piece p of input i into that of all of it.
   void collect(const at::Tensor& input, size_t i, int64_t p, const at::Tensor& d,
                at::Tensor& all) const {
-    if (!input.requires_grad()) return;
     const int64_t axis = chain.axes[i];
     if (axis < 0) {
       if (d.defined()) all = all.defined() ? all.add_(d) : d.clone();
@@ -124,14 +123,9 @@ Tensors run_links(Links& links, at::TensorList all, bool keep) {
   return state;
 }
 
-// Leaves with the values of `x`, of which the real ones need gradients.
-Tensors leaves(const Tensors& x) {
-  Tensors out;
-  for (const at::Tensor& each : x) {
-    const bool real = each.defined() && each.is_floating_point();
-    out.push_back(real ? each.detach().requires_grad_(true) : each);
-  }
-  return out;
+// A leaf of the same values.
+at::Tensor leaf(const at::Tensor& x, bool needs_gradient) {
+  return x.defined() && needs_gradient ? x.detach().requires_grad_(true) : x;
 }
 
 struct Chained : torch::autograd::Function<Chained> {
@@ -151,7 +145,9 @@ struct Chained : torch::autograd::Function<Chained> {
     Tensors d_state(grads.begin() + int64_t(first), grads.end()), out(1 + n);
     const c10::AutoGradMode with_gradients(true);
     for (int64_t p = links->pieces() - 1; p >= 0; --p) {
-      const Tensors x = leaves(links->parts(inputs, p)), s = leaves(links->states[size_t(p)]);
+      Tensors x = links->parts(inputs, p), s = links->states[size_t(p)];
+      for (size_t i = 0; i < n; ++i) x[i] = leaf(x[i], inputs[i].requires_grad());
+      for (at::Tensor& each : s) each = leaf(each, true);
       auto [result, next] = links->chain.run(x, s);
       Tensors outputs, given, wanted;
       const auto add = [&](const at::Tensor& y, const at::Tensor& d) {

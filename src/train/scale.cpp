@@ -42,7 +42,7 @@ double parameters_of(const ModelConfig& c) {
 
 // Elements with the padding of buckets, and of the largest bucket.
 struct Buckets {
-  double all = 0, largest = 0;
+  double all = 0, largest = 0, piece = 0;
 };
 static Buckets buckets_of(const ModelConfig& c, const Layout& l) {
   Buckets out;
@@ -83,6 +83,24 @@ static double joined_bytes(const ModelConfig& c, const Layout& l) {
   return l.bfloat16 ? 2 * (qkv + o + up + down) : kFloat * (qkv + up);
 }
 
+static bool is_delta(const LayerConfig& layer) {
+  return attn::is<attn::Delta>(layer.attention.values);
+}
+
+// Whether attention keeps only its inputs and states, and runs again in backward, a piece at a
+// time.
+static bool in_chain(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
+  return l.context > 1 && travels(layer, c, l) == Travels::states;
+}
+
+// What such a piece of the delta rule takes: about 60 rows, of which some are in double, and some
+// as wide as a key and a value together.
+static double piece_bytes(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
+  if (!is_delta(layer) || !in_chain(c, layer, l)) return 0;
+  const auto tokens = double(l.sequences * std::min<int64_t>(l.length / l.context, 2048));
+  return kFloat * 60 * double(c.H * c.D) * tokens;
+}
+
 // What the forward pass of a layer keeps for one token, in bytes.
 static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
   const double e = l.bfloat16 ? 2 : kFloat, C = double(c.C), M = double(c.M);
@@ -97,11 +115,9 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
       l.context > 1 && travels(layer, c, l) == Travels::all_keys
           ? double(l.context - 1) * (e * double(2 * c.G * c.D) + gate_bytes(layer, c, true))
           : 0;
-  // The delta rule keeps about ten rows (keys, values, corrected values and what they leave, in
-  // padded copies), twice where its state comes from other ranks.
-  const double delta = attn::is<attn::Delta>(layer.attention.values)
-                           ? kFloat * 10 * out * (l.context > 1 ? 2 : 1)
-                           : 0;
+  // The delta rule keeps about ten rows: keys, values, corrected values and what they leave, in
+  // padded copies.
+  const double delta = is_delta(layer) && !in_chain(c, layer, l) ? kFloat * 10 * out : 0;
   return rows + attention + gates + others + delta + convolution + e * 3 * M + kFloat * 2;
 }
 
@@ -116,14 +132,14 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   if (sharded && l.shard == "gradients") m.buffers += 2 * kFloat * b.largest;
   if (sharded && l.cpu) m.buffers += kFloat * b.largest;
   const double N = double(l.sequences * l.length / l.context), C = double(c.C);
-  double all = 0, largest = 0;
+  double all = 0, largest = 0, piece = 0;
   for (const LayerConfig& layer : c.layers) {
     const double kept = N * kept_per_token(c, layer, l) + joined_bytes(c, l);
     all += l.recompute ? N * C * (kFloat + e) : kept;
-    largest = std::max(largest, kept);
+    largest = std::max(largest, kept), piece = std::max(piece, piece_bytes(c, layer, l));
   }
   // The gradients of the widest rows, on top of what is kept; with recomputation, of one layer.
-  const double work = N * e * double(3 * c.M) + N * C * kFloat;
+  const double work = std::max(N * e * double(3 * c.M) + N * C * kFloat, piece);
   m.activations = all + (l.recompute ? largest : 0) + work + N * C * (kFloat + e);
   // One process has no gradients before backward: they take the place of what it frees.
   if (l.processes == 1) m.activations = std::max(m.activations, m.gradients + work) - m.gradients;
