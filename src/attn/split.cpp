@@ -12,6 +12,7 @@
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/recompute.h"
+#include "attn/stages.h"
 #include "attn/state.h"
 #include "core/check.h"
 
@@ -308,7 +309,10 @@ at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
   Inputs own = in;
   own.cu_seqlens = at::Tensor();
   check_inputs(spec, own);
-  return exec::attend_round(spec, own, split, keys_of_all(spec, in, at));
+  exec::Ring ring{split.rank, split.ranks, split.pass, keys_of_all(spec, in, at), {}};
+  if (const at::Tensor logs = log_gates(spec.decay, own); logs.defined())
+    ring.decay_before = sum_before(split, logs.to(at::kDouble).sum(-1));
+  return exec::attend_round(spec, own, ring);
 }
 
 }  // namespace

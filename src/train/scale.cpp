@@ -93,12 +93,13 @@ static bool in_chain(const ModelConfig& c, const LayerConfig& layer, const Layou
   return l.context > 1 && travels(layer, c, l) == Travels::states;
 }
 
-// What such a piece of the delta rule takes: about 60 rows, of which some are in double, and some
-// as wide as a key and a value together.
+// What such a piece of the delta rule takes: about 42 rows, some as wide as a key and a value
+// together; 54 with a decay, whose backward is in double.
 static double piece_bytes(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
   if (!is_delta(layer) || !in_chain(c, layer, l)) return 0;
   const auto tokens = double(l.sequences * std::min<int64_t>(l.length / l.context, 2048));
-  return kFloat * 60 * double(c.H * c.D) * tokens;
+  const double rows = attn::is<attn::NoDecay>(layer.attention.decay) ? 42 : 54;
+  return kFloat * rows * double(c.H * c.D) * tokens;
 }
 
 // What the forward pass of a layer keeps for one token, in bytes.
@@ -106,7 +107,8 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
   const double e = l.bfloat16 ? 2 : kFloat, C = double(c.C), M = double(c.M);
   const double heads = double((c.H + 2 * c.G) * c.D), out = double(c.H * c.D);
   const double rows = kFloat * 2 * C + e * 2 * C;  // sums and their norms
-  const double attention = e * (heads + 2 * out) + kFloat * double(3 * c.H);
+  const double results = in_chain(c, layer, l) ? 1 : 2;
+  const double attention = e * (heads + results * out) + kFloat * double(3 * c.H);
   const double gates = 2 * (gate_bytes(layer, c, true) + gate_bytes(layer, c, false));
   // Of a short convolution, its input behind the tokens before it and its output.
   const double convolution = layer.around.short_conv > 0 ? kFloat * 2 * heads : 0;

@@ -21,10 +21,10 @@ struct RingJob {
   Spec spec;
   Inputs in;         // for what follows the sums
   at::Tensor count;  // [1, 1, T, 1]
-  Split split;
+  Ring ring;
 
   // The rank whose keys are here after so many steps.
-  int owner(int step) const { return (split.rank - step + split.ranks) % split.ranks; }
+  int owner(int step) const { return (ring.rank - step + ring.ranks) % ring.ranks; }
   TileJob block(int owner, const at::Tensor& query_decay, const at::Tensor& to = {}) const {
     const int64_t T = in.k.size(2);
     TileJob job = tiles;
@@ -45,9 +45,9 @@ bool sees_any(const Intervals& i) {
 constexpr at::Tensor FusedTensors::* kOfKeys[] = {&FusedTensors::k, &FusedTensors::v,
                                                   &FusedTensors::gate, &FusedTensors::decay};
 
-void pass_on(const Split& split, FusedTensors& block) {
+void pass_on(const Ring& ring, FusedTensors& block) {
   for (at::Tensor FusedTensors::* x : kOfKeys)
-    if ((block.*x).defined()) block.*x = split.pass(block.*x);
+    if ((block.*x).defined()) block.*x = ring.pass(block.*x);
 }
 
 // Adds the sums of other keys. A row that sees none of them has W = 0, and its shift says nothing.
@@ -68,8 +68,8 @@ TileResult forward(const RingJob& job, const FusedTensors& x, bool) {
   const bool shifted = is<Exp>(job.spec.weight);
   TileResult all;
   FusedTensors block = x;
-  for (int step = 0; step < job.split.ranks; ++step) {
-    if (step > 0) pass_on(job.split, block);
+  for (int step = 0; step < job.ring.ranks; ++step) {
+    if (step > 0) pass_on(job.ring, block);
     const TileJob tiles = job.block(job.owner(step), x.decay);
     if (step == 0)
       all = tiles_forward(tiles, x, true);
@@ -85,16 +85,16 @@ TileResult forward(const RingJob& job, const FusedTensors& x, bool) {
 
 FusedTensors backward(const RingJob& job, const FusedTensors& x, const TileResult& r,
                       const TileResult& grads) {
-  const int n = job.split.ranks;
+  const int n = job.ring.ranks;
   const at::Tensor to = x.decay.defined() ? at::zeros_like(x.decay) : at::Tensor();
   // Of the rows, and of this rank's own keys; what the others' queries add comes last.
-  FusedTensors d = tiles_backward(job.block(job.split.rank, x.decay, to), x, r, grads);
+  FusedTensors d = tiles_backward(job.block(job.ring.rank, x.decay, to), x, r, grads);
   FusedTensors block = x, theirs;
   for (at::Tensor FusedTensors::* y : kOfKeys)
     if ((d.*y).defined()) theirs.*y = at::zeros_like(d.*y);
   for (int step = 1; step < n; ++step) {
-    pass_on(job.split, block);
-    if (step > 1) pass_on(job.split, theirs);
+    pass_on(job.ring, block);
+    if (step > 1) pass_on(job.ring, theirs);
     const TileJob tiles = job.block(job.owner(step), x.decay, to);
     if (!sees_any(tiles.seen)) continue;
     const FusedTensors each = tiles_backward(tiles, block, r, grads);
@@ -103,7 +103,7 @@ FusedTensors backward(const RingJob& job, const FusedTensors& x, const TileResul
     for (at::Tensor FusedTensors::* y : kOfKeys)
       if ((theirs.*y).defined()) theirs.*y += each.*y;
   }
-  pass_on(job.split, theirs);
+  pass_on(job.ring, theirs);
   for (at::Tensor FusedTensors::* y : kOfKeys)
     if ((theirs.*y).defined()) d.*y += theirs.*y;
   if (to.defined()) d.decay += to;
@@ -118,15 +118,13 @@ at::Tensor counted(const Intervals& i) {
 
 }  // namespace
 
-at::Tensor attend_round(const Spec& given, const Inputs& own, const Split& split,
-                        const Intervals& seen) {
+at::Tensor attend_round(const Spec& given, const Inputs& own, const Ring& ring) {
   const WithoutChannelGates rest(given, own);
   const Inputs& in = rest.in;
-  Prepared p(rest.spec, in, seen, counted(seen));
-  if (p.decay.defined())
-    p.decay = (p.decay + sum_before(split, p.decay.select(2, -1)).unsqueeze(-1)).contiguous();
+  Prepared p(rest.spec, in, ring.seen, counted(ring.seen));
+  if (p.decay.defined()) p.decay = (p.decay + ring.decay_before.unsqueeze(-1)).contiguous();
   const auto [tiles, x] = tiles_of(rest.spec, in, p);
-  RingJob job{tiles, rest.spec, in, p.count, split};
+  RingJob job{tiles, rest.spec, in, p.count, ring};
   for (at::Tensor* y : {&job.in.q, &job.in.k, &job.in.v, &job.in.output_gate, &job.in.post_gate,
                         &job.in.norm_weight, &job.in.norm_bias, &job.in.sink})
     if (y->defined()) *y = y->detach();
