@@ -84,7 +84,7 @@ static train::Layout layout_of(const train::Settings& s, const train::Session& t
           .recompute = s.recompute,
           .bfloat16 = s.dtype == "bfloat16",
           .bucket = s.bucket * 1e6,
-          .gloo = true};
+          .cpu = true};
 }
 
 static int steps(const std::string& settings, int64_t n) {
@@ -206,7 +206,10 @@ static int attend(const std::string& variant, int64_t T, int64_t D, bool packed)
   o.backward(d.narrow(2, from, n));
   const int64_t bytes = train::bytes_sent() - sent, peak = resident(false) - before;
   group.barrier();
-  Json out{{"peak", peak}, {"sent", bytes}, {"scan", attn::why_no_scan(spec, own).empty()}};
+  Json out{{"peak", peak},
+           {"sent", bytes},
+           {"scan", attn::why_no_scan(spec, own).empty()},
+           {"ring", attn::why_no_ring(spec, own).empty()}};
   if (std::getenv("ALONE")) {  // the whole sequence in this process, in the same dtype
     track(all);
     const at::Tensor truth = attn::attend(spec, all);

@@ -34,14 +34,10 @@ def study_file(folder, **fields):
 
 
 def numbers(folder):
-    """The report without speeds, memory and the command, which differ between runs of one study."""
+    """The report without the command, which differs between folders."""
     report = json.loads((folder / "report.json").read_text())
     for section in report["sections"]:
         content = section["content"]
-        if content["kind"] == "table":
-            names = [c["name"] for c in content["columns"]]
-            keep = [i for i, n in enumerate(names) if n not in ("tokens/s", "memory, MB")]
-            content["rows"] = [[row[i] for i in keep] for row in content["rows"]]
         if content["kind"] == "facts":
             content["facts"] = [f for f in content["facts"] if f["name"] != "command"]
     return report

@@ -80,7 +80,8 @@ Inputs tokens(Inputs in, int64_t from, int64_t to) {
   for (const Input& i : kInputs) {
     at::Tensor& x = in.*i.at;
     const int64_t axis = axis_of(i, "TS");
-    if (x.defined() && axis >= 0) x = x.narrow(axis, from, to - from);
+    if (!x.defined() || axis < 0 || to - from == x.size(axis)) continue;
+    x = x.narrow(axis, from, to - from);  // whose gradient is a tensor of the whole size
   }
   return in;
 }

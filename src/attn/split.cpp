@@ -7,9 +7,12 @@
 #include <vector>
 
 #include "attn/exec/chunked.h"
+#include "attn/exec/exec.h"
+#include "attn/exec/ring_cpu.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/recompute.h"
+#include "attn/stages.h"
 #include "attn/state.h"
 #include "core/check.h"
 
@@ -66,6 +69,23 @@ std::string why_no_scan(const Spec& spec, const Inputs& in) {
   return why_too_large(spec, {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)});
 }
 
+std::string why_no_ring(const Spec& spec) {
+  if (needs_the_row(spec)) return "its weights depend on the whole row";
+  if (!is<NoKeys>(spec.near)) return "near keys have other weights than those before them";
+  if (!is<AsGiven>(spec.values)) return "values depend on the keys before them";
+  if (spec.centred) return "scores depend on the mean of all keys";
+  if (is<CumulativeGate>(spec.denominator)) return "its denominator is a sum over all keys";
+  return "";
+}
+
+std::string why_no_ring(const Spec& spec, const Inputs& in, std::string_view execution) {
+  if (const std::string reason = why_no_ring(spec); !reason.empty()) return reason;
+  if (in.keep.defined()) return "padding (keep) is counted over all keys";
+  const Execution& chosen = choose(spec, in, execution);
+  if (&chosen == &exec::fused_cpu) return "";
+  return "execution '" + std::string(chosen.name) + "' does not merge blocks of keys";
+}
+
 namespace {
 
 // The tokens of this rank among those of all, and the packed sequences.
@@ -96,28 +116,6 @@ struct Places {
   }
 };
 
-// All tokens one after the other, through the state, in pieces whose working memory is small.
-at::Tensor attend_on(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
-  constexpr int64_t kPiece = 16384;
-  const int64_t T = in.k.size(2), n = std::min(T, kPiece);
-  if (n == T) return attend_from(spec, in, before, after);
-  std::vector<Inputs> pieces(size_t((T + n - 1) / n), in);
-  for (const Input& i : input_table()) {
-    const int64_t axis = axis_of(i, "TS");
-    if (!(in.*i.at).defined() || axis < 0) continue;
-    const std::vector<at::Tensor> each = (in.*i.at).split(n, axis);
-    for (size_t p = 0; p < each.size(); ++p) pieces[p].*i.at = each[p];
-  }
-  Carry state = before;
-  std::vector<at::Tensor> results;
-  for (size_t p = 0; p < pieces.size(); ++p) {
-    const Carry start = state;
-    const bool last = p + 1 == pieces.size();
-    results.push_back(attend_from(spec, pieces[p], start, last ? after : &state));
-  }
-  return at::cat(results, 2);
-}
-
 // What only the sums of keys and values need: no norm, no gates of the output, and as few query
 // heads as there are key heads.
 std::pair<Spec, Inputs> sums_only(Spec spec, Inputs in) {
@@ -143,14 +141,52 @@ bool has_sum(const Spec& spec, at::Tensor Carry::* x) {
   return x != &Carry::decay || !is<NoDecay>(spec.decay);
 }
 
-// The sums of this rank's tokens, from an empty state. With the delta rule S has F columns more:
-// the matrix A by which the tokens change a state.
+// All tokens through the state, in pieces whose working memory is small: [B, H, T, E] unless only
+// the sums are wanted, and the state after them.
+std::pair<at::Tensor, Carry> attend_on(const Spec& spec, const Inputs& in, const Carry& before,
+                                       bool only_sums) {
+  std::vector<at::Tensor Inputs::*> places;
+  Tensors inputs, state;
+  Chain chain;
+  for (const Input& i : input_table()) {
+    if (!(in.*i.at).defined()) continue;
+    places.push_back(i.at), inputs.push_back(in.*i.at);
+    chain.axes.push_back(axis_of(i, "TS"));
+  }
+  for (at::Tensor Carry::* each : kSums)
+    if (has_sum(spec, each)) state.push_back(before.*each);
+  chain.tokens = in.k.size(2);
+  chain.piece = std::clamp<int64_t>(exec::piece_tokens(spec, in) / 4, 2048, 8192);
+  chain.run = [=](const Tensors& x, const Tensors& given) {
+    Inputs piece;
+    Carry start, after;
+    for (size_t i = 0; i < places.size(); ++i) piece.*places[i] = x[i];
+    size_t next = 0;
+    for (at::Tensor Carry::* each : kSums)
+      if (has_sum(spec, each)) start.*each = given[next++];
+    if (only_sums && is<Delta>(spec.values))
+      piece.v = at::constant_pad_nd(piece.v, {0, start.S.size(3) - piece.v.size(3)});
+    const at::Tensor o = attend_from(spec, piece, start, &after);
+    Tensors left;
+    for (at::Tensor Carry::* each : kSums)
+      if (has_sum(spec, each)) left.push_back(after.*each);
+    return std::pair(only_sums ? at::Tensor() : o, left);
+  };
+  const auto [o, left] = chained(chain, inputs, state);
+  Carry after;
+  size_t next = 0;
+  for (at::Tensor Carry::* each : kSums)
+    if (has_sum(spec, each)) after.*each = left[next++];
+  return {o, after};
+}
+
+// The sums of this rank's tokens, from an empty state. With the delta rule S has F columns more, at
+// first of the identity: they become the matrix A by which the tokens change a state.
 Carry own_sums(const Spec& given, const Inputs& all, int64_t padded_E) {
-  auto [spec, in] = sums_only(given, all);
-  Carry start, after;
+  const auto [spec, in] = sums_only(given, all);
+  Carry start;
   if (is<Delta>(spec.values)) {
     const auto F = int64_t(feature_count(spec, in.k.size(3)));
-    in.v = at::constant_pad_nd(in.v, {0, padded_E - in.v.size(3) + F});
     const at::TensorOptions options =
         in.v.options().dtype(exec::sums_dtype(spec, in.q.scalar_type()));
     const int64_t B = in.k.size(0), G = in.k.size(1);
@@ -159,33 +195,7 @@ Carry own_sums(const Spec& given, const Inputs& all, int64_t padded_E) {
     start.z = at::zeros({B, G, F}, options);
     start.count = at::zeros({B}, options.dtype(at::kDouble));
   }
-  attend_on(spec, in, start, &after);
-  return after;
-}
-
-// The same, keeping only its inputs: what the pass computes is not needed before its own backward,
-// which runs it again.
-Carry own_sums_again(const Spec& spec, const Inputs& in, int64_t padded_E) {
-  std::vector<at::Tensor Inputs::*> places;
-  Tensors given;
-  for (const Input& i : input_table())
-    if ((in.*i.at).defined() && (in.*i.at).requires_grad())
-      places.push_back(i.at), given.push_back(in.*i.at);
-  const auto run = [=](const Tensors& x) {
-    Inputs again = in;
-    for (size_t i = 0; i < x.size(); ++i) again.*places[i] = x[i];
-    Carry all = own_sums(spec, again, padded_E);
-    Tensors out;
-    for (at::Tensor Carry::* each : kSums)
-      if ((all.*each).defined()) out.push_back(all.*each);
-    return out;
-  };
-  Carry out;
-  size_t next = 0;
-  const Tensors sums = given.empty() ? run({}) : recomputed(run, given, {});
-  for (at::Tensor Carry::* each : kSums)
-    if (has_sum(spec, each)) out.*each = sums[next++];
-  return out;
+  return attend_on(spec, in, start, true).second;
 }
 
 // The gathered tensors of a Carry, [ranks, B, ..]; undefined where it has none.
@@ -245,12 +255,13 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   Inputs own = in;
   own.cu_seqlens = at::Tensor();
   const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
-  const Carry all = gathered_carry(split, own_sums_again(spec, tokens(own, last, at.T), E));
+  const Carry all = gathered_carry(split, own_sums(spec, tokens(own, last, at.T), E));
   // The sequence of the first token began on rank `first`; this one, if none comes before.
   const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
   const Carry before = combined(spec, all, first, split.rank, E);
   const int64_t n = at.within(at.from, at.from + at.T)[1];
-  return with_rest(attend_on(spec, tokens(own, 0, n), before, nullptr), spec, in, at, execution);
+  const at::Tensor o = attend_on(spec, tokens(own, 0, n), before, false).first;
+  return with_rest(o, spec, in, at, execution);
 }
 
 // [.., S, ..] of the ranks up to this one, from token `begin` on.
@@ -281,6 +292,29 @@ at::Tensor by_keys(const Spec& spec, const Inputs& in, const Split& split,
   return with_rest(attend(spec, first, execution), spec, in, at, execution);
 }
 
+// The keys that the queries of this rank see, counted from the first token of all ranks.
+exec::Intervals keys_of_all(const Spec& spec, const Inputs& in, const Places& at) {
+  const int64_t n = at.from + at.T;
+  Inputs all;  // of their shapes alone
+  all.q = all.k = at::empty({1, 1, n, 0}, in.q.options());
+  if (in.cu_seqlens.defined()) all.cu_seqlens = at::tensor(at.within(0, n), at::kLong);
+  exec::Intervals seen(spec.mask, all);
+  for (at::Tensor* end : {&seen.lo, &seen.hi, &seen.from, &seen.to})
+    if (end->defined()) *end = end->narrow(0, at.from, at.T);
+  return seen;
+}
+
+at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
+  const Places at(in, split);
+  Inputs own = in;
+  own.cu_seqlens = at::Tensor();
+  check_inputs(spec, own);
+  exec::Ring ring{split.rank, split.ranks, split.pass, keys_of_all(spec, in, at), {}};
+  if (const at::Tensor logs = log_gates(spec.decay, own); logs.defined())
+    ring.decay_before = sum_before(split, logs.to(at::kDouble).sum(-1));
+  return exec::attend_round(spec, own, ring);
+}
+
 }  // namespace
 
 at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
@@ -292,8 +326,9 @@ at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
         "a sequence over several ranks supports neither dropout nor a bias of each score");
   check(in.q.size(2) == in.k.size(2) && !in.cu_seqlens_k.defined(),
         "a sequence over several ranks requires as many queries as keys");
-  return why_no_scan(spec, in).empty() ? by_state(spec, in, split, execution)
-                                       : by_keys(spec, in, split, execution);
+  if (why_no_scan(spec, in).empty()) return by_state(spec, in, split, execution);
+  if (why_no_ring(spec, in, execution).empty()) return by_ring(spec, in, split);
+  return by_keys(spec, in, split, execution);
 }
 
 }  // namespace horner::attn

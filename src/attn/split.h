@@ -4,7 +4,10 @@
 //     those before it (an exclusive scan): S_r = sum over j < r of decay_j+1..r-1 S_j. What travels
 //     does not grow with the length. The delta rule changes a state by a matrix, S -> A S + B,
 //     which travels with B.
-//   otherwise: the keys and values of all ranks are gathered round the ring of ranks.
+//   sums over keys that can be merged: the keys and values go round the ring of ranks, a block of
+//     one rank after another. Each rank adds what its queries take from a block to their sums; the
+//     gradients of a block travel with it and come home.
+//   otherwise: the keys and values of all ranks are gathered.
 #pragma once
 
 #include <functional>
@@ -13,11 +16,12 @@
 
 namespace horner::attn {
 
-// What moves tensors between the ranks of one sequence; neither has gradients.
+// What moves tensors between the ranks of one sequence, without gradients.
 struct Split {
   int rank = 0, ranks = 1;
   std::function<at::Tensor(const at::Tensor& x)> gather;       // x of every rank: [ranks, ..]
   std::function<at::Tensor(const at::Tensor& x)> scatter_sum;  // [ranks, ..]: the sum of x[rank]
+  std::function<at::Tensor(const at::Tensor& x)> pass;  // to the next rank; x of the one before
 };
 
 // [ranks, ..], differentiable. Every rank of the split makes the same calls in the same order, and
@@ -32,6 +36,10 @@ at::Tensor sum_before(const Split&, const at::Tensor& x);
 
 // Why the keys and values travel and not a state; "" if a state does.
 std::string why_no_scan(const Spec&, const Inputs&);
+
+// Why they are gathered and do not go round; "" if they do. On a GPU they are gathered always.
+std::string why_no_ring(const Spec&);
+std::string why_no_ring(const Spec&, const Inputs&, std::string_view execution = "auto");
 
 // [B, H, T, E] of this rank's T tokens, whose inputs are given; `cu_seqlens` counts the tokens of
 // all ranks, as if they were one sequence.

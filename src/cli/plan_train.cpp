@@ -58,9 +58,26 @@ static train::Layout layout_of(const TrainingPlan& o) {
           .bucket = o.bucket * kMB};
 }
 
+// What the GPUs of a sequence send each other, for all layers.
+static std::string travelling(const nn::ModelConfig& c, const train::Layout& l) {
+  if (l.context == 1) return "";
+  const auto is = [&](train::Travels what) {
+    return std::ranges::any_of(c.layers, [&](const nn::LayerConfig& layer) {
+      return std::ranges::any_of(layer.parts,
+                                 [&](const nn::Part& part) { return travels(part, c, l) == what; });
+    });
+  };
+  std::string out;
+  const auto add = [&](const char* word) { out += (out.empty() ? "" : ", ") + std::string(word); };
+  if (is(train::Travels::states)) add("states");
+  if (is(train::Travels::blocks_of_keys)) add("keys and values, in a ring");
+  if (is(train::Travels::all_keys)) add("keys and values, gathered");
+  return out;
+}
+
 static Json json_of(const TrainingPlan& o, double parameters, const train::Memory& m,
                     const train::Traffic& t, int64_t largest, double flops,
-                    const std::vector<double>& bandwidths) {
+                    const std::vector<double>& bandwidths, const std::string& along) {
   Json times = Json::array();
   for (const double x : bandwidths)
     times.push_back({{"gigabytes_per_second", x}, {"seconds", t.all() / (x * kGB)}});
@@ -82,6 +99,7 @@ static Json json_of(const TrainingPlan& o, double parameters, const train::Memor
             {"sequence", t.sequence},
             {"numbers", t.numbers},
             {"all", t.all()}}},
+          {"along_the_sequence", along},
           {"times", times},
           {"flop_per_step", flops}};
 }
@@ -99,7 +117,8 @@ Outcome plan_training(const TrainingPlan& o) {
   const double flops = tokens * flops_per_token(config, layout);
   const std::vector<double> bandwidths =
       o.bandwidths.empty() ? std::vector{12.5, 50., 450.} : o.bandwidths;
-  if (o.json) return print_json(json_of(o, parameters, m, t, largest, flops, bandwidths));
+  const std::string along = travelling(config, layout);
+  if (o.json) return print_json(json_of(o, parameters, m, t, largest, flops, bandwidths, along));
   std::cout << bold(o.model) << "  " << count_text(parameters) << " parameters, " << o.gpus
             << (o.gpus == 1 ? " GPU, " : " GPUs, ") << o.batch << " × "
             << count_text(double(o.length)) << " tokens in a micro-batch"
@@ -122,7 +141,7 @@ Outcome plan_training(const TrainingPlan& o) {
   Table sent{.head = {"sent by a GPU in a step", ""}, .right = {1}, .indent = 2};
   sent.rows = {{"gradients", size_text(t.gradients)},
                {"weights", size_text(t.weights)},
-               {"along the sequence", size_text(t.sequence)},
+               {"along the sequence" + (along.empty() ? "" : ": " + along), size_text(t.sequence)},
                {"all", size_text(t.all())}};
   std::cout << "\n" << text(sent) << "\n";
   for (const double x : bandwidths)

@@ -18,20 +18,28 @@ struct ReportOptions {
   bool force = false, json = false;
 };
 
-std::string write_report(const report::Report& r, const fs::path& out) {
+std::string write_report(const report::Report& r, const fs::path& out, const std::string& name) {
   fs::create_directories(out);
-  const auto write = [&](const char* name, const std::string& text) {
-    files::NewFile file(out / name);
+  const auto write = [&](const char* ending, const std::string& text) {
+    const fs::path path = out / (name + ending);
+    files::NewFile file(path);
     file.write(text);
     file.commit();
-    return (out / name).string();
+    return path.string();
   };
   const std::string data =
-      write("report.json", to_json(r).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-  if (report::has_page()) return write("report.html", to_html(r));
-  std::cerr << "horner was built without npm and cannot write report.html; the data is in " << data
-            << ". Install npm, rebuild horner and run 'horner report' again.\n";
+      write(".json", to_json(r).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (report::has_page()) return write(".html", to_html(r));
+  std::cerr << "horner was built without npm and cannot write " << name << ".html; the data is in "
+            << data << ". Install npm, rebuild horner and run 'horner report' again.\n";
   return data;
+}
+
+StudyReport write_study_report(const std::vector<study::RunData>& runs, const study::Origin& origin,
+                               const fs::path& out) {
+  write_report(study::make_speeds(runs, origin), out, kStudyPages[1]);
+  const report::Report found = study::make_report(runs, origin);
+  return {found, write_report(found, out, kStudyPages[0])};
 }
 
 void check_report(const fs::path& out, bool force, const std::vector<fs::path>& inputs) {
@@ -41,8 +49,10 @@ void check_report(const fs::path& out, bool force, const std::vector<fs::path>& 
   const auto is_data = [](std::string_view text) {
     return text.starts_with(R"({"title":)") && text.find(R"(,"sections":[)") != text.npos;
   };
-  files::check_output({.path = out / "report.html", .ours = is_page, .inputs = inputs}, force);
-  files::check_output({.path = out / "report.json", .ours = is_data, .inputs = inputs}, force);
+  for (const std::string name : kStudyPages) {
+    files::check_output({.path = out / (name + ".html"), .ours = is_page, .inputs = inputs}, force);
+    files::check_output({.path = out / (name + ".json"), .ours = is_data, .inputs = inputs}, force);
+  }
 }
 
 study::Origin origin_of(const fs::path& folder) {
@@ -81,8 +91,7 @@ Action report(CLI::App& app) {
     const auto runs = study::read_runs(folders);
     for (const std::string& sentence : study::repeated_steps(runs))
       std::cerr << "warning: " << sentence << "\n";
-    const report::Report r = study::make_report(runs, origin);
-    const std::string page = write_report(r, out);
+    const auto [r, page] = write_study_report(runs, origin, out);
     if (o->json)
       std::cout << summary_json(runs, r, page).dump(2, ' ', false, Json::error_handler_t::replace)
                 << "\n";

@@ -10,7 +10,17 @@
 namespace horner::cli {
 
 // Writes report.json and, where this program has the page, report.html; returns the file to open.
-std::string write_report(const report::Report&, const std::filesystem::path& out);
+std::string write_report(const report::Report&, const std::filesystem::path& out,
+                         const std::string& name = "report");
+
+// The files of a study's report: what it found, and speed and memory apart from that.
+inline constexpr const char* kStudyPages[] = {"report", "speed"};
+struct StudyReport {
+  report::Report found;
+  std::string page;  // to open
+};
+StudyReport write_study_report(const std::vector<study::RunData>&, const study::Origin&,
+                               const std::filesystem::path& out);
 
 // Throws if write_report would replace files that are not reports, or inputs.
 void check_report(const std::filesystem::path& out, bool force,

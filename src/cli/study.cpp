@@ -1,14 +1,13 @@
 // horner study: a grid of runs, several at a time, with a live table and a report.
 #include "study/study.h"
 
-#include <unistd.h>
-
 #include <set>
 #include <thread>
 
 #include "cli/options.h"
 #include "cli/report.h"
 #include "cli/run.h"
+#include "cli/study_view.h"
 #include "cli/table.h"
 #include "core/check.h"
 #include "core/names.h"
@@ -36,71 +35,6 @@ struct StudyOptions {
   bool no_wait = false, slurm = false, dry_run = false;
   study::SlurmJob job = {.array = 0};
   std::string slurm_args;
-};
-
-// Progress of the runs on stderr: a table that is redrawn on a terminal; elsewhere a line when a
-// run ends, and one per run every half minute.
-struct Live {
-  const study::Study& study;
-  std::vector<Status> seen;
-  size_t lines = 0;
-  Stopwatch clock, since;
-
-  Row row(size_t i, const RunState& p) const {
-    const int64_t steps = study.runs[i].settings.steps;
-    return {study.runs[i].name, std::to_string(p.step) + "/" + std::to_string(steps),
-            p.step > 0 ? formatted("%.4f", p.loss) : "",
-            p.step > 0 ? count_text(std::round(p.tokens_per_second)) : "",
-            p.status == Status::running && p.step > 0 ? duration_text(p.seconds_left) : ""};
-  }
-  void draw(const std::vector<RunState>& all) {
-    Table t{.head = {"run", "step", "loss", "tokens/s", "time left"}, .right = {1, 2, 3, 4}};
-    size_t done = 0, failed = 0, elsewhere = 0;
-    for (size_t i = 0; i < all.size(); ++i) {
-      done += all[i].status == Status::finished || all[i].status == Status::given_up;
-      failed += all[i].status == Status::failed;
-      if (all[i].status != Status::running) continue;
-      if (all[i].here)
-        t.rows.push_back(row(i, all[i]));
-      else
-        ++elsewhere;
-    }
-    std::string out = lines > 0 ? "\033[" + std::to_string(lines) + "A\r\033[J" : "";
-    const std::string table =
-        t.rows.empty() ? "" : text(t, size_t(std::max(40, int(terminal_width(STDERR_FILENO)) - 1)));
-    const std::string status = std::to_string(done) + " of " + std::to_string(all.size()) +
-                               " runs done" +
-                               (elsewhere ? ", " + std::to_string(elsewhere) + " elsewhere" : "") +
-                               (failed ? ", " + red(std::to_string(failed) + " failed") : "") +
-                               ", " + duration_text(clock.ms() / 1e3);
-    lines = size_t(std::count(table.begin(), table.end(), '\n')) + 1;
-    std::cerr << out << table << faint(status) << "\n" << std::flush;
-  }
-  void show(const std::vector<RunState>& all) {
-    const bool live = cli::live();
-    seen.resize(all.size(), Status::waiting);
-    if (live && since.ms() < 400 && lines > 0) return;
-    const bool time = !live && since.ms() > 30000;
-    if (live || time) since = Stopwatch();
-    for (size_t i = 0; i < all.size(); ++i) {
-      const RunState& p = all[i];
-      const bool changed = p.here && p.status != seen[i] && p.status != Status::running;
-      seen[i] = p.status;
-      if (!changed && !(time && p.here && p.status == Status::running)) continue;
-      if (live && lines > 0) std::cerr << "\033[" << lines << "A\r\033[J", lines = 0;
-      static const char* const kWords[] = {"to be tried again", "",        "done", "FAILED",
-                                           "interrupted",       "given up"};
-      const Row r = row(i, p);
-      std::cerr << r[0] << "  " << r[1];
-      if (p.step > 0) std::cerr << "  loss " << r[2] << "  " << r[3] << " tokens/s";
-      std::cerr << "  "
-                << (p.status != Status::running ? kWords[size_t(p.status)]
-                    : p.step > 0                ? r[4] + " left"
-                                                : "starting")
-                << (p.why.empty() ? "" : ": " + p.why) << "\n";
-    }
-    if (live) draw(all);
-  }
 };
 
 static std::vector<fs::path> checkpoints_of(const study::Run& r) {
@@ -164,66 +98,6 @@ static study::Study prepared(const StudyOptions& o) {
     if (r.settings.threads == 0) r.settings.threads = int64_t(std::max<size_t>(1, cores / o.jobs));
   }
   return s;
-}
-
-static Json summary_json(const study::Study& s, const std::vector<RunState>& all,
-                         const std::vector<std::string>& findings, const std::string& page) {
-  static const char* const kWords[] = {"waiting", "running",     "finished",
-                                       "failed",  "interrupted", "given up"};
-  Json runs = Json::array();
-  for (size_t i = 0; i < all.size(); ++i)
-    runs.push_back({{"name", s.runs[i].name},
-                    {"status", kWords[size_t(all[i].status)]},
-                    {"step", all[i].step},
-                    {"loss", all[i].step > 0 ? Json(all[i].loss) : Json()},
-                    {"why", all[i].why}});
-  return {{"title", s.title}, {"report", page}, {"findings", findings}, {"runs", runs}};
-}
-
-// Who has a run, and since when nothing was heard of it.
-static Json standing(const study::Run& r) {
-  const study::Seen seen = study::newest_try(r.folder);
-  const bool finished = study::is_finished(r);
-  const study::Lease& l = seen.lease;
-  Json out = {{"name", r.name}, {"finished", finished}, {"state", "waiting"}};
-  if (finished)
-    out["state"] = "done";
-  else if (l.state == "failed" && l.crashes >= study::kMostCrashes)
-    out["state"] = "failed";
-  else if (l.state == "released" || l.state == "failed")
-    out["state"] = "interrupted";
-  else if (seen.number > 0)
-    out["state"] = "running";
-  if (finished || seen.number == 0) return out;
-  out["folder"] = seen.folder.string();
-  if (!l.why.empty()) out["why"] = l.why;
-  if (l.state != "running") return out;
-  out["host"] = l.host, out["pid"] = l.pid, out["job"] = l.job;
-  if (const double age = study::heartbeat_age(seen.folder); age >= 0) out["heartbeat_age"] = age;
-  return out;
-}
-
-static std::string standing_text(const Json& j) {
-  const std::string state = j["state"];
-  if (state == "waiting") return "";
-  std::string out = "  " + state;
-  if (j.contains("host")) {
-    out += " on " + j["host"].get<std::string>() + ", process " + std::to_string(int64_t(j["pid"]));
-    if (j["job"] != "") out += ", job " + j["job"].get<std::string>();
-    if (j.contains("heartbeat_age"))
-      out += ", heartbeat " + duration_text(j["heartbeat_age"]) + " ago";
-  }
-  return out + (j.contains("why") ? ": " + j["why"].get<std::string>() : "");
-}
-
-static Outcome list(const study::Study& s, bool json) {
-  if (!s.about.empty()) std::cerr << s.about << "\n";
-  Json listed = Json::array();
-  for (const study::Run& r : s.runs) {
-    listed.push_back(standing(r));
-    if (!json) std::cout << r.name << standing_text(listed.back()) << "\n";
-  }
-  return json ? print_json({{"title", s.title}, {"runs", listed}}) : Outcome::fine;
 }
 
 // The words of the command for this study, without those of one process.
@@ -298,12 +172,15 @@ static std::string page_in(const fs::path& out) {
 
 // In the folder of the lease first: a process that has lost it finds its files gone.
 static Written write_report_in(const fs::path& folder, const fs::path& out, const Json& from) {
-  const report::Report r = study::make_report(study::read_runs({out}), origin_of(out));
-  write_report(r, folder);
+  const auto found = write_study_report(study::read_runs({out}), origin_of(out), folder).found;
   files::write_json(folder / ".reported", from, -1);
-  for (const char* name : {"report.json", "report.html", ".reported"})
+  std::vector<std::string> names;
+  for (const std::string page : kStudyPages)
+    names.insert(names.end(), {page + ".json", page + ".html"});
+  names.push_back(".reported");
+  for (const std::string& name : names)
     if (fs::exists(folder / name)) fs::rename(folder / name, out / name);
-  return {r.summary, page_in(out)};
+  return {found.summary, page_in(out)};
 }
 
 // One process at a time, and none if another one has written the same report since this one began,
@@ -365,6 +242,7 @@ static std::vector<RunState> run_sweeps(const StudyOptions& o, study::Study& s, 
     all = joined(study::run_all(
         next, {.program = fs::read_symlink("/proc/self/exe"),
                .jobs = o.jobs,
+               .gpus = study::visible_gpus(),
                .leases = leases,
                .wait = !o.no_wait,
                .stop = stop,
@@ -420,9 +298,10 @@ static Outcome conclude(const StudyOptions& o, const study::Study& s,
 
 static Outcome run(StudyOptions o) {
   if (o.jobs == 0)
-    o.jobs = o.slurm ? 1 : std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
+    o.jobs = o.slurm ? size_t(std::max<int64_t>(1, o.job.gpus))
+                     : std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
   study::Study s = prepared(o);
-  if (o.list) return list(s, o.json);
+  if (o.list) return list_runs(s, o.json);
   if (o.slurm) return submit(o, s);
   check_folder(o, s);
   const fs::path out = o.out, origin = out / "origin.json";
@@ -452,7 +331,8 @@ static void add_slurm(CLI::App& app, StudyOptions& o) {
            ->check(within(1, 100000)));
   with(option(app, "--time", o.job.time, "T",
               "time limit of a task, which is queued again until the study is done: 4:00:00"));
-  with(option(app, "--gpus", o.job.gpus, "G", "GPUs of a task")->check(within(0, 1024)));
+  with(option(app, "--gpus", o.job.gpus, "G", "GPUs of a task, each for one run at a time")
+           ->check(within(0, 1024)));
   with(option(app, "--cpus-per-task", o.job.cpus, "C", "cores of a task")->check(within(1, 4096)));
   with(option(app, "--partition", o.job.partition, "P", "partition of the cluster"));
   with(option(app, "--slurm-args", o.slurm_args, "TEXT",
@@ -470,7 +350,8 @@ Action study(CLI::App& app) {
   }
   choices(option(app, "STUDY", o->study, "", names)->required(), presets);
   option(app, "--out", o->out, "DIR", "folder for the runs and the report")->required();
-  option(app, "--jobs", o->jobs, "N", "number of concurrent runs [2, or 1 on a single core]")
+  option(app, "--jobs", o->jobs, "N",
+         "number of concurrent runs [2, or 1 on a single core; with --slurm one per GPU]")
       ->check(within(1, 1024));
   choices(option(app, "--device", o->device, "NAME", "device of the runs [the study's setting]"),
           {device_names()});

@@ -1,5 +1,6 @@
 #include "study/runner.h"
 
+#include <ATen/Context.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <sstream>
 #include <thread>
 
 #include "core/check.h"
@@ -69,14 +71,42 @@ void check_runs(const std::vector<Run>& runs) {
   }
 }
 
+static constexpr const char* kVisible = "CUDA_VISIBLE_DEVICES";
+
+std::vector<std::string> visible_gpus() {
+  std::vector<std::string> out;
+  if (const char* const given = std::getenv(kVisible)) {
+    std::istringstream all(given);
+    for (std::string each; std::getline(all, each, ',');) out.push_back(each);
+    return out;
+  }
+  const int64_t n = at::hasCUDA() ? int64_t(at::getNumGPUs()) : 0;
+  for (int64_t i = 0; i < n; ++i) out.push_back(std::to_string(i));
+  return out;
+}
+
+// This process's environment, with one GPU unless that is "".
+static std::vector<std::string> environment(const std::string& gpu) {
+  std::vector<std::string> out;
+  const std::string name = std::string(kVisible) + "=";
+  for (char** each = environ; *each; ++each)
+    if (gpu.empty() || !std::string_view(*each).starts_with(name)) out.emplace_back(*each);
+  if (!gpu.empty()) out.push_back(name + gpu);
+  return out;
+}
+
 // The run reads its settings from its folder.
-static pid_t start(const Run& r, const fs::path& program) {
+static pid_t start(const Run& r, const fs::path& program, const std::string& gpu) {
   files::write_json(r.folder / "settings.json", to_json(r.settings));
   const std::string out = r.folder.string(), log = (r.folder / "log.txt").string(),
                     path = program.string();
   const char* const arguments[] = {path.c_str(), "train",    "--out",
                                    out.c_str(),  "--resume", nullptr};
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // waiting threads leave the cores to the other runs
+  std::vector<std::string> variables = environment(gpu);
+  std::vector<char*> with;
+  for (std::string& each : variables) with.push_back(each.data());
+  with.push_back(nullptr);
   const pid_t parent = getpid(), child = fork();
   check(child >= 0, "cannot start a process: ", std::strerror(errno));
   if (child > 0) return child;
@@ -88,7 +118,7 @@ static pid_t start(const Run& r, const fs::path& program) {
   if (file >= 0) dup2(file, STDOUT_FILENO), dup2(file, STDERR_FILENO);
   const int nothing = open("/dev/null", O_RDONLY);
   if (nothing >= 0) dup2(nothing, STDIN_FILENO);
-  execv(path.c_str(), const_cast<char* const*>(arguments));
+  execve(path.c_str(), const_cast<char* const*>(arguments), with.data());
   _exit(127);
 }
 
@@ -137,6 +167,7 @@ namespace {
 struct Child {
   size_t run;
   fs::path folder;
+  std::string gpu;  // "": all that this process sees
 };
 
 // What this process knows of all runs, and does.
@@ -148,6 +179,7 @@ struct Work {
   bool stopping = false;
   std::chrono::steady_clock::time_point next_look = {}, next_judgement = {};
 
+  std::string free_gpu() const;
   void finish(size_t i, const fs::path& folder);
   void begin(size_t i, const Seen&);
   void consider(size_t i);
@@ -158,6 +190,16 @@ struct Work {
   void poll();
   bool is_over() const;
 };
+
+std::string Work::free_gpu() const {
+  if (by.gpus.size() < 2) return "";
+  const auto runs_on = [&](const std::string& gpu) {
+    return std::count_if(children.begin(), children.end(),
+                         [&](const auto& c) { return c.second.gpu == gpu; });
+  };
+  return *std::min_element(by.gpus.begin(), by.gpus.end(),
+                           [&](const auto& a, const auto& b) { return runs_on(a) < runs_on(b); });
+}
 
 // Of a run that has all its steps.
 void Work::finish(size_t i, const fs::path& folder) {
@@ -180,7 +222,8 @@ void Work::begin(size_t i, const Seen& seen) {
       look(in(runs[i], *folder), all[i]);
       return finish(i, *folder);
     }
-    children[start(in(runs[i], *folder), by.program)] = {i, *folder};
+    const std::string gpu = free_gpu();
+    children[start(in(runs[i], *folder), by.program, gpu)] = {i, *folder, gpu};
     all[i].status = Status::running;
   } catch (const std::exception&) {
     if (by.leases.holds(*folder)) throw;

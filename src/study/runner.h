@@ -25,6 +25,9 @@ struct RunState {
 struct Runner {
   std::filesystem::path program;  // horner itself
   size_t jobs = 1;
+  // The GPUs, as CUDA_VISIBLE_DEVICES names them: each run sees the one that has the fewest runs.
+  // With fewer than two, all runs see what this process sees.
+  std::vector<std::string> gpus = {};
   Leases& leases;
   bool wait = true;  // for runs that other processes have, not only until they are seen to live
   std::function<bool()> stop = [] { return false; };
@@ -43,6 +46,9 @@ void check_runs(const std::vector<Run>&);
 // Returns when all runs have ended, those of other processes too if `wait`, or stop() returns true.
 // Skips finished runs.
 std::vector<RunState> run_all(const std::vector<Run>&, const Runner&);
+
+// The GPUs that this process sees, as Runner has them.
+std::vector<std::string> visible_gpus();
 
 // Whether the run's folder has the result of all its steps.
 bool is_finished(const Run&);

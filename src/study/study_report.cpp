@@ -311,4 +311,10 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
   return r;
 }
 
+report::Report make_speeds(const std::vector<RunData>& runs, const Origin& o) {
+  Report r{.title = o.title + ": speed and memory"};
+  r.sections = {speeds(by_task(runs)), origin(runs, o)};
+  return r;
+}
+
 }  // namespace horner::study

@@ -37,9 +37,8 @@ static Budget budget(const Group& g) {
 }
 
 static std::vector<Cell> ablation_row(const TaskData& t, const Group& g) {
-  const double rate = mean_of(g, "tokens_per_second"), bytes = mean_of(g, "peak_bytes"),
-               spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters"),
-               state = 4 * mean_of(g, "state_numbers"), peak = mean_of(g, "share_of_peak");
+  const double spikes = mean_of(g, "spikes"), weights = mean_of(g, "parameters"),
+               state = 4 * mean_of(g, "state_numbers");
   const Budget all = budget(g);
   return {{g.name},
           {t.name},
@@ -51,43 +50,59 @@ static std::vector<Cell> ablation_row(const TaskData& t, const Group& g) {
           {formatted("%.0f", state), state},
           {formatted("%.3g M", all.tokens / 1e6), all.tokens},
           {formatted("%.3g", all.flops), all.flops},
-          {std::isfinite(peak) ? percent(peak) : "–", peak},
-          {formatted("%.0f", rate), rate},
-          {formatted("%.0f", bytes / 1e6), bytes},
           {formatted("%.3g", spikes), spikes},
           {g.about}};
 }
 
 Section ablation(const std::vector<TaskData>& tasks) {
   Table table{
-      .columns = {
-          {"variant"},
-          {"task"},
-          {"validation loss", true, "at the end; ± standard deviation over seeds"},
-          {"against softmax", true,
-           "losses in percent, accuracies in points; in brackets the 95 % interval of the "
-           "differences paired by seed"},
-          {"accuracy", true, "over the tokens that have a target"},
-          {"seeds", true},
-          {"weights", true},
-          {"state, bytes", true,
-           "what decoding keeps, in float32, of a sequence as long as those of training: "
-           "sums, or keys and values"},
-          {"tokens", true, "of training, per run"},
-          {"FLOPs", true,
-           "of training, per run: matrix products and softmax attention's "
-           "share, the same count for every variant"},
-          {"of peak", true, "measured share of the device's peak of matrix products"},
-          {"tokens/s", true, "median over steps; runs that share a machine slow each other down"},
-          {"memory, MB", true, "peak"},
-          {"spikes", true, "steps per run with a spike of the loss or gradient norm"},
-          {"what it is"}}};
+      .columns = {{"variant"},
+                  {"task"},
+                  {"validation loss", true, "at the end; ± standard deviation over seeds"},
+                  {"against softmax", true,
+                   "losses in percent, accuracies in points; in brackets the 95 % interval of the "
+                   "differences paired by seed"},
+                  {"accuracy", true, "over the tokens that have a target"},
+                  {"seeds", true},
+                  {"weights", true},
+                  {"state, bytes", true,
+                   "what decoding keeps, in float32, of a sequence as long as those of training: "
+                   "sums, or keys and values"},
+                  {"tokens", true, "of training, per run"},
+                  {"FLOPs", true,
+                   "of training, per run: matrix products and softmax attention's "
+                   "share, the same count for every variant"},
+                  {"spikes", true, "steps per run with a spike of the loss or gradient norm"},
+                  {"what it is"}}};
   for (const TaskData& t : tasks)
     for (const Group& g : t.groups) table.rows.push_back(ablation_row(t, g));
   return {"The ablation",
           "Every variant under the same conditions: the runs of a seed share batches, schedule and "
           "initial weights. Click a column to sort by it.",
           table};
+}
+
+Section speeds(const std::vector<TaskData>& tasks) {
+  Table table{
+      .columns = {
+          {"variant"},
+          {"task"},
+          {"tokens/s", true, "median over steps; runs that share a machine slow each other"},
+          {"of peak", true, "measured share of the device's peak of matrix products"},
+          {"memory, MB", true, "peak"},
+          {"runs", true}}};
+  for (const TaskData& t : tasks)
+    for (const Group& g : t.groups) {
+      const double rate = mean_of(g, "tokens_per_second"), bytes = mean_of(g, "peak_bytes"),
+                   peak = mean_of(g, "share_of_peak");
+      table.rows.push_back({{g.name},
+                            {t.name},
+                            {formatted("%.0f", rate), rate},
+                            {std::isfinite(peak) ? percent(peak) : "–", peak},
+                            {formatted("%.0f", bytes / 1e6), bytes},
+                            {std::to_string(g.runs.size()), double(g.runs.size())}});
+    }
+  return {"Speed and memory", "What the machines of the runs measured; means over runs.", table};
 }
 
 void add_comparisons(const std::vector<TaskData>& tasks, std::vector<Section>& out) {

@@ -7,6 +7,7 @@
 namespace horner::study {
 
 report::Section ablation(const std::vector<TaskData>&);
+report::Section speeds(const std::vector<TaskData>&);
 
 // Each appends its section, unless it would be empty.
 void add_length_table(const std::vector<TaskData>&, std::vector<report::Section>&);

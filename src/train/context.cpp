@@ -53,6 +53,22 @@ static at::Tensor scatter_sum(const Link& link, const Backend& backend, int part
   return (narrow ? rows.to(at::kFloat) : rows).sum(0).to(x.scalar_type()).view(shape);
 }
 
+// All bytes go to the next rank and come from the one before.
+static at::Tensor pass(const Link& link, const Backend& backend, const Context& c,
+                       const at::Tensor& x) {
+  const c10::NoGradGuard without_gradients;
+  at::Tensor mine = x.detach().contiguous(), to = at::empty_like(mine);
+  at::Tensor from = mine.view({-1}).view(at::kByte), all = to.view({-1}).view(at::kByte);
+  std::vector<int64_t> sent(size_t(c.parts)), received(size_t(c.parts));
+  sent[size_t((c.part + 1) % c.parts)] = from.numel();
+  received[size_t((c.part + c.parts - 1) % c.parts)] = from.numel();
+  exchange(link, "passing keys and values along the sequence", [&] {
+    const Traced trace("sequence: pass");
+    if (from.numel() > 0) backend->alltoall_base(all, from, received, sent)->wait();
+  });
+  return to;
+}
+
 attn::Split make_split(const Group& group, const Context& c) {
   if (c.parts == 1) return {};
   Link& link = *group.link();
@@ -74,6 +90,9 @@ attn::Split make_split(const Group& group, const Context& c) {
           },
           [&link, backend = backend.get(), parts](const at::Tensor& x) {
             return scatter_sum(link, Backend::reclaim_copy(backend), parts, x);
+          },
+          [&link, backend = backend.get(), c](const at::Tensor& x) {
+            return pass(link, Backend::reclaim_copy(backend), c, x);
           }};
 }
 

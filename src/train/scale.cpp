@@ -7,6 +7,7 @@
 
 #include "attn/inputs.h"
 #include "attn/plan.h"
+#include "attn/split.h"
 #include "nn/slots.h"
 #include "train/shards.h"
 
@@ -41,7 +42,7 @@ double parameters_of(const ModelConfig& c) {
 
 // Elements with the padding of buckets, and of the largest bucket.
 struct Buckets {
-  double all = 0, largest = 0;
+  double all = 0, largest = 0, piece = 0;
 };
 static Buckets buckets_of(const ModelConfig& c, const Layout& l) {
   Buckets out;
@@ -65,6 +66,17 @@ static double gate_bytes(const nn::Part& part, const ModelConfig& c, bool of_key
   return sum;
 }
 
+Travels travels(const nn::Part& part, const ModelConfig& c, const Layout& l) {
+  const attn::Spec& spec = part.attention;
+  if (!l.cpu) return Travels::all_keys;
+  const bool state = attn::why_no_state(spec).empty() && attn::is<attn::NoKeys>(spec.near) &&
+                     !attn::is<attn::CountPower>(spec.values) &&
+                     attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
+  return state                             ? Travels::states
+         : attn::why_no_ring(spec).empty() ? Travels::blocks_of_keys
+                                           : Travels::all_keys;
+}
+
 // Bytes of one layer's weights that a product joins or casts, and keeps.
 static double joined_bytes(const ModelConfig& c, const Layout& l) {
   const double qkv = double((c.H + 2 * c.G) * c.D * c.C), o = double(c.H * c.D * c.C);
@@ -72,23 +84,47 @@ static double joined_bytes(const ModelConfig& c, const Layout& l) {
   return l.bfloat16 ? 2 * (qkv + o + up + down) : kFloat * (qkv + up);
 }
 
+static bool is_delta(const nn::Part& part) {
+  return attn::is<attn::Delta>(part.attention.values);
+}
+
+// Whether attention keeps only its inputs and states, and runs again in backward, a piece at a
+// time.
+static bool in_chain(const ModelConfig& c, const nn::Part& part, const Layout& l) {
+  return l.context > 1 && travels(part, c, l) == Travels::states;
+}
+
+// What such a piece of the delta rule takes: about 42 rows, some as wide as a key and a value
+// together; 54 with a decay, whose backward is in double.
+static double piece_bytes(const ModelConfig& c, const nn::Part& part, const Layout& l) {
+  if (!is_delta(part) || !in_chain(c, part, l)) return 0;
+  const auto tokens = double(l.sequences * std::min<int64_t>(l.length / l.context, 2048));
+  const double rows = attn::is<attn::NoDecay>(part.attention.decay) ? 42 : 54;
+  return kFloat * rows * double(int64_t(part.heads.size()) * c.D) * tokens;
+}
+
 // What the forward pass of a layer keeps for one token, in bytes.
 static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
   const double e = l.bfloat16 ? 2 : kFloat, C = double(c.C), M = double(c.M);
   const double heads = double((c.H + 2 * c.G) * c.D), out = double(c.H * c.D);
   const double rows = kFloat * 2 * C + e * 2 * C;  // sums and their norms
-  const double attention = e * (heads + 2 * out) + kFloat * double(3 * c.H);
-  double gates = 0, delta = 0;
+  double attention = e * heads, gates = 0, others = 0, delta = 0;
   for (const nn::Part& part : layer.parts) {
-    gates += 2 * (gate_bytes(part, c, true) + gate_bytes(part, c, false));
-    // The delta rule keeps about ten rows (keys, values, corrected values and what they leave, in
-    // padded copies), twice where its state comes from other ranks.
-    if (attn::is<attn::Delta>(part.attention.values))
-      delta += kFloat * 10 * double(int64_t(part.heads.size()) * c.D) * (l.context > 1 ? 2 : 1);
+    const double rows = double(int64_t(part.heads.size()) * c.D),
+                 of_keys = gate_bytes(part, c, true);
+    attention += e * (in_chain(c, part, l) ? 1 : 2) * rows + kFloat * 3 * double(part.heads.size());
+    gates += 2 * (of_keys + gate_bytes(part, c, false));
+    // The keys of all ranks, where they are gathered.
+    if (l.context > 1 && travels(part, c, l) == Travels::all_keys)
+      others +=
+          double(l.context - 1) * (e * double(2 * int64_t(part.key_heads.size()) * c.D) + of_keys);
+    // The delta rule keeps about ten rows: keys, values, corrected values and what they leave, in
+    // padded copies.
+    if (is_delta(part) && !in_chain(c, part, l)) delta += kFloat * 10 * rows;
   }
   // Of a short convolution, its input behind the tokens before it and its output.
   const double convolution = layer.around().short_conv > 0 ? kFloat * 2 * heads : 0;
-  return rows + attention + gates + delta + convolution + e * 3 * M + kFloat * 2;
+  return rows + attention + gates + others + delta + convolution + e * 3 * M + kFloat * 2;
 }
 
 Memory memory_of(const ModelConfig& c, const Layout& l) {
@@ -100,16 +136,17 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   m.optimizer = 2 * kFloat * (sharded ? b.all / w : P);
   m.gradients = kFloat * (sharded && l.shard == "gradients" ? b.all / w : b.all);
   if (sharded && l.shard == "gradients") m.buffers += 2 * kFloat * b.largest;
-  if (sharded && l.gloo) m.buffers += kFloat * b.largest;
+  if (sharded && l.cpu) m.buffers += kFloat * b.largest;
   const double N = double(l.sequences * l.length / l.context), C = double(c.C);
-  double all = 0, largest = 0;
+  double all = 0, largest = 0, piece = 0;
   for (const LayerConfig& layer : c.layers) {
     const double kept = N * kept_per_token(c, layer, l) + joined_bytes(c, l);
     all += l.recompute ? N * C * (kFloat + e) : kept;
     largest = std::max(largest, kept);
+    for (const nn::Part& part : layer.parts) piece = std::max(piece, piece_bytes(c, part, l));
   }
   // The gradients of the widest rows, on top of what is kept; with recomputation, of one layer.
-  const double work = N * e * double(3 * c.M) + N * C * kFloat;
+  const double work = std::max(N * e * double(3 * c.M) + N * C * kFloat, piece);
   m.activations = all + (l.recompute ? largest : 0) + work + N * C * (kFloat + e);
   // One process has no gradients before backward: they take the place of what it frees.
   if (l.processes == 1) m.activations = std::max(m.activations, m.gradients + work) - m.gradients;
@@ -118,20 +155,16 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   return m;
 }
 
-// Bytes that a process gathers from each other one for a part of a layer, forward; as many go back.
-static double sequence_bytes(const ModelConfig& c, const nn::Part& part, const Layout& l) {
-  const attn::Spec& spec = part.attention;
-  const double B = double(l.sequences),
-               G = double(part.around.mamba ? c.H : int64_t(part.key_heads.size())),
-               e = l.bfloat16 ? 2 : kFloat, T = double(l.length / l.context);
-  double halo = 0;
-  if (part.around.short_conv > 0)
-    halo = B * double((part.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
-  const bool state = attn::why_no_state(spec).empty() && attn::is<attn::NoKeys>(spec.near) &&
-                     !attn::is<attn::CountPower>(spec.values) &&
-                     attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
-  if (!state) return halo + B * T * (G * 2 * double(c.D) * e + gate_bytes(part, c, true));
-  const auto padded = [](double n) { return std::ceil(n / 16) * 16; };
+// Bytes that a process sends for each other one in a part's forward pass and in its backward.
+struct Sent {
+  double forward = 0, backward = 0;
+};
+
+static double padded(double n) {
+  return std::ceil(n / 16) * 16;
+}
+
+static double state_bytes(const ModelConfig& c, const attn::Spec& spec, double B, double G) {
   const double F = attn::feature_count(spec, c.D), D = double(c.D);
   const double width = attn::is<attn::Delta>(spec.values) ? padded(padded(D) + F) : padded(D);
   double exact = B;  // the count, and other sums in double
@@ -141,8 +174,32 @@ static double sequence_bytes(const ModelConfig& c, const nn::Part& part, const L
     exact += B * G * F;
   else if (!attn::is<attn::NoDecay>(spec.decay))
     exact += B * G;
-  return halo + B * G * F * (width + 1) * (attn::sums_in_double(spec) ? kDouble : kFloat) +
+  return B * G * F * (width + 1) * (attn::sums_in_double(spec) ? kDouble : kFloat) +
          kDouble * exact;
+}
+
+static Sent sequence_bytes(const ModelConfig& c, const nn::Part& part, const Layout& l) {
+  const attn::Spec& spec = part.attention;
+  const double B = double(l.sequences),
+               G = double(part.around.mamba ? c.H : int64_t(part.key_heads.size())),
+               e = l.bfloat16 ? 2 : kFloat, tokens = B * double(l.length / l.context);
+  double halo = 0;
+  if (part.around.short_conv > 0)
+    halo = B * double((part.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
+  const auto both = [&](double bytes) { return Sent{halo + bytes, halo + bytes}; };
+  const Travels what = travels(part, c, l);
+  if (what == Travels::states) return both(state_bytes(c, spec, B, G));
+  if (what == Travels::all_keys)
+    return both(tokens * (G * 2 * double(c.D) * e + gate_bytes(part, c, true)));
+  // Keys and values, with their gates and running sums; in backward once more, with gradients.
+  const bool decays = !attn::is<attn::NoDecay>(spec.decay);
+  const double channels = padded(double(attn::mapped_channels(spec, c.D))) + padded(double(c.D));
+  const double gates = spec.input_gate * kFloat + decays * kDouble;
+  const double block = tokens * G * (channels * e + gates),
+               gradients = tokens * G * (channels * kFloat + gates);
+  Sent out = both(decays * kDouble * B * G);  // the decay of all tokens of a rank
+  out.forward += block, out.backward += block + gradients;
+  return out;
 }
 
 Traffic traffic_of(const ModelConfig& c, const Layout& l) {
@@ -158,10 +215,12 @@ Traffic traffic_of(const ModelConfig& c, const Layout& l) {
     t.weights = share * bytes;
     t.numbers = 2 * share * kDouble * double(sizes.size());
   }
-  const double passes = l.recompute ? 3 : 2;  // forward, once more with recomputation, backward
   for (const LayerConfig& layer : c.layers)
-    for (const nn::Part& part : layer.parts)
-      t.sequence += passes * double(l.parts * (l.context - 1)) * sequence_bytes(c, part, l);
+    for (const nn::Part& part : layer.parts) {
+      const Sent sent = sequence_bytes(c, part, l);
+      t.sequence += double(l.parts * (l.context - 1)) *
+                    (sent.forward * (l.recompute ? 2 : 1) + sent.backward);
+    }
   return t;
 }
 

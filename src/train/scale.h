@@ -16,8 +16,13 @@ struct Layout {
   std::string shard = "none";
   bool recompute = false, bfloat16 = false;
   double bucket = 25e6;  // bytes
-  bool gloo = false;     // gathers and scatters through buffers of its own, in the memory counted
+  // On CPUs: Gloo gathers and scatters through buffers of its own, in the memory counted.
+  bool cpu = false;
 };
+
+// What travels along a sequence that several processes share. On GPUs it is always all keys.
+enum class Travels { states, blocks_of_keys, all_keys };
+Travels travels(const nn::Part&, const nn::ModelConfig&, const Layout&);
 
 struct Memory {  // bytes
   double weights = 0, gradients = 0, optimizer = 0;

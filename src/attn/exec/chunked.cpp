@@ -187,15 +187,14 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   return finish(spec, in, sums);
 }
 
-// The delta rule and the gates of channels take dozens of tensors of the size of the inputs, near
-// keys some of all their scores. In pieces of the tokens all of these stay within the memory that
-// malloc keeps when it is freed.
+// In pieces of the tokens all tensors stay within the memory that malloc keeps when it is freed.
 static bool in_pieces(const Spec& spec) {
   return is<Delta>(spec.values) || is<ChannelGate>(spec.decay) || !is<NoKeys>(spec.near);
 }
 constexpr int64_t kLeastPiece = 2048;
-static int64_t piece_tokens(const Spec& spec, const Inputs& in) {
+int64_t piece_tokens(const Spec& spec, const Inputs& in) {
   constexpr int64_t kMostBytes = 2 << 20, kUnit = 1024;
+  if (!in_pieces(spec)) return in.k.size(2);
   const auto* near = std::get_if<Window>(&spec.near);
   const int64_t channels = std::max({in.q.size(3), in.v.size(3), near ? 2L * near->size : 0});
   const int64_t token = in.q.size(0) * in.q.size(1) * channels * int64_t(sizeof(double));
@@ -254,7 +253,7 @@ static c10::SymInt kept(const Spec& spec, const Inputs& in) {
 // One piece of the tokens after another, through the state.
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics*) {
   const int64_t S = in.k.size(2), n = piece_tokens(spec, in);
-  if (!in_pieces(spec) || S <= n || in.q.size(2) != S || in.cu_seqlens.defined())
+  if (S <= n || in.q.size(2) != S || in.cu_seqlens.defined())
     return attend_in_chunks(spec, in, cut(spec, in));
   std::vector<Inputs> pieces(size_t((S + n - 1) / n), in);
   for (const Input& i : input_table()) {

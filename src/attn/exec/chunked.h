@@ -20,6 +20,10 @@ Cut cut(const Spec&, const Inputs&);
 at::Tensor attend_in_chunks(const Spec&, const Inputs&, const Cut&, const Carry* before = nullptr,
                             Carry* after = nullptr, bool in_place = false);
 
+// How many tokens run at a time, one piece after another through the state: the delta rule, the
+// gates of channels and near keys take dozens of tensors of the size of a piece. All, for others.
+int64_t piece_tokens(const Spec&, const Inputs&);
+
 // "" when there is a state for these inputs, and it fits in memory.
 std::string why_no_stream(const Spec&, const Inputs&);
 // The same for an execution, which must be as accurate as `reference` in the same dtype: no sums

@@ -27,6 +27,13 @@ Intervals::Intervals(const Mask& mask, const Inputs& in) {
   }
 }
 
+Intervals Intervals::of_keys(int64_t first, int64_t S) const {
+  Intervals some = *this;
+  for (at::Tensor* end : {&some.lo, &some.hi, &some.from, &some.to})
+    if (end->defined()) *end = (*end - first).clamp(0, S);
+  return some;
+}
+
 kernels::SeenKeys Intervals::pointers() const {
   return {pointer<int32_t>(lo), pointer<int32_t>(hi), pointer<int32_t>(from), pointer<int32_t>(to),
           hi.dim() == 2 ? hi.size(1) : 0};
@@ -53,13 +60,23 @@ at::Tensor Intervals::sums(const at::Tensor& x) const {
   return sums;
 }
 
-Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before, bool counted)
-    : seen(spec.mask, in), repeats(in.q.size(1) / in.k.size(1)) {
-  const at::ScalarType dtype = wide(in.q.scalar_type());
+void Prepared::map(const Spec& spec, const Inputs& in) {
+  repeats = in.q.size(1) / in.k.size(1);
   q = mapped(spec.features, in.q, in.query_projection);
   k = mapped(spec.features, in.k, in.key_projection, repeats);
   decay = log_gates(spec.decay, in);
   if (decay.defined()) decay = decay.to(at::kDouble).cumsum(-1);
+}
+
+void Prepared::sharpen(const Spec& spec, const Inputs& in) {
+  count = count.to(wide(in.q.scalar_type()));
+  factor = scale(spec, in, count);
+  if (factor.dim() == 0) one_factor = factor.item<double>();
+}
+
+Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before, bool counted)
+    : seen(spec.mask, in) {
+  map(spec, in);
   if (!counted && is<Flat>(spec.sharpness)) {
     one_factor = scale_factor(spec, in);
     return;
@@ -68,9 +85,14 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before,
                            : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
   count = seen.sums(ones);
   if (before.defined()) count = count + before.view({-1, 1, 1, 1});
-  count = count.to(dtype);
-  factor = scale(spec, in, count);
-  if (factor.dim() == 0) one_factor = factor.item<double>();
+  sharpen(spec, in);
+}
+
+Prepared::Prepared(const Spec& spec, const Inputs& in, const Intervals& all,
+                   const at::Tensor& of_rows)
+    : seen(all), count(of_rows) {
+  map(spec, in);
+  sharpen(spec, in);
 }
 
 at::Tensor Prepared::log_count() const {

@@ -17,6 +17,8 @@ struct Intervals {
   Intervals(const Mask&, const Inputs&);
   kernels::SeenKeys pointers() const;
   Intervals before_last(int64_t n) const;  // of one interval for each query: without its n last
+  // The same queries and the keys from <= s < from + S, counted from the first of these.
+  Intervals of_keys(int64_t from, int64_t S) const;
   // The sums of x [..., S, C] over each query's keys: [..., T, C].
   at::Tensor sums(const at::Tensor& x) const;
 };
@@ -35,10 +37,16 @@ struct Prepared {
   // `before` [B]: how many keys precede these; undefined for none. `ones` and `count` are left
   // undefined where the caller does not count keys and the factor does not need it; so is `factor`.
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
+  // The keys are one block of those seen, of which each query sees `count`.
+  Prepared(const Spec&, const Inputs&, const Intervals& seen, const at::Tensor& count);
   at::Tensor log_count() const;  // of each query: [B, H, T]
   at::Tensor kept_keys() const;  // f(k), 0 for a key that `keep` hides
   // The sums of e^denominator_gate over the keys seen: [B, H, T, 1].
   at::Tensor gates(const Inputs&) const;
+
+ private:
+  void map(const Spec&, const Inputs&);
+  void sharpen(const Spec&, const Inputs&);
 };
 
 // [B, G, S, C] -> [B, G, blocks, C, kTile], of 32-bit words: floats, or pairs of bfloat16.

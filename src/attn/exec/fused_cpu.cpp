@@ -1,13 +1,12 @@
 // One pass over tiles of keys, on the CPU: no T x S matrix, forward or backward. Tensor code before
 // the kernels computes the features and the centre.
+#include "attn/exec/fused_cpu.h"
+
 #include <ATen/ATen.h>
 
-#include "attn/exec/autograd.h"
-#include "attn/exec/cpu.h"
 #include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/isa.h"
-#include "attn/kernels/cpu/fused/fused.h"
 #include "attn/parallel.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
@@ -15,19 +14,6 @@
 namespace horner::attn::exec {
 
 using kernels::Fused;
-
-// What the kernels need besides the differentiable tensors.
-struct Job {
-  kernels::Pointwise weight;
-  float clamp, scale, softcap;
-  int64_t near;
-  Intervals seen;
-  at::Tensor keep;
-  Dropout dropout;
-  at::Tensor statistics;         // [4, B, H, T] to write to, or undefined
-  at::Tensor log_sum;            // [B, H, T], likewise
-  kernels::Epilogue epilogue{};  // without its pointers
-};
 
 static uint32_t* words(const at::Tensor& x) {  // its memory as 32-bit words
   return x.defined() ? static_cast<uint32_t*>(x.data_ptr()) : nullptr;
@@ -48,7 +34,7 @@ static at::Tensor column_pairs(const at::Tensor& x) {
 
 // q, k, v in float32 or all in bfloat16, decay in double, the rest in float32; contiguous, channels
 // padded.
-static Fused problem(const Job& job, const FusedTensors& x) {
+static Fused problem(const TileJob& job, const FusedTensors& x) {
   Fused f{};
   f.B = x.q.size(0), f.H = x.q.size(1), f.G = x.k.size(1);
   f.T = x.q.size(2), f.S = x.k.size(2), f.D = x.q.size(3), f.E = x.v.size(3);
@@ -59,7 +45,7 @@ static Fused problem(const Job& job, const FusedTensors& x) {
   else
     f.q = pointer<float>(x.q), f.k = pointer<float>(x.k), f.v = pointer<float>(x.v);
   f.in_gate = pointer<float>(x.gate), f.centre = pointer<float>(x.centre),
-  f.decay = pointer<double>(x.decay);
+  f.decay = pointer<double>(x.decay), f.query_decay = pointer<double>(job.query_decay);
   f.seen = job.seen.pointers();
   set_bias(f, x.bias);
   f.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(job.keep));
@@ -73,21 +59,14 @@ static Fused problem(const Job& job, const FusedTensors& x) {
   return f;
 }
 
-struct Result {
-  at::Tensor o, N, W, shift;
-
-  static auto outputs(auto& r) { return std::array{&r.o}; }
-  static auto saved(auto& r) { return std::array{&r.N, &r.W, &r.shift}; }
-};
-
 static const kernels::FusedKernels& kernels_for(const FusedTensors& x) {
   return is_paired(x.q) ? *isa().fused_bf16 : *isa().fused;
 }
 
-static Result forward(const Job& job, const FusedTensors& x, bool for_backward) {
+TileResult tiles_forward(const TileJob& job, const FusedTensors& x, bool for_backward) {
   Fused f = problem(job, x);
   f.statistics = pointer<float>(job.statistics);
-  Result r;
+  TileResult r;
   const at::Tensor k_tiles = transposed(x.k);
   r.o = at::empty({f.B, f.H, f.T, f.E}, at::kFloat);
   at::Tensor v_columns;
@@ -107,8 +86,8 @@ static Result forward(const Job& job, const FusedTensors& x, bool for_backward) 
   return r;
 }
 
-static FusedTensors backward(const Job& job, const FusedTensors& x, const Result& r,
-                             const Result& grads) {
+FusedTensors tiles_backward(const TileJob& job, const FusedTensors& x, const TileResult& r,
+                            const TileResult& grads) {
   Fused f = problem(job, x);
   const auto zeros_like = [](const at::Tensor& x) { return x.defined() ? at::zeros_like(x) : x; };
   const int64_t tasks = f.B * f.H * kernels::blocks(f.T);
@@ -160,7 +139,8 @@ static FusedTensors backward(const Job& job, const FusedTensors& x, const Result
 
   for (at::Tensor* sum : {&d.norm_weight, &d.norm_bias})
     if (sum->defined()) *sum = sum->sum(0);
-  if (x.decay.defined()) add_query_decay(d.decay, d_query);
+  if (x.decay.defined())
+    add_query_decay(job.query_decay.defined() ? job.d_query_decay : d.decay, d_query);
   return d;
 }
 
@@ -204,33 +184,23 @@ static bool in_pairs(const Spec& spec, const Inputs& in) {
   return isa().fused_bf16 && is_paired(in.q) && !small_sums;
 }
 
-static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* statistics) {
-  if (is<Delta>(given.values)) {
-    const auto [spec, in] = with_corrected_values("fused_cpu", given, inputs);
-    return run(spec, in, statistics);
-  }
-  if (needs_the_row(given)) return attend_by_rows(given, inputs, statistics);
-  const WithoutChannelGates rest(given, inputs);
-  const Spec& spec = rest.spec;
-  const Inputs& in = rest.in;
-  const bool counted =
-      spec.centred || spec.less_log_count || std::visit(CountsKeys{}, spec.denominator);
-  const Prepared p(spec, in, {}, counted);
-  Job job{.seen = p.seen};
+bool counts_keys(const Spec& spec) {
+  return spec.centred || spec.less_log_count || std::visit(CountsKeys{}, spec.denominator);
+}
+
+std::pair<TileJob, FusedTensors> tiles_of(const Spec& spec, const Inputs& in, const Prepared& p) {
+  TileJob job{.seen = p.seen};
   job.weight = one_score<float>(spec.weight);
   job.clamp = spec.clamp, job.softcap = float(spec.softcap);
   if (const auto* near = std::get_if<Window>(&spec.near)) job.near = near->size;
   job.scale = float(p.one_factor.value_or(1));
   if (in.keep.defined()) job.keep = in.keep.contiguous();
   job.dropout = dropout(spec, in);
-  job.statistics = statistics_memory(in, statistics);
-  if (statistics && statistics->only_log_sum)
-    job.log_sum = statistics->log_sum = log_sum_memory(in);
   kernels::Epilogue& epilogue = job.epilogue;
   epilogue.channels = in.v.size(-1);
   Intervals far = p.seen;
   at::Tensor far_count = p.count;
-  if (job.near != 0 && counted) {
+  if (job.near != 0 && counts_keys(spec)) {
     far = p.seen.before_last(job.near);
     far_count = far.sums(p.ones).to(p.count.scalar_type());
   }
@@ -256,8 +226,23 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* stati
   x.bias = plain(in.bias);
   x.out_gate = plain(in.output_gate), x.post_gate = plain(in.post_gate);
   x.norm_weight = padded(in.norm_weight), x.norm_bias = padded(in.norm_bias);
+  return {job, x};
+}
+
+static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics* statistics) {
+  if (is<Delta>(given.values)) {
+    const auto [spec, in] = with_corrected_values("fused_cpu", given, inputs);
+    return run(spec, in, statistics);
+  }
+  if (needs_the_row(given)) return attend_by_rows(given, inputs, statistics);
+  const WithoutChannelGates rest(given, inputs);
+  const Inputs& in = rest.in;
+  auto [job, x] = tiles_of(rest.spec, in, Prepared(rest.spec, in, {}, counts_keys(rest.spec)));
+  job.statistics = statistics_memory(in, statistics);
+  if (statistics && statistics->only_log_sum)
+    job.log_sum = statistics->log_sum = log_sum_memory(in);
   const bool last = !rest.after.defined();
-  at::Tensor o = differentiable("fused_cpu", job, x, forward, backward, last).o;
+  at::Tensor o = differentiable("fused_cpu", job, x, tiles_forward, tiles_backward, last).o;
   if (o.size(-1) > in.v.size(-1)) o = o.narrow(-1, 0, in.v.size(-1));
   o = rest.finish(o);
   return o.scalar_type() == in.q.scalar_type() ? o : o.to(in.q.scalar_type());

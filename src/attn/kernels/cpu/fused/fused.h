@@ -60,9 +60,10 @@ struct Fused {
     const uint32_t* q_columns;  // [B, H, blocks, kTile / 2, D]; backward only
     uint32_t *dN, *dN_columns;  // [B, H, T, E / 2], [B, H, blocks, kTile / 2, E]
   } pairs;
-  const float* in_gate;  // [B, G, S], or null
-  const float* centre;   // [B, H, T], or null
-  const double* decay;   // [B, G, S], running sums of the log decay gates, or null
+  const float* in_gate;       // [B, G, S], or null
+  const float* centre;        // [B, H, T], or null
+  const double* decay;        // [B, G, S], running sums of the log decay gates, or null
+  const double* query_decay;  // [B, G, T], those of the queries; null: of the keys at their places
   SeenKeys seen;
   // [B or 1, H or 1, T, S], or null: sequence b and head h at b * bias_batch + h * bias_head
   const float* bias;

@@ -89,7 +89,8 @@ struct Tile {
   template <bool Partial>
   Vec log_decay(int i, int j) const {
     const double* gate = f.decay + (b * f.G + g) * f.S;
-    const double query = gate[query_position(i)];
+    const double query =
+        f.query_decay ? f.query_decay[(b * f.G + g) * f.T + t0 + i] : gate[query_position(i)];
     Vec x{};
     if (j + kWidth <= columns)
       x = __builtin_convertvector(query - *reinterpret_cast<const VecSumsLoose*>(gate + s0 + j),
