@@ -1,10 +1,10 @@
 # The tests: programs of GoogleTest, tools that Python tests start, Python tests.
 find_package(GTest REQUIRED)
 set(tests executions_test mutants_test state_test formulas_test identities_test errors_test adversarial_test fused_cpu_test fused_cuda_test
-    delta_cuda_test gradients_cuda_test special_cuda_test safetensors_test svg_test tasks_test statistics_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
+    delta_cuda_test gradients_cuda_test special_cuda_test safetensors_test svg_test tasks_test statistics_test fits_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
     diag_claims_test dropout_test packing_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels
-  list(REMOVE_ITEM tests adversarial_test integrity_test tasks_test statistics_test diag_test diag_model_test diag_claims_test fused_cuda_test delta_cuda_test gradients_cuda_test special_cuda_test mutants_test dropout_test formulas_test)
+  list(REMOVE_ITEM tests adversarial_test integrity_test tasks_test statistics_test fits_test diag_test diag_model_test diag_claims_test fused_cuda_test delta_cuda_test gradients_cuda_test special_cuda_test mutants_test dropout_test formulas_test)
   set_target_properties(horner_train horner_study horner_diag PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 foreach(name ${tests})
@@ -14,7 +14,7 @@ foreach(name ${tests})
     target_link_libraries(${name} PRIVATE horner_nn)
   elseif(name STREQUAL integrity_test)
     target_link_libraries(${name} PRIVATE horner_train)
-  elseif(name MATCHES "^(tasks|statistics)_test$")
+  elseif(name MATCHES "^(tasks|statistics|fits)_test$")
     target_link_libraries(${name} PRIVATE horner_study)
   elseif(name MATCHES "^diag_")
     target_link_libraries(${name} PRIVATE horner_diag)
