@@ -62,9 +62,9 @@ static std::vector<double> values_of(const Json& j, double missing = NAN) {
 
 // The settings that are not as the struct has them, without those of the machine.
 static Json changed(const train::Settings& s) {
-  const Json usual = to_json(train::Settings());
+  const Json usual = to_json(train::Settings()), own = to_json(s);
   Json out = Json::object();
-  for (const auto& [name, value] : to_json(s).items())
+  for (const auto& [name, value] : own.items())
     if (value != usual[name] && name != "threads" && name != "backend") out[name] = value;
   return out;
 }
@@ -102,8 +102,8 @@ static Json run_json(const RunData& r, const Json& common) {
 Json to_json(const std::vector<RunData>& runs, const Origin& o) {
   Json common = runs.empty() ? Json::object() : changed(runs[0].settings);
   for (const RunData& r : runs) {
-    const Json own = changed(r.settings);
-    for (const auto& [name, value] : Json(common).items())
+    const Json own = changed(r.settings), before = common;
+    for (const auto& [name, value] : before.items())
       if (!own.contains(name) || own[name] != value) common.erase(name);
   }
   Json out = {{kKind, 1}, {"title", o.title}, {"command", o.command}, {"version", o.version}};
@@ -115,7 +115,8 @@ Json to_json(const std::vector<RunData>& runs, const Origin& o) {
 }
 
 static RunData run_of(const Json& j, const Json& common, const std::string& where) {
-  RunData r{.folder = where, .settings = {}, .finished = false, .step = j.at("step")};
+  RunData r{.folder = where, .settings = {}, .finished = false, .step = 0};
+  r.step = j.at("step");
   read_settings(r.settings, common, where);
   read_settings(r.settings, j.at("settings"), where);
   read_result(j.at("result"), r);

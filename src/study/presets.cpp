@@ -185,7 +185,7 @@ static const Preset kPresets[] = {
   "tasks": ["text"]
 })"},
     {"normalisers-small",
-     "minutes on 2 cores: the same question with 100,000 weights on the bytes of books; requires "
+     "minutes on 2 cores: the same question with 115,000 weights on the bytes of books; requires "
      "token files",
      R"({
   "title": "Normalisers, trained: a small version for a CPU",

@@ -1,0 +1,80 @@
+"""The pages of docs/ say what their numbers say; every picture is drawn from numbers, or is known not to be."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+HORNER = Path(os.environ.get("HORNER", ROOT / "build/horner")).absolute()
+KEPT = {  # pictures of diagnoses whose folders were not kept (docs/diagnosis.md), and of timings
+    *(f"diagnosis-{x}.png" for x in ("critical", "distance", "entropy", "heads", "order", "sensitivity", "separability", "series")),
+    *(f"diagnosis-bytes-{x}.png" for x in ("distance", "heads", "law", "order", "sensitivity", "separability")),
+    "recurrent-decode.svg", "recurrent-order.svg",
+}  # fmt: skip
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import docs as maker  # noqa: E402
+import docs_blocks  # noqa: E402
+
+
+def check(root=ROOT):
+    return subprocess.run([sys.executable, root / "scripts/docs.py", HORNER, "--check"], capture_output=True, text=True, timeout=300)
+
+
+def test_pages_say_what_the_numbers_say():
+    done = check()
+    assert done.returncode == 0, "run 'make docs':\n" + done.stdout + done.stderr
+
+
+def test_a_page_that_says_something_else_is_found(tmp_path):
+    """One digit of every block changed, one page at a time."""
+    for page in maker.pages():
+        for block in maker.BLOCK.finditer(page.read_text()):
+            shutil.rmtree(tmp_path / "root", ignore_errors=True)
+            for folder in ("docs", "scripts"):
+                shutil.copytree(ROOT / folder, tmp_path / "root" / folder, ignore=shutil.ignore_patterns("*.png", "__pycache__"))
+            digit = re.search(r"\d", block[3])
+            assert digit, f"the block {block[2]} has no number"
+            at = block.start(3) + digit.start()
+            text = page.read_text()
+            (tmp_path / "root/docs" / page.name).write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+            done = check(tmp_path / "root")
+            assert done.returncode == 1 and f"docs/{page.name}" in done.stdout, block[2]
+
+
+def test_quotes_stand_where_they_are_quoted_from():
+    page = " ".join((DOCS / "diagnosis.md").read_text().split())
+    for row in json.loads((DOCS / "numbers/diagnosis.json").read_text())["rows"]:
+        for quote in row["quotes"]:
+            assert " ".join(quote.split()) in page, quote
+        for number in re.findall(r"\d[\d,.]*\d", row["found"]):
+            assert number in page, f"{number} is not in diagnosis.md"
+
+
+def test_every_picture_is_drawn_from_numbers():
+    pictures = {p.name for p in DOCS.iterdir() if p.suffix in (".png", ".svg")}
+    assert pictures == KEPT | set(maker.PICTURES)
+    shown = {Path(m).name for p in [*DOCS.glob("*.md"), ROOT / "README.md"] for m in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", p.read_text())}
+    assert pictures == {name for name in shown if not name.startswith("http")}
+
+
+def test_every_file_of_numbers_is_small_and_used():
+    used = (ROOT / "scripts/docs.py").read_text() + (ROOT / "scripts/docs_blocks.py").read_text()
+    for file in (DOCS / "numbers").iterdir():
+        assert file.stat().st_size < 500_000, file
+        numbers = json.loads(file.read_text())
+        assert "source" in numbers or numbers["horner-runs"] == 1
+        assert f'"{file.stem}"' in used, f"nothing uses {file.name}"
+
+
+def test_intervals_and_corrections_by_hand():
+    """Three seeds: scipy.stats.ttest_1samp([-1.6, -2.8, -2.8], 0) has p 0.0266747, interval -4.1211 to -0.6789."""
+    mean, half = docs_blocks.interval({"seeds": [-1.6, -2.8, -2.8]})
+    assert abs(mean + 2.4) < 1e-12 and abs(half - 1.72106) < 1e-4
+    assert abs(docs_blocks.p_of(mean, half) - 0.0266747) < 1e-4
+    assert docs_blocks.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
