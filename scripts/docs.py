@@ -11,7 +11,7 @@ file of numbers is one of `horner report DIR --numbers FILE`, or was transcribed
 import difflib
 import json
 import re
-import subprocess
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -37,13 +37,15 @@ def pages():
     return [p for p in sorted(DOCS.glob("*.md")) if BLOCK.search(p.read_text())]
 
 
-def page_made(page, numbers):
+def made(text, numbers):
+    """The text of a page with its blocks as the numbers have them."""
+
     def block(m):
         if m[2] not in docs_blocks.BLOCKS:
-            raise SystemExit(f"{page.name} has a block '{m[2]}'; possible: {', '.join(docs_blocks.BLOCKS)}")
+            raise SystemExit(f"no block '{m[2]}'; possible: {', '.join(docs_blocks.BLOCKS)}")
         return f"{m[1]}\n{docs_blocks.BLOCKS[m[2]](numbers).strip()}\n\n{m[4]}"
 
-    return BLOCK.sub(block, page.read_text())
+    return BLOCK.sub(block, text)
 
 
 def template():
@@ -81,7 +83,6 @@ def shoot(browser, html, picture, out):
 
 def draw(horner, only):
     from playwright.sync_api import sync_playwright
-    import shutil
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
@@ -103,14 +104,15 @@ def main(horner, *words):
     numbers = docs_blocks.Numbers(DOCS / "numbers", horner)
     wrong = False
     for page in pages():
-        made, is_there = page_made(page, numbers), page.read_text()
-        if made == is_there:
+        is_there = page.read_text()
+        wanted = made(is_there, numbers)
+        if wanted == is_there:
             continue
         wrong = True
         if "--check" in words:
-            sys.stdout.writelines(difflib.unified_diff(is_there.splitlines(True), made.splitlines(True), f"docs/{page.name}", "by its numbers"))
+            sys.stdout.writelines(difflib.unified_diff(is_there.splitlines(True), wanted.splitlines(True), f"docs/{page.name}", "by its numbers"))
         else:
-            page.write_text(made)
+            page.write_text(wanted)
             print(page)
     if "--check" in words:
         raise SystemExit(1 if wrong else 0)
