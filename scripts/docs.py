@@ -22,13 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"(<!-- made by scripts/docs.py: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
-# A picture: the file of runs whose report it is of, or a function of docs_blocks that makes a report; which sections.
+# A picture: the file of runs whose report it is of, with its first sections and the summary (top) or those whose headings have these
+# words; or a function of docs_blocks that makes a report.
 PICTURES = {
     "study.png": {"runs": "quick", "top": 3},
-    "ablation.png": {"report": docs_blocks.ablation_chart, "sections": [0]},
-    "orders.png": {"report": docs_blocks.orders_chart, "sections": [0]},
-    "state-tracking.png": {"report": docs_blocks.state_tracking_chart, "sections": [0, 1]},
-    "recall-state.png": {"runs": "recall-state", "headings": ["Best first", "training loss"]},
+    "ablation.png": {"report": docs_blocks.ablation_chart},
+    "orders.png": {"report": docs_blocks.orders_chart},
+    "state-tracking.png": {"report": docs_blocks.state_tracking_chart},
+    "recall-state.png": {"runs": "recall-state", "headings": ["Best first", "validation accuracy"]},
     "normalisers.png": {"runs": "normalisers-small", "headings": ["Longer sequences", "Best first"]},
 }
 
@@ -56,7 +57,7 @@ def template():
 
 
 def shoot(browser, html, picture, out):
-    """The picture of some sections of a page, or of its first ones with the summary."""
+    """The picture of all sections of a page, or of the first ones with the summary."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         path.write_text(html)
@@ -66,13 +67,7 @@ def shoot(browser, html, picture, out):
         page.locator(".chart canvas").first.wait_for(state="attached")
         page.wait_for_timeout(1000)
         boxes = [s.bounding_box() for s in page.locator(".sections > section").all()]
-        names = page.locator(".sections > section h2").all_inner_texts()
-        if "top" in picture:
-            chosen = [page.locator("header").bounding_box(), *boxes[: picture["top"]]]
-        elif "headings" in picture:
-            chosen = [b for b, n in zip(boxes, names) if any(h in n for h in picture["headings"])]
-        else:
-            chosen = [boxes[i] for i in picture["sections"]]
+        chosen = [page.locator("header").bounding_box(), *boxes[: picture["top"]]] if "top" in picture else boxes
         left, top = min(b["x"] for b in chosen) - 12, min(b["y"] for b in chosen) - 12
         right = max(b["x"] + b["width"] for b in chosen) + 12
         bottom = max(b["y"] + b["height"] for b in chosen) + 12
@@ -94,6 +89,9 @@ def draw(horner, only):
             if only and name not in only:
                 continue
             report = numbers.report(picture["runs"]) if "runs" in picture else picture["report"](numbers)
+            if "headings" in picture:
+                chosen = [s for s in report["sections"] if any(h in s["heading"] for h in picture["headings"])]
+                report = {**report, "summary": [], "sections": [{**s, "half": True} for s in chosen]}
             text = json.dumps(report).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
             shoot(browser, template().replace("/*report*/", text), picture, DOCS / name)
             print(DOCS / name)

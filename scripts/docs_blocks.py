@@ -7,7 +7,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-T95 = {1: 12.706204736174694, 2: 4.302652729749462, 3: 3.182446305284263, 4: 2.7764451051977934}  # of df; 95 %, two sides
+T95 = 4.302652729749462  # of Student's t with 2 degrees of freedom: every interval here is of three seeds
 
 
 class Numbers:
@@ -42,7 +42,7 @@ def p_of(mean, half):
     """Two-sided p of Student's t with 2 degrees of freedom, of three seeds, from half their 95 % interval."""
     if half == 0:
         return 0.0
-    t = abs(mean) / (half / T95[2])
+    t = abs(mean) / (half / T95)
     return 1 - t / math.sqrt(2 + t * t)
 
 
@@ -55,7 +55,7 @@ def interval(row):
     x = row["seeds"]
     mean = sum(x) / len(x)
     error = math.sqrt(sum((v - mean) ** 2 for v in x) / (len(x) - 1) / len(x))
-    return mean, T95[len(x) - 1] * error
+    return mean, T95 * error
 
 
 def holm(p):
@@ -249,13 +249,10 @@ def chosen_runs(numbers, name):
 
 
 def paired(a, b, value):
-    """Mean and 95 % interval of the differences of runs with the same seed."""
-    x = [value(a[s]["result"]) - value(b[s]["result"]) for s in sorted(a) if s in b]
-    mean = sum(x) / len(x)
-    if len(x) < 2:
-        return mean, -math.inf, math.inf, len(x)
-    half = T95[len(x) - 1] * math.sqrt(sum((v - mean) ** 2 for v in x) / (len(x) - 1) / len(x))
-    return mean, mean - half, mean + half, len(x)
+    """Mean and 95 % interval of the differences of three runs each, with the same seeds."""
+    x = [value(a[s]["result"]) - value(b[s]["result"]) for s in sorted(a)]
+    mean, half = interval({"seeds": x})
+    return mean, mean - half, mean + half
 
 
 def ablation_rows(numbers, name, columns):
@@ -280,15 +277,14 @@ def recall_state(numbers):
     rows = ablation_rows(numbers, "recall-state", ["variant", "accuracy", "against softmax", "validation loss", "seeds", "state, bytes", "weights"])
     made = table(["variant", "right answers", "against softmax, points", "loss", "seeds", "state, bytes", "weights"], [[f"`{r[0]}`", *r[1:]] for r in rows])
     by = chosen_runs(numbers, "recall-state")
-    accuracy = lambda r: 100 * r["validation_accuracy"]
+    asked = [("delta_taylor2", o) for o in ("gated_delta", "taylor2")] + [(v, "softmax") for v in by if v != "softmax"]
+    found = [paired(by[a], by[b], lambda r: 100 * r["validation_accuracy"]) for a, b in asked]
+    corrected = holm([p_of(mean, high - mean) for mean, _, high in found])
     parts = []
-    for other in ("gated_delta", "taylor2"):
-        if "delta_taylor2" not in by or other not in by:
-            continue
-        mean, low, high, n = paired(by["delta_taylor2"], by[other], accuracy)
-        verdict = "not shown to differ" if low <= 0 <= high else "ahead" if low > 0 else "behind"
-        parts.append(f"against `{other}` {signed(mean, 1)} points ({signed(low, 1)} to {signed(high, 1)}, {n} seeds): {verdict}")
-    text = "`delta_taylor2`, right answers paired by seed, 95 % intervals without a correction: " + "; ".join(parts) + "." if parts else ""
+    for (_, other), (mean, low, high), p in list(zip(asked, found, corrected))[:2]:
+        word = "not shown to differ" if p >= 0.05 else "ahead" if mean > 0 else "behind"
+        parts.append(f"against `{other}` {signed(mean, 1)} points ({signed(low, 1)} to {signed(high, 1)}), {word} (p = {p:.2g})")
+    text = f"`delta_taylor2`, right answers paired by seed, Holm's correction over these two and the {len(found) - 2} comparisons with softmax: " + "; ".join(parts) + "."
     return made + "\n\n" + wrapped(text) + "\n\n" + bullets(numbers.findings("recall-state", "Multi-query"))
 
 

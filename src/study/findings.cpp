@@ -198,7 +198,10 @@ static void say_compared(const TaskData& t, Sentences& out) {
   if (!t.softmax) return;
   std::vector<std::string> higher, lower, open;
   size_t seeds = 0;
+  bool swept = false;
   for (const Group& g : t.groups) {
+    swept = swept || !g.tried.empty() ||
+            g.runs[0]->settings.learning_rate != t.softmax->runs[0]->settings.learning_rate;
     const Comparison* const c = t.find(g, t.softmax);
     if (!c || c->change.n < 2) continue;
     seeds = std::max(seeds, c->change.n);
@@ -216,10 +219,11 @@ static void say_compared(const TaskData& t, Sentences& out) {
   if (!open.empty()) parts.push_back("not shown to differ from softmax: " + joined(open));
   std::string s;
   for (const std::string& part : parts) s += (s.empty() ? "" : "; ") + part;
-  out.push_back(task_title(t) +
-                ", at the level of 5 % for all comparisons of this page together: " + s +
-                ". (In brackets: 95 % t-intervals of differences paired by seed and data order, " +
-                std::to_string(seeds) + " seeds, each variant at its own learning rate.)");
+  out.push_back(
+      task_title(t) + ", at the level of 5 % for all comparisons of this page together: " + s +
+      ". (In brackets: 95 % t-intervals of differences paired by seed and data order, " +
+      std::to_string(seeds) + " seeds, " +
+      (swept ? "each variant at its own learning rate.)" : "one learning rate for all of them.)"));
 }
 
 static void say_accuracy(const TaskData& t, Sentences& out) {

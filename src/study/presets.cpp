@@ -189,7 +189,7 @@ static const Preset kPresets[] = {
      "token files",
      R"({
   "title": "Normalisers, trained: a small version for a CPU",
-  "about": "The question of 'normalisers' with 2 layers of width 64 (2 heads of 32 channels), trained on 128 bytes of English books (books-bytes.bin and books-bytes-valid.bin, see docs/text.md) and tested at up to 1,024. Settings were fixed before any of its runs: those of the quick study's text, with three learning rates and three seeds.",
+  "about": "The question of 'normalisers' with 2 layers of width 64 (4 heads of 16 channels), trained on 128 bytes of English books (books-bytes.bin and books-bytes-valid.bin, see docs/text.md) and tested at up to 1,024. Settings were fixed before any of its runs: those of the quick study's text, with three learning rates and three seeds.",
   "attention": ["softmax", "ssmax", "entmax15", "sparsemax", "topk", "sa_softmax"],
   "seeds": [0, 1, 2],
   "learning-rates": [2e-3, 4e-3, 8e-3],
