@@ -7,6 +7,7 @@
 # make pretrained   Gemma 3 270M, trained weights from a 4-bit file (1.1 GB in pretrained/): some tests want it, none needs it
 # make wheel    dist/horner-*.whl for the torch of VENV
 # make wheels   the same for every version in TORCH, each built and tested in an environment of its own (build-wheels)
+# make docs     the tables, sentences and pictures of docs/ from docs/numbers
 # make format   clang-format all sources
 # make clean    remove what was built (clean-all: the virtual environment too)
 #
@@ -17,7 +18,7 @@ VENV ?= .venv
 TORCH ?= 2.13.0 2.15.0
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' 'examples/*.cpp')
 
-.PHONY: build demo test test-asan test-long test-cuda wheel wheels pretrained format format-check clean clean-all
+.PHONY: build demo test test-asan test-long test-cuda wheel wheels docs pretrained format format-check clean clean-all
 
 build: build/build.ninja
 	@ninja -C build
@@ -69,6 +70,12 @@ wheel: build
 
 wheels: build
 	@$(VENV)/bin/python scripts/wheels.py $(TORCH) --out dist $(WHEELS)
+
+docs: build/build.ninja
+	@ninja -C build horner
+	@PYTHON=$(PYTHON) scripts/install-packages test
+	@$(VENV)/bin/python scripts/docs.py build/horner
+	@$(VENV)/bin/python scripts/variants.py build/horner --write
 
 pretrained: $(VENV)/horner-ready
 	@$(VENV)/bin/python scripts/pretrained.py pretrained/gemma-3-270m

@@ -152,10 +152,10 @@ def test_longer_sequences_and_learning_rates(tmp_path, preset, variants):
             assert next(row[2]["value"] for row in mine if row[6] == "yes") == float(best.removeprefix("lr"))
             for i, length in enumerate(lengths):
                 right = [x["lengths"][i]["validation_accuracy"] for x in rates[best]]
-                row = next(r for r in tables["Accuracy by length"] if r[0] == variant and r[1].replace(":", "-").replace(",", "-") == task and r[2]["value"] == length)
-                assert row[4]["value"] == pytest.approx(sum(right) / len(right))
-                assert row[5]["value"] == pytest.approx(min(right)) and row[6]["value"] == pytest.approx(max(right))
-                assert row[8]["text"] == f"{sum(x >= 0.99 for x in right)} of {len(right)}"
+                row = next(r for r in tables["Scores by length"] if r[0] == variant and r[1].replace(":", "-").replace(",", "-") == task and r[2]["value"] == length)
+                assert row[5]["value"] == pytest.approx(sum(right) / len(right))
+                assert row[6]["value"] == pytest.approx(min(right)) and row[7]["value"] == pytest.approx(max(right))
+                assert row[9]["text"] == f"{sum(x >= 0.99 for x in right)} of {len(right)}"
     states = {row[0]: row[7]["value"] / 4 for row in tables["The ablation"]}
     assert states == ({"delta_taylor2": 2 * 153 * 16, "gated_delta": 70 * 70} if preset == "recall-state" else dict.fromkeys(variants, 2 * 4 * 16 * 16))
     assert any(f"sequences of {lengths[-1]:,} tokens after training with" in s for s in report["summary"])
@@ -181,11 +181,11 @@ def test_a_grid_is_extended_and_differences_have_intervals(tmp_path):
     gaps = [a["validation_accuracy"] - b["validation_accuracy"] for a, b in zip(best["taylor2"], best["softmax"])]
     mean = sum(gaps) / 3
     error = (sum((g - mean) ** 2 for g in gaps) / 2 / 3) ** 0.5
-    assert row[3]["value"] == pytest.approx(mean, abs=1e-12)
-    assert row[4]["value"] == pytest.approx(mean - 4.302652729749462 * error, abs=1e-9)
-    assert row[5]["value"] == pytest.approx(mean + 4.302652729749462 * error, abs=1e-9)
-    shown = row[9] == "yes"
-    if row[4]["value"] < 0 < row[5]["value"]:
+    assert row[4]["value"] == pytest.approx(mean, abs=1e-12)
+    assert row[5]["value"] == pytest.approx(mean - 4.302652729749462 * error, abs=1e-9)
+    assert row[6]["value"] == pytest.approx(mean + 4.302652729749462 * error, abs=1e-9)
+    shown = row[10] == "yes"
+    if row[5]["value"] < 0 < row[6]["value"]:
         assert not shown and any("not shown to differ from softmax: taylor2" in s for s in report["summary"])
     assert "better" not in " ".join(report["summary"])
     # Run again: nothing changes, and nothing is added twice.

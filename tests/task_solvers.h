@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "study/tasks.h"
@@ -69,6 +70,14 @@ inline int64_t digit_of(const std::vector<int64_t>& tokens, size_t t) {
     if (tokens[s] == 10 && tokens[s - 1] == tokens[colon - 1] && tokens[s - 2] == tokens[colon - 2])
       return tokens[s + t - colon + 1];
   return -2;
+}
+// The digit at the same place of the earlier sentence with the same words up to its number.
+inline int64_t found_in_text(const std::vector<int64_t>& tokens, size_t t) {
+  const std::string text(tokens.begin(), tokens.begin() + ptrdiff_t(t) + 1);
+  const size_t begin = text.rfind("\nThe magic number of ");
+  const size_t number = text.rfind(" is ") + 4;
+  const size_t at = text.find(text.substr(begin, number - begin));
+  return at < begin ? int64_t(text[at + text.size() - begin]) : -2;
 }
 // Keys of several tokens: the runs of tokens below 8, each before its value.
 inline int64_t fuzzy(const std::vector<int64_t>& tokens, size_t t) {

@@ -15,10 +15,10 @@
 #include "files/files.h"
 #include "files/json.h"
 #include "files/output.h"
+#include "study/heads.h"
 #include "study/runner.h"
 #include "study/slurm.h"
 #include "study/sweep.h"
-#include "study/taylor.h"
 
 namespace horner::cli {
 
@@ -47,7 +47,7 @@ static std::vector<fs::path> checkpoints_of(const study::Run& r) {
 
 // Measures a finished run and removes its checkpoints.
 static void tidy(const study::Run& r, bool keep_weights) {
-  study::measure_run(r.folder, r.settings);
+  study::measure_run(r);
   if (keep_weights) return;
   for (const fs::path& checkpoint : checkpoints_of(r)) fs::remove_all(checkpoint);
 }

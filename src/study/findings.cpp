@@ -6,6 +6,8 @@
 #include <map>
 
 #include "diag/series.h"
+#include "study/study_fits.h"
+#include "study/study_lengths.h"
 
 namespace horner::study {
 
@@ -23,7 +25,7 @@ std::string signed_percent(double share) {
   return (share < 0 ? "−" : "+") + percent(share);
 }
 
-static std::string counted(int64_t n) {  // 1,000
+std::string counted(int64_t n) {  // 1,000
   const std::string digits = std::to_string(n);
   std::string out;
   for (size_t i = 0; i < digits.size(); ++i) {
@@ -33,7 +35,7 @@ static std::string counted(int64_t n) {  // 1,000
   return out;
 }
 
-static std::string joined(const std::vector<std::string>& parts) {
+std::string joined(const std::vector<std::string>& parts) {
   std::string out;
   for (size_t i = 0; i < parts.size(); ++i)
     out += (i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
@@ -41,12 +43,13 @@ static std::string joined(const std::vector<std::string>& parts) {
 }
 
 std::string task_title(const TaskData& t) {
+  const std::string size = t.size.empty() ? "" : ", " + t.size;
   if (t.pairs > 0)
     return (t.name.starts_with("mqar") ? "Multi-query recall of " : "Recall of ") +
-           std::to_string(t.pairs) + " pairs";
-  std::string name = t.name.substr(0, t.name.find(':'));
+           std::to_string(t.pairs) + " pairs" + size;
+  std::string name = t.task.substr(0, t.task.find(':'));
   if (!name.empty()) name[0] = char(std::toupper(static_cast<unsigned char>(name[0])));
-  return name;
+  return name + size;
 }
 
 double behind(const TaskData& t, const Group& g) {
@@ -89,8 +92,6 @@ static bool shown(const TaskData& t, const Group& g) {
   const Comparison* const c = t.find(g, t.softmax);
   return c && c->shown();
 }
-
-using Sentences = std::vector<std::string>;
 
 static void say_softmax(const TaskData& t, Sentences& out) {
   const Group& g = *t.softmax;
@@ -197,7 +198,10 @@ static void say_compared(const TaskData& t, Sentences& out) {
   if (!t.softmax) return;
   std::vector<std::string> higher, lower, open;
   size_t seeds = 0;
+  bool swept = false;
   for (const Group& g : t.groups) {
+    swept = swept || !g.tried.empty() ||
+            g.runs[0]->settings.learning_rate != t.softmax->runs[0]->settings.learning_rate;
     const Comparison* const c = t.find(g, t.softmax);
     if (!c || c->change.n < 2) continue;
     seeds = std::max(seeds, c->change.n);
@@ -215,10 +219,11 @@ static void say_compared(const TaskData& t, Sentences& out) {
   if (!open.empty()) parts.push_back("not shown to differ from softmax: " + joined(open));
   std::string s;
   for (const std::string& part : parts) s += (s.empty() ? "" : "; ") + part;
-  out.push_back(task_title(t) +
-                ", at the level of 5 % for all comparisons of this page together: " + s +
-                ". (In brackets: 95 % t-intervals of differences paired by seed and data order, " +
-                std::to_string(seeds) + " seeds, each variant at its own learning rate.)");
+  out.push_back(
+      task_title(t) + ", at the level of 5 % for all comparisons of this page together: " + s +
+      ". (In brackets: 95 % t-intervals of differences paired by seed and data order, " +
+      std::to_string(seeds) + " seeds, " +
+      (swept ? "each variant at its own learning rate.)" : "one learning rate for all of them.)"));
 }
 
 static void say_accuracy(const TaskData& t, Sentences& out) {
@@ -254,28 +259,6 @@ static void say_accuracy(const TaskData& t, Sentences& out) {
   if (!parts.empty())
     out.push_back(task_title(t) +
                   ", right answers against softmax in percentage points: " + joined(parts) + ".");
-}
-
-// Sequences longer than those of training: by each variant, in how many seeds.
-static void say_lengths(const TaskData& t, Sentences& out) {
-  std::vector<const Group*> all;
-  for (const Group& g : t.groups)
-    if (!g.lengths.empty()) all.push_back(&g);
-  if (all.empty()) return;
-  std::stable_sort(all.begin(), all.end(), [](const Group* a, const Group* b) {
-    return a->lengths.back().accuracy.mean > b->lengths.back().accuracy.mean;
-  });
-  const int64_t length = all[0]->lengths.back().length, trained = all[0]->runs[0]->settings.length;
-  std::vector<std::string> parts;
-  for (const Group* g : all) {
-    const Group::Longer& last = g->lengths.back();
-    parts.push_back(g->name + " " + formatted("%.1f %%", 100 * last.accuracy.mean) + " (" +
-                    std::to_string(last.solved) + " of " + std::to_string(last.accuracy.n) + ")");
-  }
-  out.push_back(task_title(t) + ", sequences of " + counted(length) +
-                " tokens after training with " + counted(trained) +
-                ": right answers, and in how many seeds it is solved (" +
-                formatted("%.0f %%", 100 * kSolved) + "): " + joined(parts) + ".");
 }
 
 // How recall falls as the number of pairs grows.
@@ -384,16 +367,18 @@ Sentences findings(const std::vector<TaskData>& tasks) {
     if (t.chance > 0) {
       say_accuracy(t, out);
       say_compared(t, out);
-      say_lengths(t, out);
     } else if (t.softmax && t.softmax->loss.n > 0) {
       for (auto* say :
            {say_softmax, say_norms, say_orders, say_centred, say_linear, say_others, say_compared})
         say(t, out);
     }
+    say_lengths(t, out);
+    say_heads(t, out);
     say_rates(t, out);
     say_dominant(t, out);
   }
   say_pairs(tasks, out);
+  say_fits(tasks, out);
   say_trouble(tasks, out);
   return out;
 }

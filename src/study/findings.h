@@ -11,6 +11,8 @@ std::vector<std::string> findings(const std::vector<TaskData>&);
 std::vector<std::string> repeated_steps(const std::vector<RunData>&);
 
 std::string formatted(const char* format, double x);  // printf format; "–" if not finite
+std::string counted(int64_t);                         // 12,345
+std::string joined(const std::vector<std::string>&);  // "a, b and c"
 std::string percent(double share);                    // 0.0312 -> "3.1 %"
 std::string signed_percent(double share);             // "+3.1 %", "−0.2 %"
 std::string task_title(const TaskData&);              // "Recall of 16 pairs", "Text"

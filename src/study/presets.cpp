@@ -132,6 +132,188 @@ static const Preset kPresets[] = {
       "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
   "tasks": ["mqar:pairs=256,vocabulary=289,values=32,curriculum=7000"]
 })"},
+    {"denominators",
+     "for a GPU: section 4.5 of the first paper, every denominator with 17 M weights on books; "
+     "requires token files",
+     R"({
+  "title": "What may stand for the denominator",
+  "about": "Section 4.5 of the first paper: the sum clamped, detached or left out, division by the count, gates, norms, and relu for exp. Model, data and rates are those of books-small.",
+  "attention": ["softmax", "clamped_sum", "detached_sum", "detached_sum_gate", "by_count", "gate", "by_count_gate", "by_count_rms",
+                "layer_norm", "rms", "l2", "l2_clamped", "l2_times_dim", "l2_post_gate", "gated", "gated_no_norm", "gated_no_in",
+                "gated_no_out", "gated_in_only", "cumulative_gate", "relu_l2", "relu_gate"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [1e-3, 2e-3, 4e-3],
+  "settings": {
+    "model": "10m", "data": "books.bin", "validation": "books-valid.bin", "dtype": "bfloat16", "steps": 1000, "batch": 64,
+    "length": 512, "warmup": 100, "model-config": {"vocab_size": 16384, "tie_word_embeddings": true},
+    "evaluate-every": 250, "evaluate-sequences": 256, "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
+    {"kernels",
+     "for a GPU: section 4.4 of the first paper, powers added to linear kernels, with 17 M weights "
+     "on books; requires token files",
+     R"({
+  "title": "Do powers make a linear kernel softmax?",
+  "about": "Section 4.4 of the first paper: linear attention with elu + 1, relu and cosine kernels, then with the series of exp of the same kernels up to order n, beside the series of exp itself. Model, data and rates are those of books-small.",
+  "attention": ["softmax", "taylor{1,2,3,4,6,8,10}", "linear_{elu,relu,cosine}", "{elu,relu,cosine}_taylor{2,3,4,6,8,10}"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [1e-3, 2e-3, 4e-3],
+  "settings": {
+    "model": "10m", "data": "books.bin", "validation": "books-valid.bin", "dtype": "bfloat16", "steps": 1000, "batch": 64,
+    "length": 512, "warmup": 100, "model-config": {"vocab_size": 16384, "tie_word_embeddings": true},
+    "evaluate-every": 250, "evaluate-sequences": 256, "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
+    {"normalisers",
+     "for a GPU: the normalisers of the second paper, trained with 17 M weights on books and "
+     "tested at 1 to 8 times the length; requires token files",
+     R"({
+  "title": "Normalisers, trained: which still select at 8 times the length of training?",
+  "about": "The second paper recommends normalisers that follow the length of a row, and measures softmax only. Here each is trained, validated at 512 to 4,096 tokens, and its heads are diagnosed at both ends. Model, data and rates are those of books-small; rotary positions for all.",
+  "attention": ["softmax", "softmax1", "ssmax", "entmax15", "asentmax", "sparsemax", "topk", "sa_softmax", "adaptive_temperature"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [1e-3, 2e-3, 4e-3],
+  "diagnose": [512, 4096],
+  "settings": {
+    "model": "10m", "data": "books.bin", "validation": "books-valid.bin", "dtype": "bfloat16", "steps": 1000, "batch": 64,
+    "length": 512, "warmup": 100, "model-config": {"vocab_size": 16384, "tie_word_embeddings": true},
+    "evaluate-every": 250, "evaluate-sequences": 256, "evaluate-lengths": "512,1024,2048,4096", "checkpoint-every": 0,
+    "entropy-every": 0, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
+    {"normalisers-small",
+     "minutes on 2 cores: the same question with 115,000 weights on the bytes of books; requires "
+     "token files",
+     R"({
+  "title": "Normalisers, trained: a small version for a CPU",
+  "about": "The question of 'normalisers' with 2 layers of width 64 (4 heads of 16 channels), trained on 128 bytes of English books (books-bytes.bin and books-bytes-valid.bin, see docs/text.md) and tested at up to 1,024. Settings were fixed before any of its runs: those of the quick study's text, with three learning rates and three seeds.",
+  "attention": ["softmax", "ssmax", "entmax15", "sparsemax", "topk", "sa_softmax"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [2e-3, 4e-3, 8e-3],
+  "extend-rates": 0,
+  "diagnose": [128, 1024],
+  "settings": {
+    "model": "tiny", "device": "cpu", "data": "books-bytes.bin", "validation": "books-bytes-valid.bin", "steps": 300, "batch": 16,
+    "length": 128, "warmup": 50, "evaluate-every": 100, "evaluate-sequences": 64, "evaluate-lengths": "128,256,512,1024",
+    "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": ["text"]
+})"},
+    {"lengths",
+     "for a GPU: trained at 512 tokens, tested to 32,768: needles in books, recall, text; "
+     "requires token files",
+     R"({
+  "title": "Beyond the length of training: 512 to 32,768 tokens",
+  "about": "Four numbers at random places of a book (the bytes of books-bytes.bin), all asked at the end; multi-query recall of 64 pairs with the paper's vocabulary of 8,192, asked ever later; and the loss on the book itself. Four layers of 4 heads of 64 channels. A row that follows distance or length is beside each of the plain ones.",
+  "attention": ["softmax", "ssmax", "asentmax", "alibi", "forgetting", "stick_breaking", "l2", "taylor2", "linear_elu", "retention",
+                "gla", "delta", "gated_delta"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [3e-4, 1e-3, 3e-3],
+  "settings": {
+    "model": "tiny", "data": "books-bytes.bin", "validation": "books-bytes-valid.bin", "dtype": "bfloat16", "steps": 4000, "batch": 64,
+    "length": 512, "warmup": 200, "evaluate-every": 1000, "evaluate-sequences": 64,
+    "evaluate-lengths": "512,1024,2048,4096,8192,16384,32768", "checkpoint-every": 1000, "entropy-every": 0, "keep": 1,
+    "on-nan": "skip", "model-config": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+      "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 256}
+  },
+  "tasks": ["needle", "text",
+            {"task": "mqar:pairs=64,vocabulary=8192,curriculum=128000", "settings": {"data": "", "validation": "", "model-config":
+              {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+               "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192, "horner": {"short_conv": 4}}}}]
+})"},
+    {"patterns",
+     "for a GPU: one layer of softmax in n, with 17 M weights on books and on recall; requires "
+     "token files",
+     R"({
+  "title": "How many layers must be softmax?",
+  "about": "Six layers: all softmax, one in 2, 3 and 6, and none, with three linear kinds of attention in the others. Books as in books-small; recall of 64 pairs with the same six layers at a width of 128.",
+  "attention": ["softmax", "linear_elu", "linear_elu,softmax", "linear_elu*2,softmax", "linear_elu*5,softmax",
+                "taylor2", "taylor2,softmax", "taylor2*2,softmax", "taylor2*5,softmax",
+                "gated_delta", "gated_delta,softmax", "gated_delta*2,softmax", "gated_delta*5,softmax"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [1e-3, 2e-3, 4e-3],
+  "settings": {
+    "model": "10m", "dtype": "bfloat16", "steps": 1000, "batch": 64, "length": 512, "warmup": 100, "evaluate-every": 250,
+    "evaluate-sequences": 256, "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip"
+  },
+  "tasks": [{"task": "text", "settings": {"data": "books.bin", "validation": "books-valid.bin",
+              "model-config": {"vocab_size": 16384, "tie_word_embeddings": true}}},
+            {"task": "mqar:pairs=64,vocabulary=1024,curriculum=40000", "settings": {"length": 256, "model-config":
+              {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
+               "vocab_size": 1024, "tie_word_embeddings": true, "horner": {"short_conv": 4}}}}]
+})"},
+    {"capacity",
+     "for a GPU: recall of 16 to 256 pairs with states of several sizes, and a fitted law",
+     R"({
+  "title": "How much does a state hold? Recall against its size",
+  "about": "Multi-query recall with one layer of 2 heads, whose keys come from the previous token, as in recall-state: 16, 64 and 256 pairs, each with heads of 8, 16 and 32 channels. The report fits the number of pairs of which half are recalled as a power of the numbers in the state.",
+  "attention": ["softmax", "linear_elu", "delta", "gated_delta", "taylor2", "delta_taylor2"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [3e-4, 1e-3, 3e-3],
+  "extend-rates": 1,
+  "settings": {"model": "tiny", "steps": 1250, "batch": 8, "length": 768, "weight-decay": 0, "evaluate-every": 250,
+    "evaluate-sequences": 64, "checkpoint-every": 0, "entropy-every": 0, "keep": 1, "on-nan": "skip"},
+  "tasks": [{"task": "mqar:pairs=16,vocabulary=289,values=32,curriculum=7000", "size": "d8", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 8, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=64,vocabulary=289,values=32,curriculum=7000", "size": "d8", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 8, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=256,vocabulary=289,values=32,curriculum=7000", "size": "d8", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 8, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=16,vocabulary=289,values=32,curriculum=7000", "size": "d16", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 16, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=64,vocabulary=289,values=32,curriculum=7000", "size": "d16", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 16, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=256,vocabulary=289,values=32,curriculum=7000", "size": "d16", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 16, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=16,vocabulary=289,values=32,curriculum=7000", "size": "d32", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 32, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=64,vocabulary=289,values=32,curriculum=7000", "size": "d32", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 32, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}},
+            {"task": "mqar:pairs=256,vocabulary=289,values=32,curriculum=7000", "size": "d32", "settings": {"model-config":
+              {"num_hidden_layers": 1, "vocab_size": 289, "tie_word_embeddings": true, "num_attention_heads": 2,
+               "num_key_value_heads": 2, "head_dim": 32, "horner": {"key_shift": true, "rope": false, "short_conv": 0, "init": "torch"}}}}]
+})"},
+    {"scaling",
+     "for a GPU: five sizes of model on the same tokens of books, and a fitted law; requires token "
+     "files",
+     R"({
+  "title": "Loss against weights, by variant",
+  "about": "Five models of 4.9 to 33 M weights, each trained on the same 33 M tokens of books: the loss of a fixed amount of data, not of a fixed amount of compute. The report fits floor + height · weights^-exponent to all runs of a variant.",
+  "attention": ["softmax", "l2", "taylor4", "linear_elu", "gated_delta"],
+  "seeds": [0, 1, 2],
+  "learning-rates": [1e-3, 2e-3, 4e-3],
+  "settings": {
+    "model": "10m", "data": "books.bin", "validation": "books-valid.bin", "dtype": "bfloat16", "steps": 1000, "batch": 64,
+    "length": 512, "warmup": 100, "evaluate-every": 250, "evaluate-sequences": 256, "checkpoint-every": 0, "entropy-every": 0,
+    "keep": 1, "on-nan": "skip"
+  },
+  "tasks": [{"task": "text", "size": "w192", "settings": {"model-config": {"hidden_size": 192, "intermediate_size": 512,
+              "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 16384,
+              "tie_word_embeddings": true}}},
+            {"task": "text", "size": "w256", "settings": {"model-config": {"hidden_size": 256, "intermediate_size": 672,
+              "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 16384,
+              "tie_word_embeddings": true}}},
+            {"task": "text", "size": "w320", "settings": {"model-config": {"hidden_size": 320, "intermediate_size": 832,
+              "num_hidden_layers": 6, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 64, "vocab_size": 16384,
+              "tie_word_embeddings": true}}},
+            {"task": "text", "size": "w384", "settings": {"model-config": {"hidden_size": 384, "intermediate_size": 1024,
+              "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 64, "vocab_size": 16384,
+              "tie_word_embeddings": true}}},
+            {"task": "text", "size": "w512", "settings": {"model-config": {"hidden_size": 512, "intermediate_size": 1344,
+              "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 16384,
+              "tie_word_embeddings": true}}}]
+})"},
     {"arena", "for a GPU: 12 variants on recall, copying, state tracking and the tasks of MAD",
      R"({
   "title": "The arena: twelve variants, tasks that tell them apart",

@@ -45,7 +45,7 @@ std::string digest(const train::Settings& s) {
 
 // The run in the folder that its newest try has.
 static Run in(const Run& r, const fs::path& folder) {
-  return {r.name, folder, r.settings};
+  return {r.name, folder, r.settings, r.diagnose};
 }
 
 void check_runs(const std::vector<Run>& runs) {

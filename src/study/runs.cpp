@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "attn/catalog.h"
@@ -11,6 +12,7 @@
 #include "core/check.h"
 #include "files/json.h"
 #include "nn/pattern.h"
+#include "study/numbers.h"
 #include "study/tasks.h"
 
 namespace horner::study {
@@ -47,16 +49,20 @@ static void read_metrics(const fs::path& path, RunData& r) {
   }
 }
 
+void read_result(const Json& result, RunData& r) {
+  r.result = result;
+  if (!result.is_object()) return;
+  r.finished = result.value("finished", false);
+  for (const Json& at : result.value("lengths", Json::array()))
+    r.lengths.push_back({at.value("length", int64_t(0)), number(at, "validation_loss"),
+                         number(at, "validation_accuracy")});
+}
+
 static RunData read_run(const fs::path& folder) {
   RunData r{.folder = folder, .settings = {}, .finished = false, .step = 0};
   const fs::path settings = folder / "settings.json", result = folder / "result.json";
   read_settings(r.settings, files::read_json(settings), settings.string());
-  if (fs::exists(result)) {
-    r.result = files::read_json(result);
-    r.finished = r.result.value("finished", false);
-    for (const Json& at : r.result.value("lengths", Json::array()))
-      r.lengths.push_back({at.value("length", int64_t(0)), number(at, "validation_accuracy")});
-  }
+  if (fs::exists(result)) read_result(files::read_json(result), r);
   read_metrics(folder / "metrics.jsonl", r);
   if (fs::exists(folder / "given_up.json"))
     r.given_up = files::read_json(folder / "given_up.json").value("step", int64_t(0));
@@ -66,6 +72,7 @@ static RunData read_run(const fs::path& folder) {
       for (const Json& x : layer)
         r.taylor.back().push_back(x.is_number() ? x.get<double>() : -INFINITY);
     }
+  if (fs::exists(folder / "heads.json")) r.heads = files::read_json(folder / "heads.json");
   return r;
 }
 
@@ -87,20 +94,24 @@ static void find_runs(const fs::path& folder, std::vector<fs::path>& found) {
     if (it->is_directory(gone)) find_runs(it->path(), found);
 }
 
-std::vector<RunData> read_runs(const std::vector<fs::path>& folders) {
+std::vector<RunData> read_runs(const std::vector<fs::path>& given) {
   std::vector<fs::path> found;
-  for (const fs::path& folder : folders) {
-    check(fs::is_directory(folder), "no folder '", folder.string(), "'");
-    find_runs(folder, found);
-  }
-  check(!found.empty(), "no runs in ", folders[0].string(),
-        folders.size() > 1 ? " or the other folders" : "",
+  std::vector<RunData> all, out;
+  for (const fs::path& each : given)
+    if (fs::is_regular_file(each)) {
+      const std::vector<RunData> more = runs_of(files::read_json(each), each.string());
+      all.insert(all.end(), more.begin(), more.end());
+    } else {
+      check(fs::is_directory(each), "no folder '", each.string(), "'");
+      find_runs(each, found);
+    }
+  check(!found.empty() || !all.empty(), "no runs in ", given[0].string(),
+        given.size() > 1 ? " or the other folders" : "",
         ": the folder of a run has settings.json and metrics.jsonl");
   std::sort(found.begin(), found.end());
-  std::vector<RunData> out;
+  for (const fs::path& p : found) all.push_back(read_run(p));
   std::map<std::string, size_t> known;
-  for (const fs::path& p : found) {
-    RunData r = read_run(p);
+  for (RunData& r : all) {
     const auto [at, fresh] = known.emplace(identity(r.settings), out.size());
     if (fresh)
       out.push_back(std::move(r));
@@ -215,14 +226,17 @@ static void choose_rate(Group& g) {
 }
 
 static void finish_lengths(Group& g) {
-  std::map<int64_t, std::vector<double>> all;
+  std::map<int64_t, std::pair<std::vector<double>, std::vector<double>>> all;
   for (const RunData* r : g.runs)
-    for (const AtLength& at : r->lengths) all[at.length].push_back(at.accuracy);
-  for (const auto& [length, each] : all)
+    for (const AtLength& at : r->lengths)
+      all[at.length].first.push_back(at.loss), all[at.length].second.push_back(at.accuracy);
+  for (const auto& [length, each] : all) {
+    const auto& [losses, right] = each;
     g.lengths.push_back(
-        {length, spread(each), *std::min_element(each.begin(), each.end()),
-         *std::max_element(each.begin(), each.end()),
-         size_t(std::count_if(each.begin(), each.end(), [](double a) { return a >= kSolved; }))});
+        {length, spread(losses), spread(right), *std::min_element(right.begin(), right.end()),
+         *std::max_element(right.begin(), right.end()),
+         size_t(std::count_if(right.begin(), right.end(), [](double a) { return a >= kSolved; }))});
+  }
 }
 
 static void finish(Group& g) {
@@ -248,7 +262,7 @@ static bool before(const Group& a, const Group& b) {
 }
 
 static TaskData task_of(const std::string& name) {
-  TaskData t{.name = name};
+  TaskData t{.name = name, .task = name};
   try {
     const Chosen c = find_task(name);
     if (c.task) t.chance = c.task->chance(c.shape);
@@ -267,30 +281,43 @@ static T& named(std::vector<T>& all, const std::string& name, T (*make)(const st
   return all.emplace_back(make(name));
 }
 
-const Comparison* TaskData::find(const Group& mine, const Group* other) const {
+const Comparison* TaskData::find(const Group& mine, const Group* other, int64_t length) const {
   for (const Comparison& c : comparisons)
-    if (c.mine == &mine && c.other == other) return &c;
+    if (c.mine == &mine && c.other == other && c.length == length) return &c;
   return nullptr;
 }
 
+// A finished run's score: its accuracy, or its loss on a task without right answers.
+static double score_at(const TaskData& t, const RunData& r, int64_t length) {
+  if (length == 0)
+    return number(r.result, t.chance > 0 ? "validation_accuracy" : "validation_loss");
+  for (const AtLength& at : r.lengths)
+    if (at.length == length) return t.chance > 0 ? at.accuracy : at.loss;
+  return NAN;
+}
+
 // The finished runs of both variants that have the same seed.
-static Comparison compared(const TaskData& t, const Group& mine, const Group& other) {
+static Comparison compared(const TaskData& t, const Group& mine, const Group& other,
+                           int64_t length = 0) {
   std::vector<double> changes;
   for (const RunData* a : mine.runs)
     for (const RunData* b : other.runs) {
       if (a->settings.seed != b->settings.seed || !a->finished || !b->finished) continue;
-      const char* const name = t.chance > 0 ? "validation_accuracy" : "validation_loss";
-      const double x = number(a->result, name), y = number(b->result, name);
+      const double x = score_at(t, *a, length), y = score_at(t, *b, length);
       const double change = t.chance > 0 ? x - y : x / y - 1;
       if (std::isfinite(change)) changes.push_back(change);
     }
-  return {&mine, &other, t_interval(changes)};
+  return {&mine, &other, t_interval(changes), length};
 }
 
 static void add_comparisons(TaskData& t) {
   if (!t.softmax) return;
-  for (const Group& g : t.groups)
-    if (&g != t.softmax && g.loss.n > 0) t.comparisons.push_back(compared(t, g, *t.softmax));
+  for (const Group& g : t.groups) {
+    if (&g == t.softmax || g.loss.n == 0) continue;
+    t.comparisons.push_back(compared(t, g, *t.softmax));
+    if (!g.lengths.empty() && g.lengths.back().length != g.runs[0]->settings.length)
+      t.comparisons.push_back(compared(t, g, *t.softmax, g.lengths.back().length));
+  }
   for (const Group& centred : t.groups)
     for (const Group& plain : t.groups)
       if (centred.kind == Kind::centred_taylor && plain.kind == Kind::taylor &&
@@ -308,11 +335,56 @@ static void correct(std::vector<TaskData>& tasks) {
     for (Comparison& c : t.comparisons) c.p_holm = c.change.n > 1 ? all[i++] : (++i, 1.0);
 }
 
+static std::string attention_of(const RunData& r) {
+  return r.settings.attention.empty() ? r.settings.model : r.settings.attention;
+}
+
+// What the model of a run is made of, by name: its preset, and the fields that a study sets.
+static std::map<std::string, std::string> sizes_of(const RunData& r) {
+  std::map<std::string, std::string> out = {{"model", r.settings.model}};
+  for (const auto& [name, value] : r.settings.model_config.items())
+    if (!value.is_structured()) out[name] = value.dump();
+  return out;
+}
+
+// By task, the names of those fields in which two models of one variant differ.
+using Varying = std::map<std::string, std::set<std::string>>;
+static Varying varying(const std::vector<RunData>& runs) {
+  std::map<std::pair<std::string, std::string>, std::map<std::string, std::string>> first;
+  Varying out;
+  for (const RunData& r : runs) {
+    const auto mine = sizes_of(r);
+    const auto& other =
+        first.emplace(std::pair(r.settings.task, attention_of(r)), mine).first->second;
+    for (const auto& [a, b] : {std::pair(&mine, &other), {&other, &mine}})
+      for (const auto& [name, value] : *a)
+        if (!b->contains(name) || b->at(name) != value) out[r.settings.task].insert(name);
+  }
+  return out;
+}
+
+static std::string size_text(const RunData& r, const std::set<std::string>& names) {
+  const auto all = sizes_of(r);
+  std::string out;
+  for (const std::string& name : names)
+    if (all.contains(name)) out += (out.empty() ? "" : ", ") + name + " " + all.at(name);
+  return out;
+}
+
 std::vector<TaskData> by_task(const std::vector<RunData>& runs) {
   std::vector<TaskData> out;
+  Varying names = varying(runs);
   for (const RunData& r : runs) {
-    const std::string name = r.settings.attention.empty() ? r.settings.model : r.settings.attention;
-    named(named(out, r.settings.task, task_of).groups, name, group_of).runs.push_back(&r);
+    const std::string size = size_text(r, names[r.settings.task]);
+    const auto same = [&](const TaskData& t) {
+      return t.task == r.settings.task && t.size == size;
+    };
+    auto at = std::find_if(out.begin(), out.end(), same);
+    if (at == out.end()) {
+      at = out.insert(out.end(), task_of(r.settings.task));
+      at->size = size, at->name += (size.empty() ? "" : ", " + size);
+    }
+    named(at->groups, attention_of(r), group_of).runs.push_back(&r);
   }
   for (TaskData& t : out) {
     for (Group& g : t.groups) finish(g);

@@ -20,7 +20,7 @@ inline constexpr double kSolved = 0.99;
 
 struct AtLength {
   int64_t length;
-  double accuracy;
+  double loss, accuracy;
 };
 
 struct RunData {
@@ -35,9 +35,12 @@ struct RunData {
   Points loss, gradient, validation_loss, validation_accuracy;
   std::vector<double> entropy, separability;  // per layer, the latest measurement
   std::vector<std::vector<double>> taylor;    // log_term_means of taylor.h, or empty
+  Json heads;                                 // the content of heads.json (heads.h), or null
 };
+void read_result(const Json&, RunData&);  // the content of result.json, or null
 
-// Every run below these folders; of several copies the most advanced. Throws if there are none.
+// Every run below these folders, or in these files (numbers.h); of several copies the most
+// advanced. Throws if there are none.
 std::vector<RunData> read_runs(const std::vector<std::filesystem::path>&);
 
 // Mean and standard deviation over seeds; NaN without values.
@@ -75,8 +78,8 @@ struct Group {
   Spread loss, accuracy;             // at the last validation
   struct Longer {
     int64_t length;
-    Spread accuracy;
-    double least, most;  // over seeds
+    Spread loss, accuracy;
+    double least, most;  // accuracies over seeds
     size_t solved;       // seeds
   };
   std::vector<Longer> lengths = {};
@@ -88,21 +91,25 @@ struct Group {
 struct Comparison {
   const Group *mine, *other;
   Interval change;
-  double p_holm = 1;  // corrected for all comparisons of the page
+  int64_t length = 0;  // of the sequences; 0: that of training
+  double p_holm = 1;   // corrected for all comparisons of the page
   bool shown() const { return p_holm < 0.05; }
 };
 
 struct TaskData {
-  std::string name;
+  std::string name;  // of the task, and of the model where a study has several sizes
+  std::string task = "", size = "";
   double chance = 0;  // accuracy of guessing; 0 for text
   int64_t pairs = 0;  // of recall; otherwise 0
   std::vector<Group> groups;
   const Group* softmax = nullptr;
-  std::vector<Comparison> comparisons = {};  // with softmax; of a centred series with the plain one
+  // With softmax, also at the longest of evaluate-lengths; of a centred series with the plain one.
+  std::vector<Comparison> comparisons = {};
 
-  const Comparison* find(const Group& mine, const Group* other) const;  // null: none
+  const Comparison* find(const Group& mine, const Group* other, int64_t length = 0) const;
 };
-// Tasks in order of first appearance; their groups by kind and order, softmax first.
+// Tasks in order of first appearance, one for each size of the model if a variant has several;
+// their groups by kind and order, softmax first.
 std::vector<TaskData> by_task(const std::vector<RunData>&);
 
 }  // namespace horner::study

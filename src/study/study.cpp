@@ -116,12 +116,17 @@ static void read_sweep(const Json& j, const std::string& where, Study& s) {
 Study read_study(const Json& j, const std::string& where, const std::filesystem::path& out) {
   check_fields(j,
                {"title", "about", "attention", "seeds", "learning-rates", "extend-rates", "give-up",
-                "settings", "attention-settings", "tasks"},
+                "settings", "attention-settings", "diagnose", "tasks"},
                where);
   Study s{.title = j.value("title", std::string("A study")),
           .about = j.value("about", std::string()),
           .runs = {}};
   read_sweep(j, where, s);
+  const std::vector<int64_t> diagnosed =
+      j.contains("diagnose") ? list<int64_t>(j, "diagnose", where) : std::vector<int64_t>();
+  for (const int64_t length : diagnosed)
+    check(length >= 32, where, ": 'diagnose' must have lengths of at least 32 tokens, not ",
+          length);
   const Json own = j.value("attention-settings", Json::object());
   check(own.is_object(), where, ": 'attention-settings' must be a JSON object, such as ",
         R"({"*gate*": {"clip": 1}})");
@@ -132,7 +137,7 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
   std::vector<std::pair<uint64_t, Run>> runs;
   for (const Json& given : j["tasks"]) {
     Json t = given.is_string() ? Json{{"task", given}} : given;
-    check_fields(t, {"task", "settings", "attention", "seeds", "learning-rates"},
+    check_fields(t, {"task", "size", "settings", "attention", "seeds", "learning-rates"},
                  where + ": a task");
     const std::string task = t.value("task", std::string("text"));
     find_task(task);
@@ -143,9 +148,11 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
     std::vector<Json> rates = {Json()};  // null: that of the settings
     if (t.contains("learning-rates")) rates = list<Json>(t, "learning-rates", where);
     const auto add = [&](const std::string& attention, const Json& rate, uint64_t seed) {
-      Run r;
-      r.name = folder_name(task) + "/" + folder_name(attention) +
-               (rate.is_null() ? "" : "/lr" + rate.dump()) + "/seed" + std::to_string(seed);
+      Run r{.diagnose = diagnosed};
+      const std::string size = t.value("size", std::string());
+      r.name = folder_name(task) + (size.empty() ? "" : "/" + folder_name(size)) + "/" +
+               folder_name(attention) + (rate.is_null() ? "" : "/lr" + rate.dump()) + "/seed" +
+               std::to_string(seed);
       for (const Json* from : {&j, const_cast<const Json*>(&t)})
         if (from->contains("settings")) read_settings(r.settings, (*from)["settings"], where);
       for (const auto& [pattern, settings] : own.items())

@@ -6,7 +6,9 @@
 //    "learning-rates": [1e-3, 3e-3], each for every variant: the report takes the best of each
 //    "extend-rates": 2, how many rates may be added on a side where the best is at the edge
 //    "give-up": {"after": 0.5, "behind": 0.2}, the rule of GiveUp; without it no run is given up
-//    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […]}, …]}
+//    "diagnose": [512, 4096], lengths at which the heads of finished models are measured (heads.h)
+//    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […], "size": "wide"},
+//              …]}: tasks that differ in the model's size alone have a name of it, their folder
 // The fields of a task override those of the study; the settings of a variant override both.
 #pragma once
 
@@ -25,6 +27,7 @@ struct Run {
   std::string name;  // "recall/taylor2/seed0" or "…/lr0.003/seed0", also its folder
   std::filesystem::path folder;
   train::Settings settings;
+  std::vector<int64_t> diagnose = {};  // lengths; empty: not diagnosed
 };
 // A run is given up when, at a validation after this share of its steps, its loss exceeds that of
 // another learning rate of the same variant, task and seed by more than the share `behind`.

@@ -6,6 +6,8 @@
 
 #include "diag/series.h"
 #include "study/findings.h"
+#include "study/study_fits.h"
+#include "study/study_lengths.h"
 #include "study/study_tables.h"
 
 namespace horner::study {
@@ -115,30 +117,6 @@ static Section ranking(const TaskData& t) {
     bar.values[i] = score(t, *groups[i]).mean, bar.spread[i] = score(t, *groups[i]).deviation;
   }
   return {"Best first: " + task_title(t), "", b, true};
-}
-
-// Accuracy against the length of the sequences, for runs with evaluate-lengths.
-static void add_lengths(const TaskData& t, std::vector<Section>& out) {
-  Chart c{.x_label = "tokens", .y_label = "validation accuracy", .log_x = true};
-  double first = INFINITY, last = 0;
-  for (const Group& g : t.groups) {
-    if (g.lengths.empty()) continue;
-    Series s{.name = g.name, .group = colour_group(g), .strong = &g == t.softmax};
-    for (const Group::Longer& at : g.lengths) {
-      s.points.push_back({double(at.length), at.accuracy.mean});
-      s.spread.push_back(at.accuracy.deviation);
-      first = std::min(first, double(at.length)), last = std::max(last, double(at.length));
-    }
-    c.series.push_back(s);
-  }
-  if (c.series.empty()) return;
-  if (t.chance > 0)
-    c.series.push_back(
-        {.name = "guessing", .points = {{first, t.chance}, {last, t.chance}}, .dashed = true});
-  out.push_back({"Longer sequences: " + task_title(t),
-                 "The share of right answers of the finished models; means and standard deviations "
-                 "over seeds.",
-                 c, true});
 }
 
 static void add_pairs(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
@@ -272,9 +250,12 @@ report::Report make_report(const std::vector<RunData>& runs, const Origin& o) {
   auto& out = r.sections;
   for (const TaskData& t : tasks) add_sweep(t, out);
   add_pairs(tasks, out);
-  for (const TaskData& t : tasks) add_lengths(t, out);
+  for (const TaskData& t : tasks) add_lengths(t, colour_group, out);
+  add_fits(tasks, colour_group, out);
   for (const TaskData& t : tasks) out.push_back(ranking(t));
   add_length_table(tasks, out);
+  add_heads(tasks, out);
+  add_fit_tables(tasks, out);
   add_comparisons(tasks, out);
   out.push_back(ablation(tasks));
   for (const TaskData& t : tasks) add_rate_chart(t, colour_group, out);

@@ -8,7 +8,7 @@ namespace horner::study {
 
 using namespace report;
 
-static double mean_of(const Group& g, const char* field) {
+double mean_of(const Group& g, const char* field) {
   std::vector<double> values;
   for (const RunData* r : g.runs)
     if (r->result.is_object() && r->result.contains(field) && r->result[field].is_number())
@@ -16,7 +16,7 @@ static double mean_of(const Group& g, const char* field) {
   return spread(values).mean;
 }
 
-static std::string with_spread(const char* format, const Spread& s) {
+std::string with_spread(const char* format, const Spread& s) {
   return formatted(format, s.mean) + (s.n > 1 ? " ± " + formatted(format, s.deviation) : "");
 }
 
@@ -109,6 +109,7 @@ void add_comparisons(const std::vector<TaskData>& tasks, std::vector<Section>& o
   Table table{.columns = {{"variant"},
                           {"against"},
                           {"task"},
+                          {"tokens", true, "of a sequence"},
                           {"difference", true, "losses in percent, accuracies in points"},
                           {"from", true, "lower end of the 95 % t-interval"},
                           {"to", true, "upper end"},
@@ -120,10 +121,12 @@ void add_comparisons(const std::vector<TaskData>& tasks, std::vector<Section>& o
     for (const Comparison& c : t.comparisons) {
       const Interval& i = c.change;
       if (i.n < 2) continue;
+      const int64_t length = c.length > 0 ? c.length : c.mine->runs[0]->settings.length;
       const auto cell = [](double x) { return Cell{formatted("%+.2f", 100 * x), x}; };
       table.rows.push_back({{c.mine->name},
                             {c.other->name},
                             {t.name},
+                            {std::to_string(length), double(length)},
                             cell(i.mean),
                             cell(i.low),
                             cell(i.high),
@@ -138,35 +141,6 @@ void add_comparisons(const std::vector<TaskData>& tasks, std::vector<Section>& o
                    "order, each variant at its own best learning rate. Shown: Holm's corrected p "
                    "is below 0.05.",
                    table});
-}
-
-void add_length_table(const std::vector<TaskData>& tasks, std::vector<Section>& out) {
-  Table table{.columns = {{"variant"},
-                          {"task"},
-                          {"tokens", true},
-                          {"of training", true, "multiple of the length of training"},
-                          {"accuracy", true, "± standard deviation over seeds"},
-                          {"least seed", true},
-                          {"best seed", true},
-                          {"guessing", true},
-                          {"solved", true, "seeds with at least 99 % right answers"}}};
-  for (const TaskData& t : tasks)
-    for (const Group& g : t.groups)
-      for (const Group::Longer& at : g.lengths) {
-        const double times = double(at.length) / double(g.runs[0]->settings.length);
-        table.rows.push_back({{g.name},
-                              {t.name},
-                              {std::to_string(at.length), double(at.length)},
-                              {formatted("%.3g ×", times), times},
-                              {with_spread("%.4f", at.accuracy), at.accuracy.mean},
-                              {formatted("%.4f", at.least), at.least},
-                              {formatted("%.4f", at.most), at.most},
-                              {formatted("%.4f", t.chance), t.chance},
-                              {std::to_string(at.solved) + " of " + std::to_string(at.accuracy.n),
-                               double(at.solved)}});
-      }
-  if (!table.rows.empty())
-    out.push_back({"Accuracy by length", "The same models on sequences of other lengths.", table});
 }
 
 void add_rates(const std::vector<TaskData>& tasks, std::vector<Section>& out) {

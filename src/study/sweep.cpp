@@ -114,9 +114,12 @@ std::string hopeless(const Run& run, const std::vector<Run>& all, const GiveUp& 
   if (rule.after <= 0) return "";
   const auto own = validations(run.folder);
   if (own.empty() || own.rbegin()->first >= run.settings.steps) return "";
+  const auto variant = [](const Run& r) {
+    return fs::path(r.name).parent_path().parent_path();  // above its rate
+  };
   for (const Run& other : all) {
-    if (other.settings.task != run.settings.task || other.settings.seed != run.settings.seed ||
-        other.settings.attention != run.settings.attention || other.name == run.name)
+    if (variant(other) != variant(run) || other.settings.seed != run.settings.seed ||
+        other.name == run.name)
       continue;
     const auto its = validations(other.folder);
     for (auto mine = own.rbegin(); mine != own.rend(); ++mine) {

@@ -17,6 +17,7 @@ void copy(const Shape&, const Random&, Tokens tokens, Tokens targets);
 void induction(const Shape&, const Random&, Tokens tokens, Tokens targets);
 void mqar(const Shape&, const Random&, Tokens tokens, Tokens targets);
 void phone_book(const Shape&, const Random&, Tokens tokens, Tokens targets);
+void needle(const Shape&, const Random&, Tokens tokens, Tokens targets);
 void practise_mqar(Shape&, const Random&, uint64_t index);
 int64_t mqar_values(const Shape&);
 void check_recall(const Shape&, size_t length);
@@ -24,6 +25,7 @@ void check_copy(const Shape&, size_t length);
 void check_induction(const Shape&, size_t length);
 void check_mqar(const Shape&, size_t length);
 void check_phone_book(const Shape&, size_t length);
+void check_needle(const Shape&, size_t length);
 
 // tasks_state.cpp
 void parity(const Shape&, const Random&, Tokens tokens, Tokens targets);

@@ -17,6 +17,7 @@ static const Task kTasks[] = {
     {"induction",  "noise in which some tokens always have the same successor",              {64, 4},    "pairs vocabulary", induction, nullptr, check_induction, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 4); }},
     {"mqar",       "key-value pairs, then keys at gaps of a power law among blanks",         {1024, 64}, "pairs vocabulary values curriculum", mqar, practise_mqar,  check_mqar,      [](const Shape& s) { return 1.0 / double(mqar_values(s)); }},
     {"phone_book", "names with numbers, then names: predict the digits of each",             {38, 16},   "pairs vocabulary", phone_book, nullptr, check_phone_book, [](const Shape&) { return 1.0 / 10; }},
+    {"needle",     "sentences with numbers at random places of a text: predict the digits of each", {256, 4}, "pairs", needle, nullptr, check_needle, [](const Shape&) { return 1.0 / 10; }, true},
     {"mad_recall", "pairs of which keys repeat: predict the value of a key seen before",     {16, 0},    "vocabulary", mad_recall, nullptr, check_mad, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
     {"mad_noisy",  "the same among noise, one pair in five",                                 {32, 0},    "vocabulary", mad_noisy_recall, nullptr, check_mad, [](const Shape& s) { return 1.0 / double(s.vocabulary / 2 - s.vocabulary / 4); }},
     {"mad_fuzzy",  "the same with keys and values of one to three tokens",                   {16, 0},    "vocabulary", mad_fuzzy_recall, nullptr, check_mad, [](const Shape& s) { return 1.0 / double(s.vocabulary - s.vocabulary / 2); }},
@@ -83,10 +84,34 @@ static bool is_validation(Tokens tokens) {
   return hash % kShare == 0;
 }
 
+// The task's sequences over those of a text, whose split they have. With a file for validation they
+// are the same for every seed.
+static train::Source over_text(const Chosen& c, const train::Source& text, uint64_t seed,
+                               bool apart) {
+  const auto fill = [=](train::Split split, uint64_t index, Tokens tokens, Tokens targets) {
+    c.task->check(c.shape, tokens.size());
+    text.fill(split, index, tokens, targets);
+    for (const int64_t t : tokens)
+      check(t < c.shape.vocabulary, "task '", c.text, "' requires a text of bytes, but ", text.name,
+            " has a token ", t, "; pack the text without --tokenizer");
+    std::fill(targets.begin(), targets.end(), -1);
+    const uint64_t own =
+        random_bits(apart && split == train::Split::validation ? 0 : seed, uint64_t(split), index);
+    uint64_t drawn = 0;
+    c.task->fill(
+        c.shape, [&](uint64_t below) { return random_bits(own, 2, drawn++) % below; }, tokens,
+        targets);
+  };
+  return {c.text, c.shape.vocabulary, fill};
+}
+
 train::Source make_source(std::string_view text, const std::string& data, uint64_t seed,
                           const std::string& validation) {
   const Chosen c = find_task(text);
-  if (!c.task) return train::text_source(data, seed, validation);
+  if (!c.task || c.task->over_text) {
+    const train::Source all = train::text_source(data, seed, validation);
+    return c.task ? over_text(c, all, seed, !validation.empty()) : all;
+  }
   check(validation.empty(), "'validation' is a token file for the task 'text'; '", text,
         "' makes its own sequences");
   const auto fill = [c, seed](train::Split split, uint64_t index, Tokens tokens, Tokens targets) {

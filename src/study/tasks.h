@@ -1,4 +1,5 @@
-// The table of tasks. All but `text` are synthetic: a sequence is a function of seed and index.
+// The table of tasks. All but `text` are synthetic: a sequence is a function of seed and index (and
+// of a text, for `needle`).
 #pragma once
 
 #include <span>
@@ -22,12 +23,13 @@ struct Task {
   const char *name, *about;
   Shape shape;             // defaults
   const char* parameters;  // of the shape that a text may set, by name
-  // Writes one sequence; `targets` come filled with -1.
+  // Writes one sequence; `targets` come filled with -1, and `tokens` with text if `over_text`.
   void (*fill)(const Shape&, const Random&, std::span<int64_t> tokens, std::span<int64_t> targets);
   // Changes the shape of a training sequence; null: it is that of validation.
   void (*practice)(Shape&, const Random&, uint64_t index);
   void (*check)(const Shape&, size_t length);
   double (*chance)(const Shape&);  // the accuracy of guessing
+  bool over_text = false;          // its tokens are bytes, among those of a text
 };
 std::span<const Task> tasks();
 
@@ -41,8 +43,8 @@ struct Chosen {
 Chosen find_task(std::string_view);
 
 // The hash of a sequence decides its split, so none is in both, whatever the seed. `data`, for
-// text: a token file, or "" for the default text; `validation`: a token file, or "" to hold
-// parts of the data out.
+// text and tasks over text: a token file, or "" for the default text; `validation`: a token file,
+// or "" to hold parts of the data out.
 train::Source make_source(std::string_view task, const std::string& data, uint64_t seed,
                           const std::string& validation = "");
 

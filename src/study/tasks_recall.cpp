@@ -176,4 +176,56 @@ void check_phone_book(const Shape& s, size_t length) {
         length);
 }
 
+// A needle in a haystack (as in RULER, arXiv 2404.06654): sentences with a key of letters and a
+// number, each at a random place of the text that the tokens come with; then all are asked in
+// random order, and the digits of each number are the targets. Tokens are bytes.
+static constexpr std::string_view kBefore = "\nThe magic number of ", kBetween = " is ",
+                                  kAfter = ".\n";
+static constexpr size_t kLetters = 6;
+static constexpr size_t kQuestion = kBefore.size() + kLetters + kBetween.size() + kDigits;
+void needle(const Shape& s, const Random& random, Tokens tokens, Tokens targets) {
+  std::vector<std::string> keys, numbers;
+  const auto drawn_from = [&](char first, uint64_t all, size_t n) {
+    std::string out(n, first);
+    for (char& c : out) c = char(first + int(random(all)));
+    return out;
+  };
+  while (keys.size() < size_t(s.pairs)) {
+    const std::string key = drawn_from('a', 26, kLetters);
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  }
+  for (int64_t i = 0; i < s.pairs; ++i) numbers.push_back(drawn_from('0', 10, kDigits));
+  const size_t needle_size = kQuestion + kAfter.size();
+  // The last digit of all is a target only: it need not stand in the tokens.
+  const size_t left = tokens.size() - size_t(s.pairs) * (needle_size + kQuestion) + 1;
+  std::vector<size_t> places;
+  for (int64_t i = 0; i < s.pairs; ++i) places.push_back(random(left + 1));
+  std::sort(places.begin(), places.end());
+  std::vector<int64_t> out;
+  const auto write = [&](std::string_view text) {
+    for (const char c : text) out.push_back(uint8_t(c));
+  };
+  const auto sentence = [&](size_t i) {
+    write(kBefore), write(keys[i]), write(kBetween), write(numbers[i]);
+  };
+  size_t used = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    out.insert(out.end(), tokens.begin() + used, tokens.begin() + places[i]);
+    used = places[i];
+    sentence(i), write(kAfter);
+  }
+  out.insert(out.end(), tokens.begin() + used, tokens.begin() + left);
+  for (const int64_t i : drawn(random, s.pairs, s.pairs)) {
+    sentence(size_t(i));
+    for (size_t k = 0; k < kDigits; ++k)
+      targets[out.size() - kDigits + k - 1] = uint8_t(numbers[size_t(i)][k]);
+  }
+  std::copy_n(out.begin(), tokens.size(), tokens.begin());
+}
+void check_needle(const Shape& s, size_t length) {
+  const size_t least = size_t(s.pairs) * (2 * kQuestion + kAfter.size());
+  check(length >= least, "needle with ", s.pairs, " numbers requires sequences of at least ", least,
+        " tokens, not ", length);
+}
+
 }  // namespace horner::study
