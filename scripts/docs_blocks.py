@@ -1,5 +1,6 @@
 """The blocks and charts of docs/ that are made from docs/numbers: a function for each (scripts/docs.py)."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -277,14 +278,15 @@ def recall_state(numbers):
     rows = ablation_rows(numbers, "recall-state", ["variant", "accuracy", "against softmax", "validation loss", "seeds", "state, bytes", "weights"])
     made = table(["variant", "right answers", "against softmax, points", "loss", "seeds", "state, bytes", "weights"], [[f"`{r[0]}`", *r[1:]] for r in rows])
     by = chosen_runs(numbers, "recall-state")
-    asked = [("delta_taylor2", o) for o in ("gated_delta", "taylor2")] + [(v, "softmax") for v in by if v != "softmax"]
+    asked = list(itertools.combinations(["delta_taylor2", "taylor2", "gated_delta", "softmax"], 2))  # all pairs: nothing is chosen
     found = [paired(by[a], by[b], lambda r: 100 * r["validation_accuracy"]) for a, b in asked]
     corrected = holm([p_of(mean, high - mean) for mean, _, high in found])
     parts = []
-    for (_, other), (mean, low, high), p in list(zip(asked, found, corrected))[:2]:
+    for (a, b), (mean, low, high), p in zip(asked, found, corrected):
         word = "not shown to differ" if p >= 0.05 else "ahead" if mean > 0 else "behind"
-        parts.append(f"against `{other}` {signed(mean, 1)} points ({signed(low, 1)} to {signed(high, 1)}), {word} (p = {p:.2g})")
-    text = f"`delta_taylor2`, right answers paired by seed, Holm's correction over these two and the {len(found) - 2} comparisons with softmax: " + "; ".join(parts) + "."
+        if b != "softmax":
+            parts.append(f"`{a}` against `{b}` {signed(mean, 1)} points ({signed(low, 1)} to {signed(high, 1)}), {word} (p = {p:.2g})")
+    text = f"Right answers paired by seed, p by Holm's correction over all {len(asked)} pairs of variants: " + "; ".join(parts) + "."
     return made + "\n\n" + wrapped(text) + "\n\n" + bullets(numbers.findings("recall-state", "Multi-query"))
 
 
