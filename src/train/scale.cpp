@@ -106,7 +106,7 @@ static double piece_bytes(const ModelConfig& c, const nn::Part& part, const Layo
 // What the forward pass of a layer keeps for one token, in bytes.
 static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, const Layout& l) {
   const double e = l.bfloat16 ? 2 : kFloat, C = double(c.C), M = double(c.M);
-  const double heads = double((c.H + 2 * c.G) * c.D), out = double(c.H * c.D);
+  const double heads = double((c.H + 2 * c.G) * c.D);
   const double rows = kFloat * 2 * C + e * 2 * C;  // sums and their norms
   double attention = e * heads, gates = 0, others = 0, delta = 0;
   for (const nn::Part& part : layer.parts) {
