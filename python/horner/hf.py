@@ -287,12 +287,15 @@ def _paged(query, key, value, kwargs, stages, attend):
 
 
 def _check_cached(variant, seen, query, key):
-    """Near keys and the delta rule sum over all tokens, of which a cache of a window holds only the last."""
-    if variant.whole and seen.window is not None and key.shape[2] != query.shape[2]:
-        raise NotImplementedError(
-            f"variant {variant.text!r} sums over all past tokens, but in this layer a KV cache of transformers holds only the "
-            f"model's window of {seen.window}: decode with past_key_values=horner.hf.RecurrentCache(model.config), or use_cache=False"
-        )
+    """Near keys and the delta rule sum over all tokens up to the query. A cache of a window holds only the last of them, a
+    static one has places after the query."""
+    if not variant.whole or key.shape[2] == query.shape[2] or seen.window is None and seen.place is None:
+        return
+    what = "has a fixed size" if seen.window is None else f"holds only the model's window of {seen.window} tokens in this layer"
+    raise NotImplementedError(
+        f"variant {variant.text!r} sums over all past tokens, but this KV cache of transformers {what}: decode with "
+        "past_key_values=horner.hf.RecurrentCache(model.config), or use_cache=False"
+    )
 
 
 def _check_weights(stream, cache, seen):
