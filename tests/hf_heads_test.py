@@ -103,6 +103,14 @@ def test_a_recurrent_cache_holds_a_state_for_each_part(config):
 
 
 @torch.no_grad()
+def test_a_recurrent_cache_keeps_the_keys_of_softmax_layers_beside_others():
+    model = made(llama("gated_decay*3,softmax"))
+    wanted, cache = model(TOKENS, use_cache=False).logits, horner.hf.RecurrentCache(model.config)
+    parts = [model(TOKENS[:, a:b], past_key_values=cache).logits for a, b in ((0, 9), (9, 10), (10, 23))]
+    assert near(torch.cat(parts, 1), wanted)
+
+
+@torch.no_grad()
 def test_generation_is_the_same_with_every_cache():
     model = made(llama([f"softmax^2|{LOLCATS}^4", "softmax^5|l2"] * 2))
     padded = {"input_ids": TOKENS.clone(), "attention_mask": torch.ones_like(TOKENS)}
