@@ -86,6 +86,22 @@ TEST(Heads, OfALayerAreThoseOfUniformLayers) {
         << h;
 }
 
+// Three heads of a part that two key heads serve unevenly, in a layer with three key heads.
+TEST(Heads, RepeatTheirKeyHeadsWhereTheseAreSharedUnevenly) {
+  const c10::NoGradGuard none;
+  const nn::Model mixed = model_of("softmax^3|l2^3"), a = model_of("softmax"), b = model_of("l2");
+  EXPECT_EQ(mixed.config.layers[0].parts[0].key_heads, (std::vector<int64_t>{0, 0, 1}));
+  const at::Tensor x = at::randn({22, 48}, at::kDouble);
+  const attn::Inputs qkv{at::randn({2, 6, 11, 8}, at::kDouble),
+                         at::randn({2, 3, 11, 8}, at::kDouble),
+                         at::randn({2, 3, 11, 8}, at::kDouble)};
+  const at::Tensor found = nn::heads_of_layer(mixed, 0, x, qkv);
+  const at::Tensor wanted = at::cat({nn::heads_of_layer(a, 0, x, qkv).narrow(1, 0, 3),
+                                     nn::heads_of_layer(b, 0, x, qkv).narrow(1, 3, 3)},
+                                    1);
+  EXPECT_TRUE(at::allclose(found, wanted));
+}
+
 TEST(Heads, OfASumAdd) {
   const c10::NoGradGuard none;
   const nn::Model sum = model_of("softmax+l2"), a = model_of("softmax"), b = model_of("l2");

@@ -48,7 +48,8 @@ def kinds():
 
 def test_every_variant_is_a_layer_of_the_command(tmp_path):
     tokens = torch.randint(0, 256, (2, 21), generator=torch.Generator().manual_seed(5))
-    for variant in [*kinds(), "gated_decay,linear_mamba", "taylor2:norm=l2,post_gate,softmax"]:
+    for variant in [*kinds(), "gated_decay,linear_mamba", "taylor2:norm=l2,post_gate,softmax",
+                    "softmax|lolcats:features=hedgehog(8),near=window(5)^2|softmax:mask=window(4)+gated_delta"]:  # fmt: skip
         run("new", "tiny", variant, 3, tmp_path / "model")
         model = Llama(variant=variant)
         weights = load_file(tmp_path / "model/model.safetensors")

@@ -14,7 +14,7 @@ class RecurrentLayer(CacheLayerMixin):
 
     def __init__(self):
         super().__init__()
-        self.state = None
+        self.states = {}  # of each part of the layer
         self.tokens = 0
         self.waiting = False
         self.past = {}  # what the layer's own weights need of the tokens before: rows of convolutions, sums of gates
@@ -40,7 +40,7 @@ class RecurrentLayer(CacheLayerMixin):
                 "attn_implementation='horner' and keys that go unchanged from the cache to the attention"
             )
 
-    def attend(self, q, k, v, variant, seen, scale, inputs):
+    def attend(self, q, k, v, variant, seen, scale, inputs, part=0):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise NotImplementedError(
                 "a RecurrentCache has no gradients: decode under torch.no_grad(), or train without a cache"
@@ -49,14 +49,14 @@ class RecurrentLayer(CacheLayerMixin):
             raise NotImplementedError("a RecurrentCache holds one sequence a row and does not support packed sequences")
         if "bias" in inputs:
             raise NotImplementedError("a RecurrentCache does not support a position bias: its sums have lost the positions")
-        if self.state is None:
+        if part not in self.states:
+            _check_state(variant)
             mask = mask_text(variant, seen, None)
-            _check_state(variant, mask)
             B, heads, _, dim = k.shape
             shape = {"batch": B, "heads": heads, "dim": dim, "value_dim": v.shape[3]}
-            self.state = horner.State(variant.run, **shape, dtype=k.dtype, device=k.device, mask=mask, scale=scale)
+            self.states[part] = horner.State(variant.run, **shape, dtype=k.dtype, device=k.device, mask=mask, scale=scale)
         self.waiting = False
-        return self.state.step(q, k, v, keep=seen.keep, **inputs)
+        return self.states[part].step(q, k, v, keep=seen.keep, **inputs)
 
     def get_mask_sizes(self, query_length):
         self._check()
@@ -75,13 +75,16 @@ class RecurrentLayer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices):
-        if self.state is not None:
+        if self.states:
             rows = torch.arange(self.batch_size)[indices.cpu()]
-            self.state, self.batch_size = self.state.select(rows), len(rows)
+            self.states, self.batch_size = self._selected(rows), len(rows)
             self.past = {name: x[rows.to(x.device)] for name, x in self.past.items()}
 
+    def _selected(self, rows):
+        return {part: state.select(rows) for part, state in self.states.items()}
+
     def batch_repeat_interleave(self, repeats):
-        if self.state is not None:
+        if self.states:
             self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove):
@@ -95,22 +98,22 @@ class RecurrentLayer(CacheLayerMixin):
         copy = RecurrentLayer()
         copy.__dict__.update(self.__dict__)
         copy.past = dict(self.past)
-        if self.state is not None:
-            copy.state = self.state.select(torch.arange(self.batch_size))
+        if self.states:
+            copy.states = self._selected(torch.arange(self.batch_size))
         return copy
 
 
-def _check_state(variant, mask):
+def _check_state(variant):
     if variant.mask == "prefix" or variant.reach.ahead:
         raise NotImplementedError(f"a RecurrentCache does not support the mask of {variant.text!r}, which shows keys ahead")
     if "bias" in variant.inputs:
         raise NotImplementedError("a RecurrentCache does not support a position bias: its sums have lost the positions")
+
+
+def _grows(variant, mask):
+    """Whether a state keeps all keys, which a cache of transformers could keep as well."""
     by_key = any(SHAPES[name].endswith("S") for name in variant.inputs)  # of which only a State keeps the gates
-    if mask == "causal" and variant.no_state and not by_key:
-        raise ValueError(
-            f"a RecurrentCache requires a finite state or a window, but {variant.text!r} has none: {variant.no_state}. "
-            "Use another variant, such as 'taylor2', or another cache"
-        )
+    return bool(mask == "causal" and variant.no_state and not by_key)
 
 
 def past_of(cache, layer):
@@ -122,7 +125,8 @@ class RecurrentCache(Cache):
     """`model.generate(..., past_key_values=RecurrentCache(model.config))` decodes with a `horner.State` in each layer.
 
     The memory and the time of a token do not grow with the number of tokens: a layer holds F(E + 1) sums for each key
-    head, or the keys and values of its sliding window. Above order 3, a GPU keeps all keys.
+    head, or the keys and values of its sliding window. Above order 3, a GPU keeps all keys. Layers and heads without a
+    finite state keep their keys and values where others of the model have one; where none has, this is an error.
     """
 
     def __init__(self, config):
@@ -131,18 +135,25 @@ class RecurrentCache(Cache):
         if implementation != "horner":
             given = config._attn_implementation
             raise ValueError(f"a RecurrentCache requires attn_implementation='horner', got {given!r}")
-        kinds = getattr(config, "layer_types", None)
+        kinds, kept = getattr(config, "layer_types", None), []
         for i in range(config.num_hidden_layers):
             window = getattr(config, "sliding_window", None)
             kind = kinds[i] if kinds else "sliding_attention" if window else "full_attention"
             if kind not in ("full_attention", "sliding_attention"):
                 raise NotImplementedError(f"a RecurrentCache does not support layers of type {kind!r}")
-            variant = of_layer(config, name or None, i)
             seen = Seen(True, window if kind == "sliding_attention" else None)
-            _check_state(variant, mask_text(variant, seen, None))
+            for variant in of_layer(config, name or None, i).variants:
+                _check_state(variant)
+                kept.append((_grows(variant, mask_text(variant, seen, None)), variant))
+        if kept and all(grows for grows, _ in kept):
+            variant = kept[0][1]
+            raise ValueError(
+                f"a RecurrentCache requires a finite state or a window, but {variant.text!r} has none: {variant.no_state}. "
+                "Use another variant, such as 'taylor2', or another cache"
+            )
         super().__init__(layers=[RecurrentLayer() for _ in range(config.num_hidden_layers)])
 
     @property
     def bytes(self) -> int:
         """The memory that all layers use now."""
-        return sum(layer.state.bytes for layer in self.layers if layer.state is not None)
+        return sum(state.bytes for layer in self.layers for state in layer.states.values())

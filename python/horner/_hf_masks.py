@@ -129,7 +129,8 @@ def within(variant, seen):
 
 def mask_text(variant, seen, keys):
     """The mask of `horner.attend` for a variant in a layer that sees this; keys: how many there are, if that is known."""
-    window = None if seen.window is None or keys is not None and seen.window >= keys else seen.window
+    without = seen.window is None or variant.whole or keys is not None and seen.window >= keys
+    window = None if without else seen.window
     if seen.place is not None:  # `within` has its mask
         return "full"
     if variant.mask not in ("causal", "window", "prefix"):

@@ -37,41 +37,73 @@ def attentions(model):
 
 
 def add_own(model):
-    """Gives every layer whose variant needs more than q, k and v the module `horner` with its weights."""
+    """Gives every layer whose variants need more than q, k and v the module `horner` with their weights."""
     for layer, module in list(attentions(model)):
         config = module.config
         implementation, _, name = (config._attn_implementation or "").partition(":")
         if implementation != "horner":
             continue
-        variant = of_layer(config, name or None, module.layer_idx)
-        if getattr(module, "_horner_variant", None) == variant.text:
+        wanted = of_layer(config, name or None, module.layer_idx)
+        if getattr(module, "_horner_variant", None) == wanted.text:
             continue
-        _check_module(module, variant)
+        first = wanted.variants[0]
+        _check_module(module, first)
         if hasattr(layer, "horner"):
             del layer.horner
-        module._horner_variant, module._horner_rope = variant.text, variant.rope
+        module._horner_variant, module._horner_rope = wanted.text, first.rope
         module.__dict__["_horner_own"] = None  # not a submodule of its own: the layer has it
-        _place_projections(module, variant)
-        given = _given(module)
-        makes = [name for name in variant.inputs if name != "prefix" and name not in given]
-        if (makes or variant.short_conv or not variant.rope) and not hasattr(module, "_horner_hook"):
+        _place_projections(module, first)
+        needs = any(_makes(module, variant) for variant in wanted.variants)
+        if (needs or not first.rope) and not hasattr(module, "_horner_hook"):
             module._horner_hook = module.register_forward_pre_hook(_remember, with_kwargs=True)
-        if not makes and not variant.short_conv:
+        if not needs:
             continue
-        like = next(module.parameters())
-        heads = config.num_attention_heads
-        layer.horner = horner.nn.Own(
-            config.hidden_size, heads, variant=variant.text, kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(module, "head_dim", None) or config.hidden_size // heads, short_conv=variant.short_conv,
-            given=given, device=like.device, dtype=like.dtype,
-        )  # fmt: skip
+        layer.horner = _weights(module, wanted)
         module.__dict__["_horner_own"] = layer.horner
-        if variant.short_conv and not variant.mamba and not hasattr(module, "_horner_convolved"):
-            first, module._horner_convolved = 0, []
+        if first.short_conv and not first.mamba and not hasattr(module, "_horner_convolved"):
+            rows, module._horner_convolved = 0, []
             for projection in (getattr(module, name) for name in _PROJECTIONS):
-                hook = functools.partial(_convolved, module, first)
+                hook = functools.partial(_convolved, module, rows)
                 module._horner_convolved.append(projection.register_forward_hook(hook))
-                first += projection.weight.shape[0]
+                rows += projection.weight.shape[0]
+
+
+def _made(module, variant):
+    """The inputs of a variant that its own weights make."""
+    given = _given(module)
+    return [name for name in variant.inputs if name != "prefix" and name not in given]
+
+
+def _makes(module, variant):
+    return bool(_made(module, variant) or variant.short_conv)
+
+
+def _weights(module, layer):
+    """The own weights of a layer; of one in parts, those of each part under its number."""
+    config, like = module.config, next(module.parameters())
+    heads = config.num_attention_heads
+    dim = getattr(module, "head_dim", None) or config.hidden_size // heads
+
+    def own(variant, heads, kv_heads):
+        return horner.nn.Own(
+            config.hidden_size, heads, variant=variant.text, kv_heads=kv_heads, head_dim=dim, short_conv=variant.short_conv,
+            given=_given(module), device=like.device, dtype=like.dtype,
+        )  # fmt: skip
+
+    if layer.parts is None:
+        return own(layer.variants[0], heads, getattr(config, "num_key_value_heads", None) or heads)
+    each = enumerate(zip(layer.variants, layer.parts.parts))
+    return torch.nn.ModuleDict(
+        {str(i): own(variant, len(part.heads), len(part.key_heads)) for i, (variant, part) in each if _makes(module, variant)}
+    )
+
+
+def _own(module, part):
+    """The own weights of a part of a layer, or None."""
+    own = module.__dict__.get("_horner_own")
+    if isinstance(own, torch.nn.ModuleDict):
+        return own[str(part)] if str(part) in own else None
+    return own
 
 
 def _given(module):
@@ -145,12 +177,16 @@ def _convolved(module, first, projection, args, rows):
     return own.short_conv(rows, first, **_neighbours(module, rows)) if hasattr(own, "short_conv") else None
 
 
-def own_inputs(module, variant, keys):
+def rows_of(module):
+    """The rows of the tokens, which `_remember` has kept."""
+    return module.__dict__.pop("_horner_rows", None)
+
+
+def own_inputs(module, part, variant, rows, keys):
     """The inputs of the variant besides q, k and v that do not depend on what the layer sees."""
-    own, rows = module.__dict__.get("_horner_own"), module.__dict__.pop("_horner_rows", None)
-    made = [name for name in variant.inputs if name != "prefix" and name not in _given(module)]
-    if not made and not variant.short_conv:
+    if not _makes(module, variant):
         return {}
+    own, made = _own(module, part), _made(module, variant)
     if own is None or rows is None:
         what = ", ".join(made) or "a convolution"
         raise NotImplementedError(
@@ -170,10 +206,10 @@ def own_inputs(module, variant, keys):
     return inputs
 
 
-def own_bias(module, variant, queries, keys, seen):
+def own_bias(module, part, variant, queries, keys, seen):
     """The bias by distance that the layer has learned, [1, H, T, S]; None if it has none. Not of cross-attention, whose
     tokens have no distance: there it is 0."""
-    own = module.__dict__.get("_horner_own")
+    own = _own(module, part)
     if own is None or "bias" not in own.roles:
         return None
     if not seen.causal and seen.place is None and queries != keys:

@@ -8,6 +8,8 @@ import torch
 import horner
 import horner.nn
 
+from ._heads import Parts, parts_of, variants_of
+
 SHAPES = {name: shape for name, shape, _, _ in torch.ops.horner.inputs()}
 
 
@@ -32,6 +34,15 @@ class Variant(NamedTuple):
     rope: bool  # whether the model's rotary positions apply
     tied_keys: bool  # keys made of the gates of their channels
     mamba: bool  # the inside of a Mamba-2 block makes q, k and v
+    whole: bool  # near keys or the delta rule: a state of all past tokens, to which no window of the model applies
+
+
+class Layer(NamedTuple):
+    """The heads of a layer: of one variant, or in parts with one each."""
+
+    text: str
+    variants: tuple[Variant, ...]
+    parts: Optional[Parts]  # None: all heads have the same variant
 
 
 _variants: dict[str, Variant] = {}
@@ -49,7 +60,7 @@ def find(text):
         text, horner.nn.with_stage(text, "decay=none") if around["raw_decay"] else text, own_scale,
         "window" if mask.startswith("window") else mask or "causal", Reach(None if back < 0 else back, *reach),
         about["no_state"], tuple(about["inputs"].split()), around["short_conv"], bool(around["rope"]),
-        bool(around["tied_keys"]), bool(around["mamba"]),
+        bool(around["tied_keys"]), bool(around["mamba"]), re.search(r"(?:^|,)(?:near=|values=delta)", about["spec"]) is not None,
     ))  # fmt: skip
 
 
@@ -62,6 +73,21 @@ def turn(text):
     if text not in _turns:
         _turns[text] = tuple(horner.nn.turn(text))
     return _turns[text]
+
+
+_layers: dict[tuple[str, int, int], Layer] = {}
+
+
+@torch.compiler.assume_constant_result
+def _layer(text, heads, kv_heads):
+    key = text, heads, kv_heads
+    if key not in _layers:
+        parts = parts_of(text, heads, kv_heads)
+        variants = tuple(find(name) for name in variants_of(text))
+        if parts is not None:  # q, k and v, and their positions, are those of the model
+            variants = tuple(variant._replace(rope=True, short_conv=0) for variant in variants)
+        _layers[key] = Layer(text, variants, parts)
+    return _layers[key]
 
 
 def _of_config(config):
@@ -86,14 +112,17 @@ def _of_config(config):
 
 
 def of_layer(config, name, layer):
-    """The variant of a layer: from the name of the implementation, or from the config."""
+    """The variants of a layer: from the name of the implementation, or from the config."""
     named, field = () if name is None else turn(name), _of_config(config)
     if layer is None and max(len(named), len(field)) > 1:
         raise ValueError("the variants are a pattern of layers, and this attention does not know its own")
     wanted, saved = (pattern[(layer or 0) % len(pattern)] if pattern else None for pattern in (named, field))
     if wanted is not None and saved is not None and wanted != saved:
         raise ValueError(f"attn_implementation='horner:{name}', but the config says {saved!r}: remove one")
-    return find(wanted or saved or "softmax")
+    heads = getattr(config, "num_attention_heads", None)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    text = wanted or saved or "softmax"
+    return _layer(text, heads, kv_heads) if isinstance(heads, int) and isinstance(kv_heads, int) else _layer(text, 1, 1)
 
 
 def with_stages(variant, stages):

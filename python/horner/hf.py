@@ -4,8 +4,9 @@
 >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="horner:l2")
 
 "horner:TEXT" is any variant that `horner.attend` accepts: "horner:topk20", "horner:softmax:temperature=0.5"; or a pattern
-of layers, which repeats: "horner:linear_decay*3,softmax". "horner" alone uses `config.horner_variant`, a text or a list
-with one for each layer, which the command horner reads and writes too; the default is softmax. A variant that is set by
+of layers, which repeats: "horner:linear_decay*3,softmax"; or one for the heads of each layer: "horner:softmax^2|l2^2".
+"horner" alone uses `config.horner_variant`, a text or a list with one for each layer, which the command horner reads and
+writes too; the default is softmax. A variant that is set by
 name is saved in that field. The scale of the model replaces 1/sqrt(D), and its sliding window narrows the mask of the
 variant. Anything unsupported raises an error that names it.
 
@@ -14,6 +15,7 @@ variant. Anything unsupported raises an error that names it.
 
 import functools
 import warnings
+from typing import NamedTuple, Optional
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, PreTrainedModel
@@ -22,10 +24,11 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 import horner
 import horner.nn
 
+from ._heads import all_heads, some_heads, variants_of
 from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules
 from ._hf_masks import Seen, mask, mask_text, within
-from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, tied
+from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, rows_of, tied
 from ._hf_variants import SHAPES, find, of_layer, turn, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
@@ -166,7 +169,8 @@ def _with_pages(method):
             return method(self, model, *args, **kwargs)
         for _, module in attentions(model):  # now: what a thread raises later ends in a log
             name = module.config._attn_implementation.partition(":")[2]
-            _check_pages(of_layer(module.config, name or None, module.layer_idx).inputs)
+            for variant in of_layer(module.config, name or None, module.layer_idx).variants:
+                _check_pages(variant.inputs)
 
     return wrapped
 
@@ -282,10 +286,38 @@ def _paged(query, key, value, kwargs, stages, attend):
     return out
 
 
-def _check_weights(layer, cache, seen):
-    if layer is not None or cache is not None or seen.cu_seqlens is not None:
-        what = "packed sequences" if layer is None and cache is None else "this cache"
+def _check_cached(variant, seen, query, key):
+    """Near keys and the delta rule sum over all tokens up to the query. A cache of a window holds only the last of them, a
+    static one has places after the query."""
+    if not variant.whole or key.shape[2] == query.shape[2] or seen.window is None and seen.place is None:
+        return
+    what = "has a fixed size" if seen.window is None else f"holds only the model's window of {seen.window} tokens in this layer"
+    raise NotImplementedError(
+        f"variant {variant.text!r} sums over all past tokens, but this KV cache of transformers {what}: decode with "
+        "past_key_values=horner.hf.RecurrentCache(model.config), or use_cache=False"
+    )
+
+
+def _check_weights(stream, cache, seen):
+    if stream is not None or cache is not None or seen.cu_seqlens is not None:
+        what = "packed sequences" if stream is None and cache is None else "this cache"
         raise NotImplementedError(f"attn_implementation='horner' does not support output_attentions with {what}")
+
+
+class _Call(NamedTuple):
+    """What is the same for all parts of a layer."""
+
+    module: torch.nn.Module
+    rows: Optional[torch.Tensor]  # of the tokens, from which gates are made
+    seen: Seen
+    stream: object  # the layer of a RecurrentCache, if there is one
+    cache: object  # of pages
+    weights: bool  # whether the matrix is asked for
+    scaling: Optional[float]
+    softcap: Optional[float]
+    prefix: object
+    dropout: float
+    kwargs: dict
 
 
 def attention(module, query, key, value, attention_mask, name=None, dropout=0.0, scaling=None, is_causal=None,
@@ -295,42 +327,57 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
         kwargs = {name: x for name, x in kwargs.items() if name not in _OF_PAGES}
     _refuse(kwargs)
-    variant = of_layer(module.config, name, getattr(module, "layer_idx", None))
-    scale = None if variant.own_scale else scaling
+    layer = of_layer(module.config, name, getattr(module, "layer_idx", None))
     seen = _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
-    stages = own_inputs(module, variant, key.shape[2])
-    layer, matrix = getattr(key, "_horner_layer", None), ()
+    stream, weights = getattr(key, "_horner_layer", None), bool(_asking) or bool(kwargs.get("output_attentions"))
+    if weights:
+        _check_weights(stream, cache, seen)
+    if stream is not None and dropout:
+        raise NotImplementedError("a RecurrentCache does not support attention dropout: call model.eval()")
+    call = _Call(module, rows_of(module), seen, stream, cache, weights, scaling, softcap, prefix, dropout, kwargs)
+    if layer.parts is None:
+        out, matrix = _part(call, 0, layer.variants[0], query, key, value, s_aux, position_bias)
+    else:
+        results = []
+        for i, (variant, part) in enumerate(zip(layer.variants, layer.parts.parts)):
+            k, v = (some_heads(x, part.key_heads) for x in (key, value))
+            sink = None if s_aux is None else some_heads(s_aux[None], part.heads)[0]
+            bias = position_bias if position_bias is None or position_bias.shape[1] == 1 else some_heads(position_bias, part.heads)
+            results.append(_part(call, i, variant, some_heads(query, part.heads), k, v, sink, bias))
+        out = all_heads(layer.parts.groups, [out for out, _ in results])
+        matrix = all_heads(layer.parts.groups, [matrix for _, matrix in results]) if weights else None
+    out = out.transpose(1, 2).contiguous()
+    return joined(module, out) if layer.variants[0].mamba else out, matrix
+
+
+def _part(call, part, variant, query, key, value, sink, bias):
+    """The operator of some heads of a layer, or of all: its result [B, heads, T, E], and the matrix or None."""
+    module, seen = call.module, call.seen
+    scale = None if variant.own_scale else call.scaling
+    stages = own_inputs(module, part, variant, call.rows, key.shape[2])
     if variant.tied_keys:
         query, key, stages["channel_decay"] = tied(query, key)
-    variant, stages = _of_the_model(variant, stages, softcap, s_aux, position_bias)
-    weights = bool(_asking) or bool(kwargs.get("output_attentions"))
-    if weights:
-        _check_weights(layer, cache, seen)
-    if layer is not None:
-        if dropout:
-            raise NotImplementedError("a RecurrentCache does not support attention dropout: call model.eval()")
-        out = layer.attend(query, key, value, variant, seen, scale, stages)
-    else:
-        if seen.length is not None:
-            key, value = key[:, :, : seen.length], value[:, :, : seen.length]
-        if seen.place is not None:
-            seen = seen._replace(keep=within(variant, seen))
-        text = mask_text(variant, seen, key.shape[2])
-        text = _of_the_mask(module, query, key, variant, seen, text, prefix, stages)
-        attend = functools.partial(horner.attend, variant=variant.run, scale=scale, mask=text, dropout_p=dropout)
-        if cache is not None:
-            out = _paged(query, key, value, kwargs, stages, attend)
-        elif seen.cu_seqlens is not None:
-            out = _packed(query, key, value, seen.cu_seqlens, stages, attend)
-        elif weights:
-            out, *matrix = attend(query, key, value, return_weights=True, **stages)
-        else:
-            out = attend(query, key, value, **stages)
-    out = out.transpose(1, 2).contiguous()
-    return joined(module, out) if variant.mamba else out, matrix[0] if matrix else None
+    variant, stages = _of_the_model(variant, stages, call.softcap, sink, bias)
+    if call.stream is not None:
+        return call.stream.attend(query, key, value, variant, seen, scale, stages, part), None
+    _check_cached(variant, seen, query, key)
+    if seen.length is not None:
+        key, value = key[:, :, : seen.length], value[:, :, : seen.length]
+    if seen.place is not None:
+        seen = seen._replace(keep=within(variant, seen))
+    text = mask_text(variant, seen, key.shape[2])
+    text = _of_the_mask(module, part, query, key, variant, seen, text, call.prefix, stages)
+    attend = functools.partial(horner.attend, variant=variant.run, scale=scale, mask=text, dropout_p=call.dropout)
+    if call.cache is not None:
+        return _paged(query, key, value, call.kwargs, stages, attend), None
+    if seen.cu_seqlens is not None:
+        return _packed(query, key, value, seen.cu_seqlens, stages, attend), None
+    if call.weights:
+        return attend(query, key, value, return_weights=True, **stages)
+    return attend(query, key, value, **stages), None
 
 
-def _of_the_mask(module, query, key, variant, seen, text, prefix, stages):
+def _of_the_mask(module, part, query, key, variant, seen, text, prefix, stages):
     """Adds the inputs that depend on which keys the queries see: padding, a prefix, a bias by distance. Returns the mask."""
     packed = seen.cu_seqlens is not None
     if "bias" in stages:  # the model's own
@@ -338,7 +385,7 @@ def _of_the_mask(module, query, key, variant, seen, text, prefix, stages):
         if packed:
             raise NotImplementedError("attn_implementation='horner' does not support packed sequences with a position bias")
     rows = query.shape[0] if packed else 1  # which become one
-    bias = own_bias(module, variant, rows * query.shape[2], rows * key.shape[2], seen)
+    bias = own_bias(module, part, variant, rows * query.shape[2], rows * key.shape[2], seen)
     if bias is not None:
         stages["bias"] = bias
     if seen.keep is not None:
@@ -361,8 +408,9 @@ def _of_the_mask(module, query, key, variant, seen, text, prefix, stages):
 def register(variant: str) -> str:
     """Registers attn_implementation="horner:VARIANT" for any variant of `horner.attend`, or for a pattern of layers such as
     "linear_decay*3,softmax", and returns that name."""
-    for each in turn(variant):
-        find(each)  # raises its errors now
+    for layer in turn(variant):
+        for each in variants_of(layer):
+            find(each)  # raises its errors now
     return _register(variant)
 
 

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 import horner
 
+from ._heads import all_heads, parts_of, some_heads, turn, variants_of, variants_of_layers  # noqa: F401
+
 __all__ = ["Attention", "Own", "TransformerBlock", "variants_of_layers"]
 
 _ROWS = torch.ops.horner.inputs()  # name, shape, role, meaning
@@ -29,7 +31,16 @@ def log_sigmoid(x):
 
 
 def _own(dim, variant, short_conv, **sizes):
-    """The weights of a variant, or None if it has none of its own. `short_conv`: None for what the variant says."""
+    """The weights of a variant, or None if it has none of its own. `short_conv`: None for what the variant says. Where the
+    heads have several variants, those of each part under its number."""
+    parts = parts_of(variant, sizes["heads"], sizes["kv_heads"])
+    if parts is not None:
+        each = {}
+        for i, part in enumerate(parts.parts):
+            each[str(i)] = _own(dim, part.variant, 0, **{**sizes, "heads": len(part.heads), "kv_heads": len(part.key_heads)})
+        each = {i: own for i, own in each.items() if own is not None}
+        return nn.ModuleDict(each) if each else None
+    variant = variants_of(variant)[0]
     around = torch.ops.horner.around(variant)
     short_conv = around["short_conv"] if short_conv is None else short_conv
     wanted = _roles(variant) or around["mamba"] or short_conv
@@ -221,9 +232,9 @@ def _bucket(ahead, two_way):
     return bucket + n * (ahead > 0) if two_way else bucket
 
 
-def sees_ahead(variant, mask=None):
+def sees_ahead(variant):
     """Whether a query may see keys after its own."""
-    spec = horner.describe(variant if mask is None else with_stage(variant, f"mask={mask}"))["spec"]
+    spec = horner.describe(variant)["spec"]
     return any(word in spec for word in ("mask=full", "mask=prefix", "ahead="))
 
 
@@ -277,7 +288,8 @@ class Attention(nn.Module):
 
     `kv_heads` divides `heads`; `head_dim` is dim / heads; `rope_theta=None` leaves out positions. `short_conv`: tokens of
     a convolution of q, k and v (default: what the variant says). `variant`, `mask` and `execution` are those of `attend`, `dropout`
-    is its `dropout_p` in training.
+    is its `dropout_p` in training. The heads may have several variants, "softmax^2|l2": then rotary positions apply to all of
+    them, and no convolution.
     """
 
     def __init__(
@@ -305,7 +317,11 @@ class Attention(nn.Module):
         if heads % kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
         head_dim = head_dim or dim // heads
-        around = torch.ops.horner.around(variant)
+        self.parts, names = parts_of(variant, heads, kv_heads), variants_of(variant)
+        if self.parts is not None and short_conv:
+            raise ValueError(f"the heads of {variant!r} have several variants, which share q, k and v: short_conv must be None or 0, got {short_conv}")
+        variant = names[0] if self.parts is None else variant
+        around = torch.ops.horner.around("softmax" if self.parts is not None else variant)
         if rope_theta is not None and around["rope"] and head_dim % 2 and not around["mamba"]:
             raise ValueError(f"rotary positions require an even head_dim, got {head_dim}; rope_theta=None leaves them out")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
@@ -313,8 +329,10 @@ class Attention(nn.Module):
         self.mask, self.execution, self.dropout, self.mamba = mask, execution, dropout, bool(around["mamba"])
         self.tied_keys = bool(around["tied_keys"])
         self.variant = with_stage(variant, "decay=none") if around["raw_decay"] else variant
-        self.wanted = horner.describe(variant)["inputs"].split()
-        self.two_way = sees_ahead(variant, mask)
+        run = [self.variant] if self.parts is None else names
+        masked = [name if mask is None else with_stage(name, f"mask={mask}") for name in names]
+        prefixes = ["prefix" in horner.describe(name)["inputs"].split() for name in masked]
+        self.operators = list(zip(run, prefixes, map(sees_ahead, masked)))
         where = {"device": device, "dtype": dtype}
         if not self.mamba:
             self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias, **where)
@@ -340,18 +358,14 @@ class Attention(nn.Module):
         """`keep`, `cu_seqlens`, `bias` and `prefix` as in `attend`; a variant that requires them has a learned bias by distance
         and no prefix where they are not given. `own`: the variant's weights where a block holds them."""
         own = getattr(self, "horner", None) if own is None else own
-        B, T = x.shape[:2]
-        if bias is None and own is not None and "bias" in own.roles:
-            bias = own.relative_bias(T, T, self.two_way)
-        if prefix is None and "prefix" in self.wanted:
-            prefix = torch.zeros(B, dtype=torch.long, device=x.device)
         masks = {"keep": keep, "cu_seqlens": cu_seqlens, "bias": bias, "prefix": prefix}
         masks = {name: m for name, m in masks.items() if m is not None}
+        T = x.shape[1]
         places = None if cu_seqlens is None else _places(T, cu_seqlens, x.device)[None]
         if self.mamba:
             q, k, v, steps = own.mamba.split(x, keep=keep, places=places)
-            y = self._rows(*(self._heads(z) for z in (q, k, v)), {**steps, **own(x), **masks})
-            return self.o_proj(own.mamba.joined(y, v, x))
+            y = self._operate(0, own, x, *(self._heads(z) for z in (q, k, v)), {**steps, **masks})
+            return self.o_proj(own.mamba.joined(_channels(y), v, x))
         sizes = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
         rows = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         if own is not None and hasattr(own, "short_conv"):
@@ -360,65 +374,38 @@ class Attention(nn.Module):
         if self.rope_theta is not None:
             places = _places(T, cu_seqlens, x.device)
             q, k = (_rotated(y, places, self.rope_theta) for y in (q, k))
-        inputs = {**(own(x) if own is not None else {}), **masks}
-        if self.tied_keys:  # HGRN2: the keys are what their channels' gates let in
-            inputs["channel_decay"] = log_sigmoid(k)
-            q, k = F.silu(q), (-k).sigmoid()
-        return self.o_proj(self._rows(q, k, v, inputs))
+        if self.parts is None:
+            return self.o_proj(_channels(self._operate(0, own, x, q, k, v, masks)))
+        results = []
+        for i, part in enumerate(self.parts.parts):
+            of_part = own[str(i)] if own is not None and str(i) in own else None
+            if bias is not None and bias.dim() == 4 and bias.shape[1] == self.heads:
+                masks["bias"] = some_heads(bias, part.heads)
+            heads = some_heads(q, part.heads), some_heads(k, part.key_heads), some_heads(v, part.key_heads)
+            results.append(self._operate(i, of_part, x, *heads, masks))
+        return self.o_proj(_channels(all_heads(self.parts.groups, results)))
 
     def _heads(self, rows):
         return rows.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _rows(self, q, k, v, inputs):
-        """What the operator gives, [B, T, heads * head_dim]."""
+    def _operate(self, i, own, x, q, k, v, given):
+        """The operator of all heads, or of a part of them: [B, heads, T, head_dim]."""
+        variant, prefix, two_way = self.operators[i]
+        inputs = {**(own(x) if own is not None else {}), **given}
+        if "bias" not in inputs and own is not None and "bias" in own.roles:
+            inputs["bias"] = own.relative_bias(x.shape[1], x.shape[1], two_way)
+        if "prefix" not in inputs and prefix:
+            inputs["prefix"] = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+        if self.tied_keys:  # HGRN2: the keys are what their channels' gates let in
+            inputs["channel_decay"] = log_sigmoid(k)
+            q, k = F.silu(q), (-k).sigmoid()
         p = self.dropout if self.training else 0.0
-        out = horner.attend(q, k, v, variant=self.variant, mask=self.mask, execution=self.execution, dropout_p=p, **inputs)
-        return out.transpose(1, 2).flatten(2)
+        return horner.attend(q, k, v, variant=variant, mask=self.mask, execution=self.execution, dropout_p=p, **inputs)
 
 
-def _is_change(piece):
-    """Whether a piece after a variant with changes is one more of them: "norm=l2", or a word that no variant is called."""
-    if ":" in piece or "=" in piece:
-        return ":" not in piece
-    try:
-        return not horner.describe(piece.partition("*")[0])
-    except (RuntimeError, ValueError):
-        return True
-
-
-def turn(pattern):
-    """One turn of a pattern, a list of variants."""
-    if not isinstance(pattern, str):
-        return [variant for each in pattern for variant in turn(each)]
-    items, depth = [""], 0
-    for letter in pattern:  # at the commas outside parentheses
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            items.append("")
-        else:
-            items[-1] += letter
-    joined = []
-    for item in items:
-        if joined and ":" in joined[-1] and _is_change(item):
-            joined[-1] += "," + item
-        else:
-            joined.append(item)
-    out = []
-    for item in joined:
-        variant, star, count = item.rpartition("*") if "*" in item else (item, "", "1")
-        if not variant or not count.isdecimal() or int(count) < 1:
-            raise ValueError(f"a pattern looks like 'linear_decay*3,softmax'; {pattern!r} has the part {item!r}")
-        out += [variant] * int(count)
-    return out
-
-
-def variants_of_layers(pattern: str | list[str], layers: int) -> list[str]:
-    """The variants of a model's layers, from a pattern as `horner train --attention` takes it: "linear_decay*3,softmax", or
-    a list of variants. The pattern repeats until every layer has one."""
-    variants = turn(pattern)
-    if not 1 <= len(variants) <= layers:
-        raise ValueError(f"the pattern {pattern!r} has {len(variants)} layers, but the model has {layers}: it may be shorter, not longer")
-    return [variants[i % len(variants)] for i in range(layers)]
+def _channels(heads):
+    """[B, heads, T, channels] -> [B, T, heads * channels]"""
+    return heads.transpose(1, 2).flatten(2)
 
 
 class _Mlp(nn.Module):

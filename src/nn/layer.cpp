@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <numeric>
 
 #include "attn/inputs.h"
 #include "attn/stages.h"
@@ -157,9 +158,11 @@ static at::Tensor project(const Pass& p, size_t i, const at::Tensor& x) {
   return at::cat({normed(part[0], l.q_norm), normed(part[1], l.k_norm), part[2]}, 1);
 }
 
-// Some of the heads of x, or all of them as they are.
+// Some of the heads of x, or all of them as they are. A head may repeat.
 static at::Tensor some_heads(const at::Tensor& x, const std::vector<int64_t>& heads) {
-  if (int64_t(heads.size()) == x.size(1)) return x;
+  std::vector<int64_t> all(size_t(x.size(1)));
+  std::iota(all.begin(), all.end(), 0);
+  if (heads == all) return x;
   return x.index_select(1, at::tensor(heads, at::kLong).to(x.device()));
 }
 
