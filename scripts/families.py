@@ -11,6 +11,7 @@ or transformers itself fails in it.
 import argparse
 import logging
 import re
+import sys
 import tempfile
 import unittest.mock
 import warnings
@@ -240,7 +241,8 @@ def cells(family):
 
 def markdown(families):
     notes, lines = {}, [f"| | {' | '.join(MODES)} |", "|---" * (len(MODES) + 1) + "|"]
-    for family in families:
+    for number, family in enumerate(families, 1):
+        print(f"{number}/{len(families)} {family} …", file=sys.stderr, flush=True)
         row = [text if text in (TICK, DASH) else f"({notes.setdefault(text, 'abcdefghijklmnopqrstuvwxyz'[len(notes)])})" for text in cells(family)]
         lines.append(f"| {family} | {' | '.join(row)} |")
     return "\n".join([*lines, "", *(f"- ({letter}) {text}" for text, letter in notes.items())])
