@@ -18,7 +18,7 @@ import pytest
 
 HORNER = os.environ.get("HORNER") or str(Path(__file__).parent.parent / "build" / "horner")
 SMALL = ["--steps", "2", "--batch", "1", "--length", "16", "--evaluate-sequences", "0", "--entropy-every", "0"]
-COMMANDS = ["list", "show", "check", "bench", "plan", "data", "train", "study", "report", "diagnose", "generate", "info", "help"]
+COMMANDS = ["list", "show", "check", "bench", "plan", "data", "train", "study", "report", "diagnose", "convert", "generate", "info", "help"]
 # What libraries say and users must not read.
 FOREIGN = ["enforce fail", "json.exception", "alloc_cpu", "numel", "Storage size", "std::", "c10", "Could not convert", "basic_string", "stoi"]
 
