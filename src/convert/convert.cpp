@@ -40,11 +40,7 @@ static double spearman(const std::vector<double>& a, const std::vector<double>& 
 std::vector<Correlation> correlations(const Measures& m, uint64_t seed) {
   constexpr int kSamples = 2000;
   std::vector<double> cost;
-  for (const HeadMeasures& h : m.heads) {
-    double least = INFINITY;
-    for (const auto& [form, x] : h.costs) least = std::min(least, x);
-    cost.push_back(least);
-  }
+  for (const HeadMeasures& h : m.heads) cost.push_back(cheapest(h));
   std::vector<Correlation> out;
   if (cost.size() < 3 || !std::isfinite(cost[0])) return out;
   for (const Measure& each : measure_table()) {
@@ -63,11 +59,6 @@ std::vector<Correlation> correlations(const Measures& m, uint64_t seed) {
                    diag::quantile(drawn, 0.975)});
   }
   return out;
-}
-
-// The form with the least error of a head.
-static std::string best_form(const HeadMeasures& h) {
-  return std::ranges::min_element(h.errors, {}, [](const auto& e) { return e.second; })->first;
 }
 
 static std::vector<Kept> kept_curves(const Task& t, const Measures& m,

@@ -30,6 +30,16 @@ std::span<const Measure> measure_table() {
   return kMeasures;
 }
 
+std::string best_form(const HeadMeasures& h) {
+  return std::ranges::min_element(h.errors, {}, [](const auto& e) { return e.second; })->first;
+}
+
+double cheapest(const HeadMeasures& h) {
+  double least = INFINITY;
+  for (const auto& [form, cost] : h.costs) least = std::min(least, cost);
+  return least;
+}
+
 Json to_json(const Measures& m) {
   Json heads = Json::array();
   for (const HeadMeasures& h : m.heads) {

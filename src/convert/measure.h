@@ -22,6 +22,9 @@ struct HeadMeasures {
   std::map<std::string, double> costs = {};   // more loss with this head alone in that form
 };
 
+std::string best_form(const HeadMeasures&);  // with the least error in the trials
+double cheapest(const HeadMeasures&);  // the least cost of its forms; infinite if none is known
+
 struct Measures {
   double loss = 0;                  // of the teacher, on the measured tokens
   std::vector<HeadMeasures> heads;  // of the layers to convert

@@ -43,12 +43,6 @@ Assignment assignment_of(const Plan& p, const nn::ModelConfig& teacher) {
   return out;
 }
 
-static double cost_of(const HeadMeasures& h) {
-  double least = INFINITY;
-  for (const auto& [form, cost] : h.costs) least = std::min(least, cost);
-  return least;
-}
-
 std::vector<size_t> ranked(const Measures& m, const std::string& by, uint64_t seed) {
   std::vector<double> value(m.heads.size());
   std::map<int64_t, double> in_layer;
@@ -59,7 +53,7 @@ std::vector<size_t> ranked(const Measures& m, const std::string& by, uint64_t se
   check(known, "no measure '", by, "' of a head; possible: ", quoted(names));
   for (size_t i = 0; i < m.heads.size(); ++i) {
     const HeadMeasures& h = m.heads[i];
-    if (by == "cost") value[i] = cost_of(h);
+    if (by == "cost") value[i] = cheapest(h);
     if (by == "random") value[i] = double(random_bits(seed, stream_of("heads"), uint64_t(i)) >> 11);
     if (by == "uniform") value[i] = -in_layer[h.layer]++;  // the first head of every layer first
     for (const Measure& each : measure_table())
@@ -102,10 +96,9 @@ struct Planner {
 
   void take_best() {
     for (const HeadMeasures& h : m.heads) {
-      const auto best =
-          std::ranges::min_element(h.errors, {}, [](const auto& e) { return e.second; });
+      const std::string best = best_form(h);
       plan.heads.push_back(
-          {h.layer, h.head, best->first, "least error in the trials, " + number(best->second)});
+          {h.layer, h.head, best, "least error in the trials, " + number(h.errors.at(best))});
     }
   }
   // Whole layers change: heads that share keys share a state as well.
