@@ -25,12 +25,12 @@ struct Head {
   Vec channel_decay;               // [S, D]
   Vec score_bias;                  // [T, S]
   double slope = 0, sink = 0;
-  std::vector<int> seen_at_key;                 // [S], how many keys the position of a key sees
-  Vec out, post;                                // [T], or [T, E] of channels
-  Vec length_scale, count_exponent, log_power;  // [1], [1], [3]
-  Vec weight, bias;                             // [E]
-  Vec query_projection, key_projection;         // [D, F]
-  std::vector<std::vector<int>> seen;           // the keys of each query
+  std::vector<int> seen_at_key;  // [S], how many keys the position of a key sees
+  Vec out, post;                 // [T], or [T, E] of channels
+  Vec length_scale, count_exponent, near_share, log_power;  // [1], [1], [1], [3]
+  Vec weight, bias;                                         // [E]
+  Vec query_projection, key_projection;                     // [D, F]
+  std::vector<std::vector<int>> seen;                       // the keys of each query
 };
 
 // clang-format off
@@ -283,6 +283,15 @@ bool is_near(R r, size_t i) {
 Vec near(R r, const Vec& x, Vec far) {
   for (size_t i = 0; i < far.size(); ++i)
     if (is_near(r, i)) far[i] = std::exp(x[i]);
+  return far;
+}
+// LoLCATs: softmax without its division, times a gate of the head.
+Vec near_with_share(R r, const Vec& x, Vec far) {
+  double top = -INFINITY;
+  for (size_t i = 0; i < far.size(); ++i)
+    if (is_near(r, i)) top = std::max(top, x[i]);
+  for (size_t i = 0; i < far.size(); ++i)
+    if (is_near(r, i)) far[i] = std::exp(x[i] - top) / (1 + std::exp(-r.h.near_share[0]));
   return far;
 }
 double far_sum(R r, const Vec& x) {

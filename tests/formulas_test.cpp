@@ -99,7 +99,7 @@ const std::map<std::string, Formula> kFormulas = {
     {"kda",               [](R r) -> Vec { return r.post_channels() * rms(r, recurrence(r, cosine, 1)); }},
     {"delta_exp",         [](R r) -> Vec { return rms(r, delta(r, exp_of, 0)); }},
     {"hedgehog",          [](R r) -> Vec { return normalised(r, hedgehog_scores(r)); }},
-    {"lolcats",           [](R r) -> Vec { const Vec x = hedgehog_scores(r); return normalised(r, near(r, r.A, x)); }},
+    {"lolcats",           [](R r) -> Vec { return normalised(r, near_with_share(r, r.A, hedgehog_scores(r))); }},
     {"adaptive_temperature", [](R r) -> Vec { return r.V(softmax(adaptive(r.A) * r.A)); }},
 };
 const std::map<std::string, std::function<Vec(R, int)>> kFamilies = {
@@ -192,6 +192,7 @@ Head head(Sees sees, const Inputs& in, int b, int h) {
   if (in.bias.defined()) x.score_bias = part(in.bias.expand({in.q.size(0), H, -1, -1}), b, h);
   x.length_scale = part(in.length_scale, h), x.log_power = part(in.log_power, h);
   x.share = part(in.denominator_gate, b, g), x.count_exponent = part(in.count_exponent, g);
+  x.near_share = part(in.near_share, h);
   if (in.slope.defined()) x.slope = part(in.slope, g)[0];
   x.weight = part(in.norm_weight), x.bias = part(in.norm_bias);
   x.query_projection = part(in.query_projection, h), x.key_projection = part(in.key_projection, g);

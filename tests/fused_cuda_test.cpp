@@ -45,7 +45,7 @@ const char* const kVariants[] = {"softmax",
                                  "cumulative_gate_count",
                                  "softpick",
                                  "near_taylor2",
-                                 "lolcats",
+                                 "lolcats:no_near_share",
                                  "stick_breaking",
                                  "delta_exp"};
 const at::ScalarType kDtypes[] = {at::kBFloat16, at::kHalf, at::kFloat};

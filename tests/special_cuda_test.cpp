@@ -72,7 +72,7 @@ const char* const kDropped[] = {
     "softpick:dropout=0.5",
     "stick_breaking:dropout=0.2",
     "near_taylor2:dropout=0.2",
-    "lolcats:dropout=0.2",
+    "lolcats:no_near_share,dropout=0.2",
 };
 
 TEST_F(SpecialCuda, DropoutIsRight) {

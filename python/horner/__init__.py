@@ -55,6 +55,7 @@ class Inputs(TypedDict, total=False):
     length_scale: Optional[torch.Tensor]
     log_power: Optional[torch.Tensor]
     count_exponent: Optional[torch.Tensor]
+    near_share: Optional[torch.Tensor]
     norm_weight: Optional[torch.Tensor]
     norm_bias: Optional[torch.Tensor]
     query_projection: Optional[torch.Tensor]

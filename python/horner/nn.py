@@ -249,7 +249,7 @@ def _started(name, x, unit, alibi):
         return -torch.log1p(-torch.exp2(-5.0 - torch.arange(len(x), device=x.device)))
     if x.dim() == 3:  # projections
         return torch.randn_like(x) * unit
-    return torch.full_like(x, {"norm_bias": 0.0, "sink": 0.0, "bias": 0.0, "norm_weight": unit, "count_exponent": 0.5}.get(name, 1.0))
+    return torch.full_like(x, {"norm_bias": 0.0, "sink": 0.0, "bias": 0.0, "norm_weight": unit, "count_exponent": 0.5, "near_share": math.log(0.1 / 0.9)}.get(name, 1.0))
 
 
 def _spread_raw_decay(inputs, past):

@@ -45,6 +45,7 @@ std::string exec::why_lacking(const Spec& s, const Has& has) {
       {s.bias, has.bias, "bias"},
       {sum && sum->sink, has.sink, "a sink"},
       {!is<NoKeys>(s.near), has.near, "near keys"},
+      {s.near_share, has.near_share, "near_share"},
       {is<Delta>(s.values), has.delta, "values=delta"},
       {s.dropout != 0, has.dropout, "dropout"},
       {is<ChannelGate>(s.decay), has.channel_decay, "decay=channel_gate"},

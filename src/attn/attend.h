@@ -29,6 +29,7 @@ struct Inputs {
   at::Tensor length_scale;      // [H], s_h of LogLength
   at::Tensor log_power;         // [H, 3], delta, beta and gamma of LogPower
   at::Tensor count_exponent;    // [G], m_h of CountPower
+  at::Tensor near_share;        // [H], before a sigmoid: the largest weight of a near key
   at::Tensor norm_weight;       // [E]
   at::Tensor norm_bias;         // [E]
   at::Tensor query_projection;  // [H, D, F], of Project and Hedgehog

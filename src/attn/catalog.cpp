@@ -104,7 +104,7 @@ static const Mechanism kMechanisms[] = {
     {"kda",                 {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule, each channel with its own decay", "arXiv 2510.26692", "kimi_delta_attention kimi_linear", {.short_conv = 4, .rope = false}},
     {"delta_exp",           {.features = Cosine{}, .scale = Fixed{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "the delta rule for exp",                                     "Horner, after arXiv 2505.19488"},
     {"hedgehog",            {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}},                         "linear attention on learned softmax features",                   "arXiv 2402.04347"},
-    {"lolcats",             {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}, .near = Window{64}},      "exp for the last 64 keys, hedgehog features for the others",     "arXiv 2410.10254"},
+    {"lolcats",             {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}, .near = Window{64}, .near_share = true}, "exp for the last 64 keys up to a learned share, hedgehog features for the others", "arXiv 2410.10254"},
 }},
 };
 static constexpr const char* kOrders = "orders of the series, and their members";

@@ -64,8 +64,8 @@ static std::string weight(const Spec& s) {
   if (!near) return far;
   const std::string own = s.centred ? "q·k / √D − μ" : "q·k / √D";
   const std::string x = is<Identity>(s.features) ? "x" : own;
-  return "exp(" + x + ")" + decay + " where s > t − " + std::to_string(near->size) + ", else " +
-         far;
+  const std::string exact = s.near_share ? "σ(share) exp(" + x + " − top)" : "exp(" + x + ")";
+  return exact + decay + " where s > t − " + std::to_string(near->size) + ", else " + far;
 }
 
 static std::string result(const Spec& s) {
@@ -118,6 +118,8 @@ static std::vector<std::string> explanations(const Spec& s) {
   const std::string far = "the keys s ≤ t − " + std::to_string(near ? near->size : 0);
   say(near && s.centred, "μ = mean of " + uncentred(s) + " over " + far + "; 0 without any");
   say(near && floored, "n′ = number of " + far);
+  say(s.near_share, "share = near_share, learned for each head; σ = sigmoid");
+  say(s.near_share, "top = the row's largest score of a near key");
   say(is<CountPower>(s.values), "nₛ = number of keys that position s sees");
   say(is<CountPower>(s.values), "m = count_exponent, learned for each key head; σ = sigmoid");
   if (const auto* delta = std::get_if<Delta>(&s.values)) {

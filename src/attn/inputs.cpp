@@ -39,6 +39,7 @@ static const Input kInputs[] = {
     {"length_scale",     &Inputs::length_scale,     "H",    Role::parameter, [](const Spec& s) { return is<LogLength>(s.sharpness); },         "s of SSMax"},
     {"log_power",        &Inputs::log_power,        "H3",   Role::parameter, [](const Spec& s) { return is<LogPower>(s.sharpness); },          "delta, beta and gamma of ASEntmax"},
     {"count_exponent",   &Inputs::count_exponent,   "G",    Role::parameter, [](const Spec& s) { return is<CountPower>(s.values); },           "exponent of the count, before a sigmoid"},
+    {"near_share",       &Inputs::near_share,       "H",    Role::parameter, [](const Spec& s) { return s.near_share; },                       "the largest weight of a near key, before a sigmoid"},
     {"norm_weight",      &Inputs::norm_weight,      "E",    Role::parameter, [](const Spec& s) { return is<Rms>(s.norm) || is<Layer>(s.norm); }, "weight of the norm"},
     {"norm_bias",        &Inputs::norm_bias,        "E",    Role::parameter, [](const Spec& s) { return is<Layer>(s.norm); },                  "bias of the norm"},
     {"query_projection", &Inputs::query_projection, "HDF",  Role::parameter, projects,            "projection of the queries"},

@@ -108,6 +108,8 @@ inline WeightFacts facts(const Weight& w) {
 // other features than Identity is q.k / sqrt(D), divided by the temperature, less the centre.
 struct NoKeys {};
 using Near = std::variant<NoKeys, Window>;
+// near_share: near keys weigh sigmoid(share_h) e^(x - the largest near score of the row), so that
+// no row of them exceeds what features can weigh. Otherwise e^x.
 
 // decay: a factor of each weight that shrinks with the distance t - s.
 struct NoDecay {};
@@ -171,6 +173,7 @@ struct Spec {
   double clamp = kNoClamp;
   Weight weight = Exp{};
   Near near = NoKeys{};
+  bool near_share = false;
   Mask mask = Causal{};
   Decay decay = NoDecay{};
   double dropout = 0;       // p, the share of the pairs that N leaves out

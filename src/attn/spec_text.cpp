@@ -25,6 +25,7 @@ static void stages(Spec& s, V&& v) {
   v("clamp", Parameter<double>{"clamp", s.clamp, -1e6, kNoClamp});
   v("weight", s.weight);
   v("near", s.near);
+  v("near_share", flag("near_share", s.near_share));
   v("mask", s.mask);
   v("decay", s.decay);
   v("dropout", Parameter<double>{"dropout", s.dropout, 0, 0.999});
@@ -225,6 +226,7 @@ static void check_together(const Spec& s) {
                   is<Flat>(s.sharpness)),
         "near=window(n) requires plain or centred scores: no less_log_count, bias, softcap, clamp "
         "or sharpness");
+  check(near || !s.near_share, "near_share requires near=window(n), whose keys it weighs");
   check(!is<Delta>(s.values) || (weight.of_one_score && is<Causal>(s.mask) && !near && !s.bias),
         "values=delta requires a weight that depends on one score only, and a causal mask; it "
         "does not support near or bias");

@@ -101,6 +101,15 @@ static Tensor without_count_power(const Execution& e, Spec spec, Inputs in) {
   return run(e, spec, in);
 }
 
+static Tensor without_near_share(const Execution& e, Spec spec, Inputs in) {
+  spec.near_share = false, in.near_share = Tensor();
+  return run(e, spec, in);
+}
+static Tensor without_near(const Execution& e, Spec spec, Inputs in) {
+  spec.near = NoKeys{};
+  return without_near_share(e, spec, in);
+}
+
 // Stick breaking whose scan is off by one: a key's stick is what it has left itself.
 static Tensor broken_twice(const Execution&, const Spec& spec, const Inputs& given) {
   const Inputs in = one_key_head_each(given);
@@ -343,7 +352,9 @@ static const Mutant kMutants[] = {
     {"prefix_short",       "the prefix is one key short",                    "prefix_lm",               inputs([](Inputs& in) { in.prefix = (in.prefix - 1).clamp_min(0); }), has_prefix},
     {"near_short",         "the near keys are one too few",                  "lolcats",                 spec([](Spec& s) { --std::get<Window>(s.near).size; }), has_near},
     {"near_long",          "the near keys are one too many",                 "lolcats",                 spec([](Spec& s) { ++std::get<Window>(s.near).size; }), has_near},
-    {"no_near",            "near keys weigh like the others",                "lolcats near_taylor2 near_centred_taylor2", spec([](Spec& s) { s.near = NoKeys{}; }), has_near},
+    {"no_near_share",      "the near keys' weights have no bound",           "lolcats",                 {.forward = without_near_share}, has_near},
+    {"other_near_share",   "the share is that before the sigmoid",           "lolcats",                 inputs([](Inputs& in) { in.near_share = in.near_share.sigmoid().detach(); }), has_near},
+    {"no_near",            "near keys weigh like the others",                "lolcats near_taylor2 near_centred_taylor2", {.forward = without_near}, has_near},
     {"centre_of_all",      "the mean score is that of near keys too",        "near_centred_taylor2",    {.forward = centred_by_all}, has_far_centre},
     {"no_dropout",         "nothing is dropped",                             "softmax:dropout=0.25",    spec([](Spec& s) { s.dropout = 0; }), has_dropout},
     {"other_dropout",      "other pairs are dropped",                        "softmax:dropout=0.25 entmax15:dropout=0.25", inputs([](Inputs& in) { in.seed = in.seed + 1; }), has_dropout},

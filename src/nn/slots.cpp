@@ -131,7 +131,8 @@ struct Adder {  // fills the list of slots
       return {Start::index, 1. / G, 1. / G, alibi_slope};
     if (name == "slope") return {Start::index, 0, 1, retnet_slope};
     if (name == "count_exponent") return {Start::constant, 0.5};
-    if (std::strlen(i.shape) == 3) return {Start::normal, unit};  // projections
+    if (name == "near_share") return {Start::constant, std::log(0.1 / 0.9)};  // as LoLCATs
+    if (std::strlen(i.shape) == 3) return {Start::normal, unit};              // projections
     return {Start::constant, 1};
   }
 

@@ -213,7 +213,8 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (cuda::compute_capability(device) < 80) return "requires compute capability 8.0 or newer";
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
-  const Has has{.sink = has_other_sums(spec), .near = true, .delta = true, .channel_decay = true};
+  Has has = kChunkedHas;
+  has.sink = has_other_sums(spec);
   if (const std::string lacks = why_lacking(spec, has); !lacks.empty()) return lacks;
   if (in.cu_seqlens.defined()) return "does not support packed sequences";
   if (has_other_sums(spec)) {

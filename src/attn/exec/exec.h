@@ -28,14 +28,15 @@ constexpr Execution complete(Execution e, decltype(e.why_not) why_not, decltype(
 // The stages that not every execution has.
 struct Has {
   bool softcap = false, bias = false, sink = false, near = false, delta = false;
-  bool channel_decay = false, dropout = false;
+  bool channel_decay = false, dropout = false, near_share = false;
   bool first_keys = false;               // masks that see more than one interval: streaming, prefix
   bool softpick = false, stick = false;  // weights
 };
 // "" if a spec needs no stage that is not there, else which.
 std::string why_lacking(const Spec&, const Has&);
 // `chunked`, `recurrent` and finite states.
-inline constexpr Has kChunkedHas{.sink = true, .near = true, .delta = true, .channel_decay = true};
+inline constexpr Has kChunkedHas{
+    .sink = true, .near = true, .delta = true, .channel_decay = true, .near_share = true};
 
 // A spec and inputs without the gates of channels that the result `o` of the rest can be multiplied
 // by afterwards. For executions that have gates of heads only.

@@ -32,6 +32,7 @@ Near::Near(const Spec& spec, const Inputs& in, const at::Tensor& values, const C
   Spec plain{.temperature = spec.temperature};
   if (is<Identity>(spec.features)) plain.scale = spec.scale;
   scale_ = scale_factor(plain, in);
+  if (spec.near_share) share_ = in.near_share.sigmoid().view({-1, 1, 1});
   const at::Tensor seen =
       in.keep.defined() ? in.keep : at::ones({B, S}, in.k.options().dtype(at::kBool));
   all_k_ = after(last.near_k, in.k, n_, 2), all_v_ = after(last.near_v, values, n_, 2);
@@ -100,11 +101,16 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count,
   const at::Tensor hidden = seen.logical_not().repeat({1, 1, 1, R, 1});   // [B, 1, m, R * L, n + L]
 
   const at::Tensor near = seen.sum(-1).view({B, 1, m * L, 1}).narrow(2, 0, T);
-  at::Tensor shift = rows(x.detach().masked_fill(hidden, -INFINITY).amax(-1, true));
-  shift = at::where(near < count, shift.clamp_min(0), shift);
+  const at::Tensor scores = share_.defined() ? x : x.detach();
+  at::Tensor shift = rows(scores.masked_fill(hidden, -INFINITY).amax(-1, true));
+  if (!share_.defined()) shift = at::where(near < count, shift.clamp_min(0), shift);
   shift = shift.masked_fill(shift == -INFINITY, 0);
   at::Tensor P = (x - blocks(shift, dtype)).masked_fill(hidden, -INFINITY).exp();
   at::Tensor rest = (-shift).exp();
+  if (share_.defined()) {  // the largest score is part of the weights
+    P = P * blocks(share_.to(dtype).expand({B, H, T, 1}), dtype);
+    shift = at::zeros({1}, x.options()), rest = at::ones({1}, x.options());
+  }
   if (sums_.defined()) {
     const int64_t S = sums_.size(2) - n_;
     const at::Tensor queries = sums_.narrow(2, n_ + S - T, T);  // up to each of the T last tokens

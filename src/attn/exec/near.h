@@ -32,6 +32,7 @@ class Near {
  private:
   int64_t n_;
   double scale_;
+  at::Tensor share_;                                // [H, 1, 1], or undefined
   at::Tensor all_k_, all_v_, all_keep_, sequence_;  // of n + S tokens; sequence_ [n + S]
   at::Tensor all_logs_, sums_;                      // with a decay, and its running sums
 };

@@ -176,7 +176,8 @@ struct Rows {
     if (log.defined()) log = log.masked_fill(log < kNoDecayLeft, -INFINITY);
     // exp has the decay in its scores, so that the largest weight of a row is 1
     const bool within = log.defined() && is<Exp>(spec.weight) && is<NoKeys>(spec.near);
-    w = weights(spec, x, seen, shift, {in.bias, near, within ? log : at::Tensor()}, &summed);
+    w = weights(spec, x, seen, shift, {in.bias, near, within ? log : at::Tensor(), in.near_share},
+                &summed);
     if (log.defined() && !within) {
       const at::Tensor decay = log.exp().to(w.scalar_type());
       w = w * decay;
@@ -326,12 +327,20 @@ at::Tensor scores(const Spec& spec, at::Tensor x, const Seen& seen, const at::Te
 }
 
 // Near keys have exp, the others their weight, both times e^-shift: the largest near score, and not
-// below 0 where there are others.
+// below 0 where there are others. With a share the largest near score is not a shift but part of
+// the near weights.
 static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::Tensor& x_near,
-                               const Seen& seen, at::Tensor& shift) {
+                               const at::Tensor& share, const Seen& seen, at::Tensor& shift) {
   const at::Tensor not_far = far_keys(spec, seen).hidden;
   const at::Tensor not_near = seen.hidden.logical_or(not_far.logical_not());
   at::Tensor unused, none;
+  if (spec.near_share) {
+    const at::Tensor y = x_near.masked_fill(not_near, -INFINITY);
+    const at::Tensor largest = y.amax(-1, true), any = largest != -INFINITY;
+    const at::Tensor near = (y - at::where(any, largest, 0)).exp();
+    return near * share.to(x.scalar_type()).sigmoid().view({-1, 1, 1}) +
+           std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight);
+  }
   exec::Weighed{x_near, not_near, shift, none}(Exp{});
   shift = at::where(not_far.all(-1, true), shift, shift.clamp_min(0));
   const at::Tensor exact = (x_near - shift).masked_fill(not_near, -INFINITY).exp();
@@ -350,7 +359,7 @@ at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& see
     at::Tensor near = besides.near.defined() ? besides.near : x;
     if (spec.centred && besides.near.defined())
       near = near - mean_score(products, far_keys(spec, seen));
-    return near_and_far(spec, x, near, seen, shift);
+    return near_and_far(spec, x, near, besides.near_share, seen, shift);
   }
   return std::visit(exec::Weighed{x, seen.hidden, shift, sum}, spec.weight);
 }
