@@ -105,6 +105,15 @@ def test_the_narrower_of_two_windows_applies(tmp_path):
         assert near(logits, of_the_command("logits", tmp_path / "model", TOKENS, tmp_path)["logits"])
 
 
+@torch.no_grad()
+def test_a_cap_of_the_variant_stays(tmp_path):
+    config = transformers.Gemma2Config(**SIZES, sliding_window=7, attn_logit_softcapping=50.0, horner_variant=["softmax:softcap=0.5", "softmax"])
+    model = made(config)
+    model.save_pretrained(tmp_path / "model")
+    logits = model(TOKENS, use_cache=False).logits
+    assert near(logits, of_the_command("logits", tmp_path / "model", TOKENS, tmp_path)["logits"])
+
+
 def test_other_masks_beside_a_window_are_refused(tmp_path):
     model = made(gemma(["softmax:mask=streaming(first=2,size=3)"]))
     with pytest.raises(NotImplementedError, match="this layer of the model has a window"):
