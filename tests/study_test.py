@@ -193,6 +193,22 @@ def test_a_grid_is_extended_and_differences_have_intervals(tmp_path):
     assert {p.parent.name for p in out.glob("copy/softmax/*/seed0")} == rates
 
 
+def test_sizes_are_told_apart_by_what_differs(tmp_path):
+    """Tasks of one name differ in the length, or in a field inside of a field of the model."""
+    convolved = {**TINY["model-config"], "horner": {"key_shift": True, "short_conv": 2}}
+    sizes = [{"task": "copy", "size": name, "settings": own}
+             for name, own in (("short", {}), ("long", {"length": 32}), ("conv", {"model-config": convolved}))]  # fmt: skip
+    grid = study_file(tmp_path, attention=["softmax", "taylor2"], tasks=sizes, seeds=[0, 1], settings={**TINY, "steps": 4})
+    horner("study", grid, "--out", tmp_path / "out", "--jobs", 2)
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    sections = {s["heading"]: s for s in report["sections"]}
+    names = {"copy, length 16", "copy, length 32", "copy, horner.short_conv 2, length 16"}
+    assert {(row[1], row[5]["value"]) for row in sections["The ablation"]["content"]["rows"]} == {(name, 2) for name in names}
+    assert len(sections["Comparisons"]["content"]["rows"]) == 3
+    error = horner("study", study_file(tmp_path, tasks=[{"task": "copy", "size": "a"}, {"task": "copy", "size": "b"}]), "--out", tmp_path / "x", code=2)
+    assert "copy/a/softmax/seed0 and copy/b/softmax/seed0 have the same settings" in error
+
+
 def test_hopeless_runs_are_given_up(tmp_path):
     grid = study_file(tmp_path, attention=["softmax"], tasks=["recall:pairs=4"], settings={**TINY, "steps": 3000, "evaluate-every": 50},
                       **{"learning-rates": [3e-3, 1e-7], "extend-rates": 0, "give-up": {"after": 0.1, "behind": 0.05}})  # fmt: skip
