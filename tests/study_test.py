@@ -173,6 +173,7 @@ def test_a_grid_is_extended_and_differences_have_intervals(tmp_path):
     report = json.loads((out / "report.json").read_text())
     sections = {s["heading"]: s["content"] for s in report["sections"]}
     assert [p[0] for p in sections["Loss against learning rate: Copy"]["series"][0]["points"]] == [1e-5, 1e-4, 1e-3]
+    assert "each variant at the best of the learning rates it was given" in next(s["text"] for s in report["sections"] if s["heading"] == "Comparisons")
     row = sections["Comparisons"]["rows"][0]
     best = {}
     for v in ("softmax", "taylor2"):
@@ -204,7 +205,8 @@ def test_sizes_are_told_apart_by_what_differs(tmp_path):
     sections = {s["heading"]: s for s in report["sections"]}
     names = {"copy, length 16", "copy, length 32", "copy, horner.short_conv 2, length 16"}
     assert {(row[1], row[5]["value"]) for row in sections["The ablation"]["content"]["rows"]} == {(name, 2) for name in names}
-    assert len(sections["Comparisons"]["content"]["rows"]) == 3
+    comparisons = sections["Comparisons"]
+    assert len(comparisons["content"]["rows"]) == 3 and "learning rate" not in comparisons["text"]
     error = horner("study", study_file(tmp_path, tasks=[{"task": "copy", "size": "a"}, {"task": "copy", "size": "b"}]), "--out", tmp_path / "x", code=2)
     assert "copy/a/softmax/seed0 and copy/b/softmax/seed0 have the same settings" in error
 
