@@ -68,11 +68,8 @@ static at::Tensor attend_cut(const attn::Spec& given, const attn::Inputs& all, c
   const at::Tensor kept = w.masked_fill(w < least.narrow(-1, N - 1, 1), 0);
   at::Tensor v = in.v.to(w.scalar_type());
   if (spec.input_gate) v = v * in.input_gate.unsqueeze(-1);
-  attn::Sums sums{at::matmul(kept, v),
-                  (cut.renormalise ? kept : w).sum(-1, true),
-                  shift,
-                  seen.count,
-                  {}};
+  attn::Sums sums{
+      at::matmul(kept, v), (cut.renormalise ? kept : w).sum(-1, true), shift, seen.count, {}};
   if (in.denominator_gate.defined())
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(seen.hidden, 0).sum(-1, true);
   return attn::finish(spec, all, sums);

@@ -344,8 +344,8 @@ static std::string attention_of(const RunData& r) {
 static std::map<std::string, std::string> sizes_of(const RunData& r) {
   Json all = identity(r.settings);
   const Json model = all["model-config"];
-  for (const char* other : {"task", "attention", "learning-rate", "seed", "model-config",
-                            "micro-batch", "execution"})
+  for (const char* other :
+       {"task", "attention", "learning-rate", "seed", "model-config", "micro-batch", "execution"})
     all.erase(other);
   std::map<std::string, std::string> out;
   const auto add = [&](const std::string& name, const Json& value) {
