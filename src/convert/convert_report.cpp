@@ -173,8 +173,9 @@ static void add_measures(Report& page, const Result& r) {
                       {formatted("%.2f to %.2f", c.low, c.high)}});
   page.sections.push_back({"Which measure predicts the cost of a head?",
                            "Spearman's correlation over heads with the loss that converting the "
-                           "head alone adds, in its "
-                           "cheapest form after the trial; percentile bootstrap over heads.",
+                           "head alone adds, in its cheapest form after the trial; percentile "
+                           "bootstrap over heads. Measures and costs choose heads, so they are of "
+                           "training text, in other sequences than those of the trials.",
                            t, true});
   Chart c{.x_label = "heads that keep their cache", .y_label = "loss"};
   for (const Kept& k : r.kept) {
@@ -184,8 +185,8 @@ static void add_measures(Report& page, const Result& r) {
   }
   if (!r.kept.empty())
     page.sections.push_back({"Heads kept by measure",
-                             "The teacher with the other heads as they are after the trials, "
-                             "without any healing.",
+                             "The loss on validation text of the teacher with the other heads as "
+                             "they are after the trials, without any healing.",
                              c, true});
 }
 
