@@ -17,11 +17,13 @@ ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 SOON = 20  # seconds for the others to exit when a rank has died
 
 
+def started(*words, **environment):
+    return subprocess.Popen([*map(str, words)], env=ENVIRONMENT | environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 def torchrun(world, *arguments, **more):
     """All ranks, started by torchrun, which hosts the store and terminates the others when one dies."""
-    return subprocess.Popen([TORCHRUN, "--standalone", "--no-python", f"--nproc-per-node={world}", TOOL,
-                             *map(str, arguments)], env=ENVIRONMENT | more, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    return started(TORCHRUN, "--standalone", "--no-python", f"--nproc-per-node={world}", TOOL, *arguments, **more)
 
 
 def free_port():
@@ -30,13 +32,10 @@ def free_port():
         return s.getsockname()[1]
 
 
-def ranks(world, *arguments, only=None, **more):
+def ranks(world, *arguments, only=None, tool=TOOL, **more):
     """Each rank separately, as a scheduler starts it: rank 0 hosts the store, and no launcher terminates ranks."""
-    port = free_port()
-    return [subprocess.Popen([TOOL, *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             env=ENVIRONMENT | {"RANK": str(r), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-                                                "MASTER_PORT": str(port)} | more)
-            for r in (range(world) if only is None else only)]  # fmt: skip
+    store = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [started(tool, *arguments, RANK=str(r), **store | more) for r in (range(world) if only is None else only)]
 
 
 def finish(process, seconds=60):
@@ -55,8 +54,7 @@ def good(process):
 
 
 def alone(*arguments, **more):
-    return good(subprocess.Popen([TOOL, *map(str, arguments)], env=ENVIRONMENT | more, text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE))  # fmt: skip
+    return good(started(TOOL, *arguments, **more))
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -234,7 +232,5 @@ def test_different_models():
      "cannot use NCCL: it requires tensors on a GPU"),
 ])  # fmt: skip
 def test_a_wrong_environment_is_named(environment, wanted):
-    process = subprocess.Popen([TOOL, "talk", "none"], env=ENVIRONMENT | environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-    code, _, err = finish(process)
+    code, _, err = finish(started(TOOL, "talk", "none", **environment))
     assert code == 2 and wanted in err, err

@@ -60,6 +60,20 @@ def test_the_result_fits_its_budget(converted):
     assert len(numbers["heal"]) == len(numbers["control"]) == 4 and numbers["tokens"] == 8 * 2 * 96
 
 
+def test_choices_are_of_training_text_and_results_of_validation_text(given, tmp_path):
+    numbers = []
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("".join(f"{name} and {i * 7919 % 1000}; " for i in range(200)))
+        horner("data", "pack", tmp_path / name, "--out", tmp_path / f"{name}.bin")
+        convert(given, tmp_path / f"{name}-out", "--validation", tmp_path / f"{name}.bin", "--costs", "--forms", "hedgehog8", "delta", "--until", "plan")
+        numbers.append(json.loads((tmp_path / f"{name}-out/convert.json").read_text()))
+    one, two = numbers
+    assert one["plan"] == two["plan"] and one["correlations"] == two["correlations"]
+    assert (tmp_path / "one-out/work/measures.json").read_text() == (tmp_path / "two-out/work/measures.json").read_text()
+    assert [k["by"] for k in one["kept"]] == [k["by"] for k in two["kept"]]
+    assert all(a != b for k, m in zip(one["kept"], two["kept"]) for (_, a), (_, b) in zip(k["losses"], m["losses"]))
+
+
 def test_transfer_brings_heads_nearer_to_the_teacher(given, tmp_path):
     plan = {"near": 8, "tokens": 1024, "heads": [{"layer": i, "head": h, "form": "hedgehog8"} for i in (0, 1) for h in range(4)]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "diag/diagnose.h"
 #include "diag/softmax_rows.h"
+#include "diag/what_if.h"
 #include "diag_case.h"
 #include "nn/slots.h"
 
@@ -205,6 +206,25 @@ TEST(Series, ErrorsAreThoseOfTheVariants) {
     }
   EXPECT_EQ(enough({0.5, 0.001, 0.2, 0.005, 0.001}), 3);
   EXPECT_EQ(enough({0.5, 0.02}), kMostOrder + 1);
+}
+
+// Near keys have other scores than the rest: a head that has them has no rows to cut or switch.
+TEST(WhatIf, RefusesHeadsWithoutRows) {
+  const nn::Model m = nn::random_model(
+      nn::preset("tiny", "softmax^2|lolcats:features=hedgehog(8),near=window(5)^2"), 1);
+  const at::Tensor tokens =
+      at::randint(0, m.config.V, {24}, at::make_generator<at::CPUGeneratorImpl>(2), at::kLong);
+  for (const int64_t head : {1, 2}) {
+    const Cut cut{3, true, {{1, head}}};
+    const Switch other{attn::find("l2").spec, {{1, head}}};
+    if (head == 1) {
+      EXPECT_TRUE(std::isfinite(loss(m, tokens, {&other, 1})));
+      EXPECT_TRUE(std::isfinite(loss(m, tokens, {}, {&cut, 1})));
+    } else {
+      EXPECT_THROW(loss(m, tokens, {&other, 1}), Error);
+      EXPECT_THROW(loss(m, tokens, {}, {&cut, 1}), Error);
+    }
+  }
 }
 
 // One pass over a whole model, compared with its rows one by one; only bounds that are wrong as

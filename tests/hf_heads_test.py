@@ -57,9 +57,9 @@ def run(*words):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def of_the_command(what, folder, tokens, where):
+def of_the_command(what, folder, tokens, where, *more):
     save_file({"tokens": tokens}, where / "tokens.safetensors")
-    run(TOOL, what, folder, where / "tokens.safetensors", where / "out.safetensors")
+    run(TOOL, what, folder, where / "tokens.safetensors", where / "out.safetensors", *more)
     return load_file(where / "out.safetensors")
 
 
@@ -86,6 +86,41 @@ def test_a_model_computes_what_the_command_computes(config, tmp_path):
             assert (x.grad - theirs[name]).abs().max() < 1e-4 * (1e-3 + theirs[name].abs().max()), name
             found += ".horner." in name
     assert found == len([name for name, x in again.named_parameters() if ".horner." in name])
+
+
+@torch.no_grad()
+def test_the_narrower_of_two_windows_applies(tmp_path):
+    """Layers 0 and 2 have a window of 7 tokens. The command and transformers agree, and decode so."""
+    wide, plain = ([f"softmax{mask}", "l2", f"softmax{mask}^2|l2{mask}^4", "softmax"] for mask in (":mask=window(12)", ""))
+    model = made(gemma(wide))
+    logits = model(TOKENS, use_cache=False).logits
+    assert near(logits, made(gemma(plain))(TOKENS, use_cache=False).logits)
+    model.save_pretrained(tmp_path / "model")
+    assert near(logits, of_the_command("logits", tmp_path / "model", TOKENS, tmp_path)["logits"])
+    assert near(logits, of_the_command("stream", tmp_path / "model", TOKENS, tmp_path, 9)["logits"])
+    for own in ("window(3)", "window(12,ahead=2)"):
+        model = made(gemma([f"softmax:mask={own}"]))
+        model.save_pretrained(tmp_path / "model")
+        logits = model(TOKENS, use_cache=False).logits
+        assert near(logits, of_the_command("logits", tmp_path / "model", TOKENS, tmp_path)["logits"])
+
+
+@torch.no_grad()
+def test_a_cap_of_the_variant_stays(tmp_path):
+    config = transformers.Gemma2Config(**SIZES, sliding_window=7, attn_logit_softcapping=50.0, horner_variant=["softmax:softcap=0.5", "softmax"])
+    model = made(config)
+    model.save_pretrained(tmp_path / "model")
+    logits = model(TOKENS, use_cache=False).logits
+    assert near(logits, of_the_command("logits", tmp_path / "model", TOKENS, tmp_path)["logits"])
+
+
+def test_other_masks_beside_a_window_are_refused(tmp_path):
+    model = made(gemma(["softmax:mask=streaming(first=2,size=3)"]))
+    with pytest.raises(NotImplementedError, match="this layer of the model has a window"):
+        model(TOKENS)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(AssertionError, match="this layer of the model has a window of 7 tokens"):
+        of_the_command("logits", tmp_path / "model", TOKENS, tmp_path)
 
 
 @torch.no_grad()

@@ -123,6 +123,24 @@ def test_wrong_arguments_and_saving(tmp_path):
         assert horner.nn.TransformerBlock(64, 4, variant="gated_decay")(torch.randn(1, 9, 64)).isfinite().all()
 
 
+@torch.no_grad()
+def test_inputs_go_to_the_parts_that_take_them():
+    torch.manual_seed(0)
+    x, bias, prefix = torch.randn(2, 9, 64), torch.randn(1, 4, 9, 9), torch.tensor([4, 2])
+    mixed = horner.nn.Attention(64, 4, variant="softmax^2|bias|prefix_lm")
+    mixed.o_proj.weight.copy_(torch.eye(64))
+    heads = mixed(x, bias=bias, prefix=prefix).chunk(4, -1)
+    for name, given, where in (("softmax", {}, (0, 1)), ("bias", {"bias": bias}, (2,)), ("prefix_lm", {"prefix": prefix}, (3,))):
+        alone = horner.nn.Attention(64, 4, variant=name)
+        alone.load_state_dict({k: y for k, y in mixed.state_dict().items() if "horner" not in k}, strict=False)
+        wanted = alone(x, **given).chunk(4, -1)
+        for h in where:
+            torch.testing.assert_close(heads[h], wanted[h])
+    for name, given in (("bias", bias), ("prefix", prefix)):
+        with pytest.raises(RuntimeError, match=f"input '{name}' was given, but variant 'softmax' does not use it"):
+            horner.nn.Attention(64, 4, variant="softmax^2|l2^2")(x, **{name: given})
+
+
 def test_every_variant_trains_inside_transformers(tmp_path):
     """A folder of the command opens there with its gates and norms, computes the same, and is saved and opened again."""
     transformers = pytest.importorskip("transformers")

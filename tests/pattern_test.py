@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import horner.nn as readers  # `horner` is the command here
+
 HORNER = os.environ["HORNER"]
 TOOL = os.path.join(os.path.dirname(HORNER), "model_tool")
 PATTERN = "linear_decay*2,softmax,linear_mamba"
@@ -71,6 +73,32 @@ def test_a_stopped_run_resumes_exactly(run, tmp_path):
             assert key.startswith("random.") or torch.equal(ours[key], theirs[key]), key
     said = horner("train", "--out", tmp_path / "parts", "--attention", "softmax", "--resume", code=2)
     assert f'holds a run with attention "{PATTERN}"' in said
+
+
+TURNS = {
+    "softmax:scale=fixed(1e+2),temperature=2,l2": ["softmax:scale=fixed(1e+2),temperature=2", "l2"],
+    "softmax:temperature=2,scale=fixed(1e+0),clamp=3|l2^3": ["softmax:temperature=2,scale=fixed(1e+0),clamp=3|l2^3"],
+    "l2+softmax:scale=fixed(1e+0),temperature=2,l2": ["l2+softmax:scale=fixed(1e+0),temperature=2", "l2"],
+    "l2^3|softmax:scale=fixed(1e+0),softmax^2|l2+softmax:norm=rms(eps=1e-3),post_gate^2": [
+        "l2^3|softmax:scale=fixed(1e+0)", "softmax^2|l2+softmax:norm=rms(eps=1e-3),post_gate^2"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TURNS)
+def test_marks_in_parentheses_do_not_count(text, tmp_path):
+    """To the command and to horner.nn."""
+    turn = TURNS[text]
+    assert readers.turn(text) == turn
+    tool("new", "tiny", text, 1, tmp_path / "model", json.dumps({"num_hidden_layers": len(turn)}))
+    found = variants(tmp_path / "model")
+    assert turn == ([found] * len(turn) if isinstance(found, str) else found)
+    for i, layer in enumerate(turn):
+        own = horner_names(readers.Attention(64, 4, variant=layer).horner) if "post_gate" in layer else set()
+        assert own == {name.split(".horner.")[1] for name in load_file(tmp_path / "model/model.safetensors") if f"layers.{i}.horner." in name}
+
+
+def horner_names(module):
+    return {name for name, _ in module.named_parameters()}
 
 
 def test_decoding_is_the_whole_text(run, tmp_path):

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import torch
-from comm_test import ENVIRONMENT, TORCHRUN, alone, free_port, good, ranks
+from comm_test import ENVIRONMENT, TORCHRUN, alone, good, ranks, started
 from safetensors.torch import load_file
 
 HORNER = os.environ["HORNER"]
@@ -19,15 +19,7 @@ STEPS = 100 if LONG else 5
 
 def tool(world, *arguments, **more):
     """What each rank prints."""
-    if world == 1:
-        runs = [subprocess.Popen([TOOL, *map(str, arguments)], env=ENVIRONMENT | more, text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)]  # fmt: skip
-    else:
-        port = str(free_port())
-        runs = [subprocess.Popen([TOOL, *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 env=ENVIRONMENT | {"RANK": str(r), "WORLD_SIZE": str(world), "MASTER_PORT": port,
-                                                    "MASTER_ADDR": "127.0.0.1"} | more)
-                for r in range(world)]  # fmt: skip
+    runs = ranks(world, *arguments, tool=TOOL, **more) if world > 1 else [started(TOOL, *arguments, **more)]
     seconds = 600 if LONG else 120
     out = [p.communicate(timeout=seconds) for p in runs]
     assert [p.returncode for p in runs] == [0] * world, [e for _, e in out]

@@ -173,6 +173,7 @@ def test_a_grid_is_extended_and_differences_have_intervals(tmp_path):
     report = json.loads((out / "report.json").read_text())
     sections = {s["heading"]: s["content"] for s in report["sections"]}
     assert [p[0] for p in sections["Loss against learning rate: Copy"]["series"][0]["points"]] == [1e-5, 1e-4, 1e-3]
+    assert "each variant at the best of the learning rates it was given" in next(s["text"] for s in report["sections"] if s["heading"] == "Comparisons")
     row = sections["Comparisons"]["rows"][0]
     best = {}
     for v in ("softmax", "taylor2"):
@@ -191,6 +192,23 @@ def test_a_grid_is_extended_and_differences_have_intervals(tmp_path):
     # Run again: nothing changes, and nothing is added twice.
     horner("study", grid, "--out", out)
     assert {p.parent.name for p in out.glob("copy/softmax/*/seed0")} == rates
+
+
+def test_sizes_are_told_apart_by_what_differs(tmp_path):
+    """Tasks of one name differ in the length, or in a field inside of a field of the model."""
+    convolved = {**TINY["model-config"], "horner": {"key_shift": True, "short_conv": 2}}
+    sizes = [{"task": "copy", "size": name, "settings": own}
+             for name, own in (("short", {}), ("long", {"length": 32}), ("conv", {"model-config": convolved}))]  # fmt: skip
+    grid = study_file(tmp_path, attention=["softmax", "taylor2"], tasks=sizes, seeds=[0, 1], settings={**TINY, "steps": 4})
+    horner("study", grid, "--out", tmp_path / "out", "--jobs", 2)
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    sections = {s["heading"]: s for s in report["sections"]}
+    names = {"copy, length 16", "copy, length 32", "copy, horner.short_conv 2, length 16"}
+    assert {(row[1], row[5]["value"]) for row in sections["The ablation"]["content"]["rows"]} == {(name, 2) for name in names}
+    comparisons = sections["Comparisons"]
+    assert len(comparisons["content"]["rows"]) == 3 and "learning rate" not in comparisons["text"]
+    error = horner("study", study_file(tmp_path, tasks=[{"task": "copy", "size": "a"}, {"task": "copy", "size": "b"}]), "--out", tmp_path / "x", code=2)
+    assert "copy/a/softmax/seed0 and copy/b/softmax/seed0 have the same settings" in error
 
 
 def test_hopeless_runs_are_given_up(tmp_path):

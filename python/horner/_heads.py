@@ -9,21 +9,24 @@ import torch
 import horner
 
 
-def _pieces(text, separator):
-    """At the separators outside parentheses."""
-    out, depth = [""], 0
+def _outside(text):
+    """The text with blanks for what is in parentheses, where no mark counts: "fixed(1e+2)+l2" becomes "fixed(    )+l2"."""
+    out, depth = "", 0
     for letter in text:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == separator and depth == 0:
-            out.append("")
-        else:
-            out[-1] += letter
+        before, depth = depth, depth + {"(": 1, ")": -1}.get(letter, 0)
+        out += " " if before > 0 and depth > 0 else letter
     return out
+
+
+def _pieces(text, separators):
+    """At the separators outside parentheses."""
+    cuts = [-1, *(m.start() for m in re.finditer(f"[{re.escape(separators)}]", _outside(text))), len(text)]
+    return [text[a + 1 : b] for a, b in zip(cuts, cuts[1:])]
 
 
 def _is_change(piece):
     """Whether a piece after a variant with changes is one more of them: "norm=l2", or a word that no variant is called."""
-    first = re.split(r"[*|^+]", piece, maxsplit=1)[0]
+    first = _pieces(piece, "*|^+")[0]
     if ":" in first or "=" in first:
         return ":" not in first
     try:
@@ -34,12 +37,13 @@ def _is_change(piece):
 
 def _has_changes(item):
     """Whether the last variant of an item has changes, to which more may be added."""
-    return ":" in re.split(r"[|+]", item)[-1]
+    return ":" in _pieces(item, "|+")[-1]
 
 
 def _repeated(item, mark, wrong):
     """The variant and the number of "variant<mark>number"; 1 without the mark."""
-    variant, found, count = item.rpartition(mark) if mark in item else (item, "", "1")
+    at = _outside(item).rfind(mark)
+    variant, count = (item, "1") if at < 0 else (item[:at], item[at + 1 :])
     if not variant or not count.isdecimal() or int(count) < 1:
         raise ValueError(f"{wrong} has the part {item!r}")
     return variant, int(count)
@@ -74,7 +78,7 @@ def variants_of_layers(pattern: str | list[str], layers: int) -> list[str]:
 def forms(layer):
     """The operators of the heads of a layer and how many heads have them; None: all that the layer has."""
     texts = _pieces(layer, "|")
-    if len(texts) == 1 and "^" not in layer:
+    if len(texts) == 1 and "^" not in _outside(layer):
         found = [(layer, None)]
     else:
         found = [_repeated(text, "^", f"heads look like 'softmax^2|lolcats'; {layer!r}") for text in texts]

@@ -26,6 +26,7 @@ class Variant(NamedTuple):
     text: str
     run: str  # what `horner.attend` gets
     own_scale: bool
+    own_cap: bool
     mask: str  # "causal", "window", or the text of another
     reach: Reach
     no_state: str
@@ -57,7 +58,7 @@ def find(text):
     if mask == "full":
         raise ValueError(f"horner variant {text!r} has a full mask: the model determines the mask here")
     return _variants.setdefault(text, Variant(
-        text, horner.nn.with_stage(text, "decay=none") if around["raw_decay"] else text, own_scale,
+        text, horner.nn.with_stage(text, "decay=none") if around["raw_decay"] else text, own_scale, "softcap=" in about["spec"],
         "window" if mask.startswith("window") else mask or "causal", Reach(None if back < 0 else back, *reach),
         about["no_state"], tuple(about["inputs"].split()), around["short_conv"], bool(around["rope"]),
         bool(around["tied_keys"]), bool(around["mamba"]), re.search(r"(?:^|,)(?:near=|values=delta)", about["spec"]) is not None,

@@ -236,7 +236,7 @@ def _one_row(x):
 def _of_the_model(variant, stages, softcap, sink, bias):
     """What the model adds to the variant: a cap of the scores (Gemma 2), learned sinks (gpt-oss), a bias (T5)."""
     stages, more = dict(stages), []
-    if softcap is not None:
+    if softcap is not None and not variant.own_cap:
         more.append(f"softcap={softcap!r}")
     if bias is not None:
         more += [] if "bias" in variant.inputs else ["bias"]

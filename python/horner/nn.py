@@ -331,8 +331,8 @@ class Attention(nn.Module):
         self.variant = with_stage(variant, "decay=none") if around["raw_decay"] else variant
         run = [self.variant] if self.parts is None else names
         masked = [name if mask is None else with_stage(name, f"mask={mask}") for name in names]
-        prefixes = ["prefix" in horner.describe(name)["inputs"].split() for name in masked]
-        self.operators = list(zip(run, prefixes, map(sees_ahead, masked)))
+        takes = [horner.describe(name)["inputs"].split() for name in masked]
+        self.operators = list(zip(run, takes, map(sees_ahead, masked)))
         where = {"device": device, "dtype": dtype}
         if not self.mamba:
             self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias, **where)
@@ -390,11 +390,13 @@ class Attention(nn.Module):
 
     def _operate(self, i, own, x, q, k, v, given):
         """The operator of all heads, or of a part of them: [B, heads, T, head_dim]."""
-        variant, prefix, two_way = self.operators[i]
+        variant, takes, two_way = self.operators[i]
+        of_others = {name for _, names, _ in self.operators for name in names} - set(takes)
+        given = {name: y for name, y in given.items() if name not in of_others}
         inputs = {**(own(x) if own is not None else {}), **given}
         if "bias" not in inputs and own is not None and "bias" in own.roles:
             inputs["bias"] = own.relative_bias(x.shape[1], x.shape[1], two_way)
-        if "prefix" not in inputs and prefix:
+        if "prefix" not in inputs and "prefix" in takes:
             inputs["prefix"] = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
         if self.tied_keys:  # HGRN2: the keys are what their channels' gates let in
             inputs["channel_decay"] = log_sigmoid(k)

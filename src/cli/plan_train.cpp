@@ -75,9 +75,34 @@ static std::string travelling(const nn::ModelConfig& c, const train::Layout& l) 
   return out;
 }
 
-static Json json_of(const TrainingPlan& o, double parameters, const train::Memory& m,
-                    const train::Traffic& t, int64_t largest, double flops,
-                    const std::vector<double>& bandwidths, const std::string& along) {
+namespace {
+
+struct Planned {
+  train::Memory memory;
+  train::Traffic traffic;
+  int64_t largest;           // micro-batch
+  double parameters, flops;  // of a step
+  std::vector<double> bandwidths;
+  std::string along;  // what travels along the sequence
+};
+
+Planned planned(const TrainingPlan& o) {
+  const train::Layout layout = layout_of(o);
+  train::Settings s;
+  s.model = o.model, s.attention = o.attention;
+  const nn::ModelConfig config = train::start_config(s);
+  const double tokens = double(o.batch * o.micro_batches * (o.length / o.context));
+  return {.memory = memory_of(config, layout),
+          .traffic = traffic_of(config, layout),
+          .largest = largest_batch(config, layout, o.memory * kGB),
+          .parameters = train::parameters_of(config),
+          .flops = tokens * flops_per_token(config, layout),
+          .bandwidths = o.bandwidths.empty() ? std::vector{12.5, 50., 450.} : o.bandwidths,
+          .along = travelling(config, layout)};
+}
+
+Json json_of(const TrainingPlan& o, const Planned& p) {
+  const auto& [m, t, largest, parameters, flops, bandwidths, along] = p;
   Json times = Json::array();
   for (const double x : bandwidths)
     times.push_back({{"gigabytes_per_second", x}, {"seconds", t.all() / (x * kGB)}});
@@ -104,21 +129,12 @@ static Json json_of(const TrainingPlan& o, double parameters, const train::Memor
           {"flop_per_step", flops}};
 }
 
+}  // namespace
+
 Outcome plan_training(const TrainingPlan& o) {
-  const train::Layout layout = layout_of(o);
-  train::Settings s;
-  s.model = o.model, s.attention = o.attention;
-  const nn::ModelConfig config = train::start_config(s);
-  const train::Memory m = memory_of(config, layout);
-  const train::Traffic t = traffic_of(config, layout);
-  const int64_t largest = largest_batch(config, layout, o.memory * kGB);
-  const double parameters = train::parameters_of(config);
-  const double tokens = double(o.batch * o.micro_batches * (o.length / o.context));
-  const double flops = tokens * flops_per_token(config, layout);
-  const std::vector<double> bandwidths =
-      o.bandwidths.empty() ? std::vector{12.5, 50., 450.} : o.bandwidths;
-  const std::string along = travelling(config, layout);
-  if (o.json) return print_json(json_of(o, parameters, m, t, largest, flops, bandwidths, along));
+  const Planned p = planned(o);
+  if (o.json) return print_json(json_of(o, p));
+  const auto& [m, t, largest, parameters, flops, bandwidths, along] = p;
   std::cout << bold(o.model) << "  " << count_text(parameters) << " parameters, " << o.gpus
             << (o.gpus == 1 ? " GPU, " : " GPUs, ") << o.batch << " × "
             << count_text(double(o.length)) << " tokens in a micro-batch"

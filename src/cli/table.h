@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/quantities.h"
+
 namespace horner::cli {
 
 using Row = std::vector<std::string>;
@@ -33,12 +35,6 @@ std::string paragraph(const std::string& text, size_t indent = 0);
 
 // Columns that UTF-8 text takes on a terminal; colours take none.
 size_t width(std::string_view);
-
-std::string formatted(const char* format, double x);  // by printf's rules
-
-std::string count_text(double n);           // "47,905", "3.1e+24"
-std::string size_text(double bytes);        // "17 KB", "12.5 MB"
-std::string duration_text(double seconds);  // "7 s", "2 min 5 s", "3 h 20 min"
 
 // The text, or what fits into `most` columns (0: no limit) with "…".
 std::string fitted(const std::string& text, size_t most);

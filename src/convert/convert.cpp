@@ -66,7 +66,8 @@ static std::vector<Kept> kept_curves(const Task& t, const Measures& m,
   std::vector<std::string> by;
   for (const Measure& each : measure_table()) by.push_back(each.name);
   for (const char* other : {"cost", "uniform", "random"}) by.push_back(other);
-  const at::Tensor tokens = t.sequences((uint64_t(1) << 41) + 1, 1, t.s.measure_tokens);
+  // What chooses heads and forms has seen text of training only.
+  const at::Tensor tokens = t.sequences(0, 1, t.s.measure_tokens, train::Split::validation);
   std::vector<Kept> out;
   const size_t all = m.heads.size();
   for (const std::string& name : by) {

@@ -3,25 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/quantities.h"
 #include "study/statistics.h"
 
 namespace horner::convert {
 
 using namespace report;
-
-template <class... Ts>
-static std::string formatted(const char* format, Ts... x) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, x...);
-  return text;
-}
-
-static std::string size_of(double bytes) {
-  const char* units[] = {"B", "KB", "MB", "GB"};
-  size_t u = 0;
-  while (bytes >= 1e3 && u + 1 < std::size(units)) bytes /= 1e3, ++u;
-  return formatted("%.3g %s", bytes, units[u]);
-}
 
 static const Probed* find(const Probes& p, const std::string& name) {
   const auto at = std::ranges::find(p.models, name, &Probed::name);
@@ -72,7 +59,7 @@ std::vector<std::string> findings(const Result& r) {
   out.push_back(
       formatted("%lld of %zu planned heads keep their cache. At %lld tokens decoding keeps ",
                 (long long)kept, r.plan.heads.size(), (long long)r.plan.tokens) +
-      size_of(r.plan.bytes) + " instead of " + size_of(r.plan.cache_bytes) +
+      size_text(r.plan.bytes) + " instead of " + size_text(r.plan.cache_bytes) +
       formatted(" (1/%.1f); keys and values count as bfloat16.",
                 r.plan.cache_bytes / std::max(1., r.plan.bytes)));
   const Probed* converted = find(r.probes, kConverted);
@@ -186,8 +173,9 @@ static void add_measures(Report& page, const Result& r) {
                       {formatted("%.2f to %.2f", c.low, c.high)}});
   page.sections.push_back({"Which measure predicts the cost of a head?",
                            "Spearman's correlation over heads with the loss that converting the "
-                           "head alone adds, in its "
-                           "cheapest form after the trial; percentile bootstrap over heads.",
+                           "head alone adds, in its cheapest form after the trial; percentile "
+                           "bootstrap over heads. Measures and costs choose heads, so they are of "
+                           "training text, in other sequences than those of the trials.",
                            t, true});
   Chart c{.x_label = "heads that keep their cache", .y_label = "loss"};
   for (const Kept& k : r.kept) {
@@ -197,8 +185,8 @@ static void add_measures(Report& page, const Result& r) {
   }
   if (!r.kept.empty())
     page.sections.push_back({"Heads kept by measure",
-                             "The teacher with the other heads as they are after the trials, "
-                             "without any healing.",
+                             "The loss on validation text of the teacher with the other heads as "
+                             "they are after the trials, without any healing.",
                              c, true});
 }
 

@@ -1,5 +1,5 @@
 // What each head of a trained model does, and what it costs to convert it: the numbers from which a
-// plan is made. measures.json has them.
+// plan is made. measures.json has them. They choose, so they are of training text.
 #pragma once
 
 #include <map>

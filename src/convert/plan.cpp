@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/names.h"
+#include "core/quantities.h"
 #include "core/random.h"
 
 namespace horner::convert {
@@ -88,17 +89,12 @@ struct Planner {
     const nn::ModelConfig c = nn::model_config(j);
     return kept_bytes(c, c.layers[size_t(h.layer)], plan.tokens);
   }
-  static std::string number(double x) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g", x);
-    return text;
-  }
 
   void take_best() {
     for (const HeadMeasures& h : m.heads) {
       const std::string best = best_form(h);
-      plan.heads.push_back(
-          {h.layer, h.head, best, "least error in the trials, " + number(h.errors.at(best))});
+      plan.heads.push_back({h.layer, h.head, best,
+                            "least error in the trials, " + formatted("%.3g", h.errors.at(best))});
     }
   }
   // Whole layers change: heads that share keys share a state as well.
@@ -120,7 +116,8 @@ struct Planner {
             plan.tokens, " tokens, more than the budget of ", int64_t(plan.budget),
             "; choose a smaller --near, forms with smaller states, or more --bytes");
       plan.heads[which].form = to;
-      plan.heads[which].why = "fits the budget; error " + number(m.heads[which].errors.at(to));
+      plan.heads[which].why =
+          "fits the budget; error " + formatted("%.3g", m.heads[which].errors.at(to));
     }
   }
   void keep_caches() {

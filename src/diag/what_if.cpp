@@ -51,7 +51,8 @@ static double mean_log(const attn::Mask& mask, int64_t T) {
   return std::max(1e-6, sum / double(T));
 }
 
-// The operator as its reference has it, with the N largest weights of each row.
+// The operator as its reference has it, with the N largest weights of each row; without decay, bias
+// and near keys, which no head with rows has.
 static at::Tensor attend_cut(const attn::Spec& given, const attn::Inputs& all, const Cut& cut) {
   auto [spec, in] = attn::with_value_gates(given, all);
   in.q = attn::mapped(spec.features, in.q, in.query_projection);
@@ -67,12 +68,8 @@ static at::Tensor attend_cut(const attn::Spec& given, const attn::Inputs& all, c
   const at::Tensor kept = w.masked_fill(w < least.narrow(-1, N - 1, 1), 0);
   at::Tensor v = in.v.to(w.scalar_type());
   if (spec.input_gate) v = v * in.input_gate.unsqueeze(-1);
-  attn::Sums sums{at::matmul(kept, v),
-                  (cut.renormalise ? kept : w).sum(-1, true),
-                  shift,
-                  seen.count,
-                  {},
-                  attn::far_keys(spec, seen).count};
+  attn::Sums sums{
+      at::matmul(kept, v), (cut.renormalise ? kept : w).sum(-1, true), shift, seen.count, {}};
   if (in.denominator_gate.defined())
     sums.gates = in.denominator_gate.exp().unsqueeze(-2).masked_fill(seen.hidden, 0).sum(-1, true);
   return attn::finish(spec, all, sums);
@@ -92,12 +89,15 @@ double loss(const nn::Model& m, const at::Tensor& tokens, std::span<const Switch
   const c10::InferenceMode none;
   const at::Tensor row = tokens.reshape({1, -1});
   const int64_t T = row.size(1);
-  const auto in_part = [](const nn::Operated& o, const Heads& heads) {  // places among its heads
+  const auto in_part = [&](const nn::Operated& o, const Heads& heads) {  // places among its heads
     std::vector<int64_t> out;
     for (const auto& [i, h] : heads)
       if (const auto at = std::ranges::find(o.part.heads, h);
-          i == o.layer && at != o.part.heads.end())
+          i == o.layer && at != o.part.heads.end()) {
+        const std::string why = why_no_rows(m.config.layers[size_t(i)], h);
+        check(why.empty(), "head ", i, ".", h, " has no weights to change: ", why);
         out.push_back(at - o.part.heads.begin());
+      }
     return out;
   };
   const auto replace = [](const at::Tensor& result, const at::Tensor& other,

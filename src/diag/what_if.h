@@ -27,7 +27,7 @@ struct Cut {
   Heads heads;
 };
 // Mean cross-entropy of tokens [T] with some heads switched or cut. Learned length scales of a
-// variant are set so that their mean over the text is 1.
+// variant are set so that their mean over the text is 1. Throws for heads without rows (layers.h).
 double loss(const nn::Model&, const at::Tensor& tokens, std::span<const Switch>,
             std::span<const Cut> = {});
 

@@ -167,12 +167,24 @@ static std::vector<Part> parts_of(const ModelConfig& c, const std::string& layer
   return out;
 }
 
-// The layer's own window, cap and scale, where the variant leaves them open. Near keys and the
-// delta rule come with a state of all past tokens: the model's window does not apply to them.
-static void complete(const Json& j, const Family& f, bool window, attn::Spec& spec) {
-  const bool plain = attn::is<attn::NoKeys>(spec.near) && !attn::is<attn::Delta>(spec.values);
-  if (window && attn::is<attn::Causal>(spec.mask) && plain)
-    spec.mask = attn::Window{int(size(j, "sliding_window"))};
+// The narrower of the model's window and the variant's. Near keys and the delta rule come with a
+// state of all past tokens: the model's window does not apply to them.
+static void narrow(int64_t window, int64_t positions, Part& p) {
+  attn::Spec& spec = p.attention;
+  if (!attn::is<attn::NoKeys>(spec.near) || attn::is<attn::Delta>(spec.values)) return;
+  if (auto* const own = std::get_if<attn::Window>(&spec.mask)) {
+    own->size = int(std::min<int64_t>(own->size, window));
+  } else if (attn::is<attn::Causal>(spec.mask)) {
+    spec.mask = attn::Window{int(window)};
+  } else {
+    check(window >= positions, "variant '", p.variant,
+          "' has a mask of its own, but this layer of the model has a window of ", window,
+          " tokens");
+  }
+}
+
+// The layer's own cap and scale, where the variant leaves them open.
+static void complete(const Json& j, const Family& f, attn::Spec& spec) {
   if (spec.softcap == 0) spec.softcap = softcap(j, f.fields.softcap, f.softcap);
   if (f.query_scalar > 0 && attn::is<attn::RootDim>(spec.scale))
     spec.scale = attn::Fixed{
@@ -203,7 +215,8 @@ static LayerConfig layer_config(const Json& j, const ModelConfig& c, int64_t lay
             "': its decay requires an input and an output gate");
       p.attention.decay = attn::NoDecay{};
     }
-    complete(j, f, window, p.attention);
+    if (window) narrow(size(j, "sliding_window"), c.positions, p);
+    complete(j, f, p.attention);
   }
   return l;
 }

@@ -10,17 +10,26 @@ namespace horner::nn {
 
 static constexpr int64_t kMostLayers = 10000;
 
+// The text with blanks for what is in parentheses, where no mark counts: "fixed(1e+2)+l2" becomes
+// "fixed(    )+l2".
+static std::string outside(std::string text) {
+  int depth = 0;
+  for (char& c : text) {
+    const int before = depth;
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (before > 0 && depth > 0) c = ' ';
+  }
+  return text;
+}
+
 // "a,b(c,d),e" at the commas, or another separator, outside parentheses.
 static std::vector<std::string> pieces(const std::string& text, char separator = ',') {
-  std::vector<std::string> out(1);
-  int depth = 0;
-  for (const char c : text) {
-    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
-    if (c == separator && depth == 0)
-      out.emplace_back();
-    else
-      out.back() += c;
-  }
+  const std::string marks = outside(text);
+  std::vector<std::string> out;
+  size_t from = 0;
+  for (size_t at; (at = marks.find(separator, from)) != marks.npos; from = at + 1)
+    out.push_back(text.substr(from, at - from));
+  out.push_back(text.substr(from));
   return out;
 }
 
@@ -36,20 +45,20 @@ static bool is_variant(const std::string& name) {
 // Whether a piece after a variant with changes is one more of them: "norm=l2", or a word such as
 // "post_gate", which no variant is called.
 static bool is_change(const std::string& piece) {
-  const std::string first = piece.substr(0, piece.find_first_of("*|^+"));
+  const std::string first = piece.substr(0, outside(piece).find_first_of("*|^+"));
   if (first.find(':') != first.npos) return false;
   return first.find('=') != first.npos || !is_variant(first);
 }
 
 // Whether the last variant of an item has changes, to which more may be added.
 static bool has_changes(const std::string& item) {
-  const size_t from = item.find_last_of("|+");
+  const size_t from = outside(item).find_last_of("|+");
   return item.find(':', from == item.npos ? 0 : from) != item.npos;
 }
 
 // The n of "item<mark>n", 1 where there is no mark, which is removed.
 static int64_t repeats_of(std::string& item, char mark, const std::string& text, const char* what) {
-  const size_t at = item.rfind(mark);
+  const size_t at = outside(item).rfind(mark);
   if (at == item.npos) return 1;
   int64_t n = 0;
   const char *from = item.data() + at + 1, *to = item.data() + item.size();
@@ -72,7 +81,7 @@ std::vector<std::vector<std::string>> variants_of_heads(const std::string& layer
   std::vector<std::vector<std::string>> out;
   const std::vector<std::string> forms = pieces(layer, '|');
   for (std::string form : forms) {
-    const int64_t n = forms.size() == 1 && form.find('^') == form.npos
+    const int64_t n = forms.size() == 1 && outside(form).find('^') == form.npos
                           ? H
                           : repeats_of(form, '^', layer, "heads");
     out.insert(out.end(), size_t(n), pieces(form, '+'));

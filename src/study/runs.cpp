@@ -77,12 +77,12 @@ static RunData read_run(const fs::path& folder) {
 }
 
 // Equal for two folders of the same run: every setting that affects the losses.
-static std::string identity(const train::Settings& s) {
+static Json identity(const train::Settings& s) {
   Json j = to_json(s);
   for (const train::Setting& row : train::setting_table())
     if (row.on_resume != train::Change::never) j.erase(row.name);
   j.erase("data"), j.erase("validation");  // paths of files may differ between machines
-  return j.dump();
+  return j;
 }
 
 // Those at or below a folder. What other processes rename or remove meanwhile is passed over.
@@ -112,7 +112,7 @@ std::vector<RunData> read_runs(const std::vector<fs::path>& given) {
   for (const fs::path& p : found) all.push_back(read_run(p));
   std::map<std::string, size_t> known;
   for (RunData& r : all) {
-    const auto [at, fresh] = known.emplace(identity(r.settings), out.size());
+    const auto [at, fresh] = known.emplace(identity(r.settings).dump(), out.size());
     if (fresh)
       out.push_back(std::move(r));
     else if (r.step > out[at->second].step)
@@ -339,15 +339,28 @@ static std::string attention_of(const RunData& r) {
   return r.settings.attention.empty() ? r.settings.model : r.settings.attention;
 }
 
-// What the model of a run is made of, by name: its preset, and the fields that a study sets.
+// What a run is besides its task, variant, learning rate and seed, by name: the fields of its model
+// and the settings that affect the losses, but not those that only divide the work.
 static std::map<std::string, std::string> sizes_of(const RunData& r) {
-  std::map<std::string, std::string> out = {{"model", r.settings.model}};
-  for (const auto& [name, value] : r.settings.model_config.items())
-    if (!value.is_structured()) out[name] = value.dump();
+  Json all = identity(r.settings);
+  const Json model = all["model-config"];
+  for (const char* other :
+       {"task", "attention", "learning-rate", "seed", "model-config", "micro-batch", "execution"})
+    all.erase(other);
+  std::map<std::string, std::string> out;
+  const auto add = [&](const std::string& name, const Json& value) {
+    out[name] = value.is_string() ? value.get<std::string>() : value.dump();
+  };
+  for (const auto& [name, value] : all.items()) add(name, value);
+  for (const auto& [name, value] : model.items())
+    if (value.is_object())
+      for (const auto& [inner, each] : value.items()) add(name + "." + inner, each);
+    else
+      add(name, value);
   return out;
 }
 
-// By task, the names of those fields in which two models of one variant differ.
+// By task, the names of those in which two runs of one variant differ.
 using Varying = std::map<std::string, std::set<std::string>>;
 static Varying varying(const std::vector<RunData>& runs) {
   std::map<std::pair<std::string, std::string>, std::map<std::string, std::string>> first;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "core/check.h"
@@ -113,6 +114,18 @@ static void read_sweep(const Json& j, const std::string& where, Study& s) {
   s.give_up = {after, by};
 }
 
+// A folder holds one run, and reports take runs with the same settings for copies of one.
+static void check_different(const std::vector<Run>& runs, const std::string& where) {
+  std::set<std::string> names;
+  std::map<std::string, std::string> by_settings;
+  for (const Run& r : runs) {
+    check(names.insert(r.name).second, where, ": two runs have the name ", r.name);
+    const auto [other, fresh] = by_settings.emplace(to_json(r.settings).dump(), r.name);
+    check(fresh, where, ": ", other->second, " and ", r.name, " have the same settings; 'size' is ",
+          "a name for what 'settings' of the task change");
+  }
+}
+
 Study read_study(const Json& j, const std::string& where, const std::filesystem::path& out) {
   check_fields(j,
                {"title", "about", "attention", "seeds", "learning-rates", "extend-rates", "give-up",
@@ -132,7 +145,7 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
         R"({"*gate*": {"clip": 1}})");
   check(j.contains("tasks") && j["tasks"].is_array() && !j["tasks"].empty(), where,
         ": 'tasks' must be a list such as [{\"task\": \"text\"}]");
-  std::set<std::string> names, unused;
+  std::set<std::string> unused;
   for (const auto& [pattern, settings] : own.items()) unused.insert(pattern);
   std::vector<std::pair<uint64_t, Run>> runs;
   for (const Json& given : j["tasks"]) {
@@ -164,7 +177,6 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
       r.settings.task = task, r.settings.attention = attention, r.settings.seed = seed;
       train::check_settings(r.settings);
       r.folder = out / r.name;
-      check(names.insert(r.name).second, where, ": two runs have the name ", r.name);
       runs.emplace_back(seed, r);
     };
     for (const std::string& attention : expand(list<std::string>(t, "attention", where)))
@@ -176,6 +188,7 @@ Study read_study(const Json& j, const std::string& where, const std::filesystem:
   std::stable_sort(runs.begin(), runs.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [seed, run] : runs) s.runs.push_back(run);
+  check_different(s.runs, where);
   return s;
 }
 

@@ -8,7 +8,7 @@
 //    "give-up": {"after": 0.5, "behind": 0.2}, the rule of GiveUp; without it no run is given up
 //    "diagnose": [512, 4096], lengths at which the heads of finished models are measured (heads.h)
 //    "tasks": [{"task": "text", "settings": {…}, "attention": […], "seeds": […], "size": "wide"},
-//              …]}: tasks that differ in the model's size alone have a name of it, their folder
+//              …]}: tasks that differ in their settings alone have a name of these, their folder
 // The fields of a task override those of the study; the settings of a variant override both.
 #pragma once
 

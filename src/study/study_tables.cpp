@@ -1,5 +1,6 @@
 #include "study/study_tables.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "study/findings.h"
@@ -135,11 +136,17 @@ void add_comparisons(const std::vector<TaskData>& tasks, std::vector<Section>& o
                             {std::to_string(i.n), double(i.n)},
                             {c.shown() ? "yes" : "no"}});
     }
+  const auto swept = [](const TaskData& t) {
+    return std::ranges::any_of(t.groups, [](const Group& g) { return !g.tried.empty(); });
+  };
+  const std::string rates = std::ranges::any_of(tasks, swept)
+                                ? ", each variant at the best of the learning rates it was given"
+                                : "";
   if (!table.rows.empty())
     out.push_back({"Comparisons",
                    "Differences of runs with the same seed, which share initial weights and data "
-                   "order, each variant at its own best learning rate. Shown: Holm's corrected p "
-                   "is below 0.05.",
+                   "order" +
+                       rates + ". Shown: Holm's corrected p is below 0.05.",
                    table});
 }
 
