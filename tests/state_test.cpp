@@ -23,10 +23,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<Variant> with_state() {
+// Whose window is shorter than the tests' sequences, as those of the catalog are not.
+std::vector<Variant> near_rows() {
   std::vector<Variant> out;
-  for (const Variant& v : variants())
-    if (feature_count(v.spec, 5) < 5000) out.push_back(v);
   for (const char* name :
        {"near_taylor2:near=window(9),decay=token_gate", "near_taylor2:near=window(20),decay=slope",
         "linear_elu:near=window(3),decay=token_gate,input_gate=yes", "near_taylor3:near=window(9)",
@@ -38,8 +37,20 @@ std::vector<Variant> with_state() {
   return out;
 }
 
-bool is_stream(const Spec& s) {
-  return !sees_future(s.mask) && !s.bias;
+std::vector<Variant> with_state() {
+  std::vector<Variant> out = near_rows();
+  for (const Variant& v : variants())
+    if (feature_count(v.spec, 5) < 5000) out.push_back(v);
+  return out;
+}
+
+std::vector<Variant> streams() {
+  std::vector<Variant> out = near_rows();
+  for (const Variant& v : variants())
+    if (!sees_future(v.spec.mask) && !v.spec.bias &&
+        (!why_no_state(v.spec).empty() || feature_count(v.spec, 5) < 5000))
+      out.push_back(v);
+  return out;
 }
 
 Inputs leaves(Inputs in) {
@@ -273,19 +284,20 @@ StateShape shape_of(const Inputs& in) {
   return {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)};
 }
 
+Inputs in_double(Inputs in) {
+  for (const Input& i : input_table())
+    if ((in.*i.at).defined() && i.role != Role::mask) in.*i.at = (in.*i.at).to(at::kDouble);
+  return in;
+}
+
 TEST(States, APromptThenDecodingIsTheWholeSequence) {
   uint64_t seed = 700;
-  for (const Variant& v : variants()) {
-    if (!is_stream(v.spec)) continue;
+  for (const Variant& v : streams()) {
     const bool finite = why_no_state(v.spec).empty();
-    if (finite && feature_count(v.spec, 5) > 5000) continue;
     for (int64_t buffer : {1, 3, 64}) {
       const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
       const Inputs in = random_inputs(v.spec, c);
-      Inputs exact = in;
-      for (const Input& i : input_table())
-        if ((in.*i.at).defined() && i.role != Role::mask) exact.*i.at = (in.*i.at).to(at::kDouble);
-      const at::Tensor truth = execution("reference").run(v.spec, exact, nullptr);
+      const at::Tensor truth = execution("reference").run(v.spec, in_double(in), nullptr);
       const at::Tensor plain = execution("reference").run(v.spec, in, nullptr);
       State state = make_state(v.spec, shape_of(in), at::kFloat, buffer);
       EXPECT_EQ(state.finite, finite);
@@ -296,6 +308,40 @@ TEST(States, APromptThenDecodingIsTheWholeSequence) {
           << v.name << " with a buffer of " << buffer << ", " << text(c);
     }
   }
+}
+
+// A prompt, single tokens, a few at once, a second prompt: keys pass from the chunks to the kernel
+// and back, and on to the sums.
+TEST(States, OfNearKeysGiveEveryToken) {
+  uint64_t seed = 1100;
+  std::vector<Variant> rows = near_rows();
+  for (const char* name :
+       {"near_taylor2:near=window(5)", "near_centred_taylor2:near=window(5)",
+        "near_taylor1:near=window(5)", "lolcats:near=window(5),features=hedgehog(3)",
+        "lolcats:near=window(70),temperature=2", "lolcats:near=window(5),decay=slope",
+        "near_taylor2:near=window(80)", "linear_cosine:near=window(5)",
+        "cumulative_gate:clamp=inf,weight=taylor(2),near=window(5)",
+        "linear_cosine@code:near=window(5)"})
+    rows.push_back(find(name));
+  constexpr at::ScalarType kTypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
+  for (const Variant& v : rows)
+    for (const int64_t buffer : {1, 3, 64}) {
+      const auto dtype = kTypes[++seed % 3];
+      Case c{.T = 121, .S = 121, .D = 7, .E = 9, .dtype = dtype, .seed = seed};
+      c.padded = seed % 2 == 0, c.hot = seed % 4 < 2;
+      const Inputs in = random_inputs(v.spec, c);
+      std::vector<int64_t> ends;
+      for (int64_t t = 1; t <= 121; ++t)
+        if ((t < 4 || t >= 23) && (t < 81 || t > 104) && t % 10) ends.push_back(t);
+      State state = make_state(v.spec, shape_of(in), dtype, buffer);
+      const at::Tensor o = stream(state, in, ends);
+      const at::Tensor truth = execution("reference").run(v.spec, in_double(in), nullptr);
+      const at::Tensor plain = execution("reference").run(v.spec, in, nullptr);
+      const double own = largest(plain.to(at::kDouble) - truth);
+      const double floor = dtype == at::kDouble ? 1e-9 : 2e-6;
+      EXPECT_LE(largest(o.to(at::kDouble) - truth), 2 * own + floor * (1 + largest(truth)))
+          << v.name << " with a buffer of " << buffer << ", " << text(c);
+    }
 }
 
 // q^40 is beyond the range of a float: a prompt in chunks and tokens after it share one state.
@@ -382,9 +428,7 @@ TEST(States, AreSavedAndLoaded) {
   const Folder folder;
   const fs::path file = folder.path / "state.safetensors";
   uint64_t seed = 1000;
-  for (const Variant& v : variants()) {
-    if (!is_stream(v.spec) || (why_no_state(v.spec).empty() && feature_count(v.spec, 5) > 5000))
-      continue;
+  for (const Variant& v : streams()) {
     const Case c{.T = 41, .S = 41, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
     const Inputs in = random_inputs(v.spec, c);
     for (int64_t buffer : {8, 0}) {
@@ -428,6 +472,7 @@ TEST(States, HaveASizeThatIsKnownBefore) {
     EXPECT_NE(std::string(e.what()).find("GB"), std::string::npos) << e.what();
   }
   EXPECT_THROW(make_state(find("softmax:mask=full").spec, {1, 1, 4, 4}), Error);
+  EXPECT_FALSE(make_state(find("power2:centred=yes").spec, {1, 1, 4, 4}).finite);
 }
 
 TEST(States, SayWhatIsWrongWithAStep) {
@@ -443,31 +488,32 @@ TEST(States, SayWhatIsWrongWithAStep) {
   EXPECT_THROW(step(state, inputs(1, 2, 1, 2)), Error);
 }
 
-// A million tokens in float32 beside a million in double.
-void expect_little_drift(const char* name) {
+// A stream in float32, many tokens at once or one by one, beside one in double.
+void expect_little_drift(const char* name, int64_t all, bool one_by_one) {
   const Spec spec = find(name).spec;
-  constexpr int64_t kTokens = 1'000'000, kPart = 20'000;
+  constexpr int64_t kPart = 20'000;
   State single = make_state(spec, {1, 1, 8, 8}),
         exact = make_state(spec, {1, 1, 8, 8}, at::kDouble);
   double drift = 0;
-  for (int64_t t = 0; t < kTokens; t += kPart) {
+  for (int64_t t = 0; t < all; t += kPart) {
     const Inputs in = random_inputs(
         spec,
         {.B = 1, .H = 1, .G = 1, .T = kPart, .S = kPart, .D = 8, .E = 8, .seed = uint64_t(t)});
-    Inputs wide = in;
-    for (const Input& i : input_table())
-      if ((in.*i.at).defined()) wide.*i.at = (in.*i.at).to(at::kDouble);
-    const at::Tensor a = step(single, in), b = step(exact, wide);
+    std::vector<int64_t> ends;
+    for (int64_t i = one_by_one ? 1 : kPart; i <= kPart; ++i) ends.push_back(i);
+    const at::Tensor a = stream(single, in, ends), b = step(exact, in_double(in));
     drift = largest(a.narrow(2, kPart - 1000, 1000) - b.narrow(2, kPart - 1000, 1000)) /
             largest(b.narrow(2, kPart - 1000, 1000));
   }
   testing::Test::RecordProperty(std::string("drift_of_") + name, std::to_string(drift));
   EXPECT_LT(drift, 1e-4) << name;
-  EXPECT_EQ(single.tokens, kTokens);
+  EXPECT_EQ(single.tokens, all);
 }
 
 TEST(States, OfLongStreamsStayRight) {
-  for (const char* name : {"taylor2", "kda"}) expect_little_drift(name);
+  for (const char* name : {"taylor2", "kda"}) expect_little_drift(name, 1'000'000, false);
+  for (const char* name : {"near_taylor2", "near_taylor2:decay=token_gate"})
+    expect_little_drift(name, 20'000, true);
 }
 
 }  // namespace

@@ -27,10 +27,12 @@ struct State {
   int64_t tokens = 0;  // so far
   Carry carry;         // only count and gates where the state is not finite
   // The `held` most recent tokens, in [B, G, room, ..]: those not folded into a finite state yet,
-  // or the KV cache.
+  // or the KV cache. While single tokens come, the last of them are the near keys, which `carry`
+  // does not have then.
   int64_t room, held = 0;
   Inputs recent;
   at::Tensor decay_sums;  // [B, G, room], double: running sums of the log gates
+  at::Tensor given_k;     // [B, G, room, D]: keys before their features, which near ones are
 };
 
 // An empty state. `buffer`: how many tokens are folded into a finite state together; 0 keeps a KV

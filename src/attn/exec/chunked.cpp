@@ -15,6 +15,8 @@
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
+#include "attn/state.h"
+#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -169,7 +171,7 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
     const int64_t B = in.q.size(0);
     Carry next{r.S.contiguous(), r.z.contiguous()};
     next.count = p.count.select(2, T - 1).reshape({-1}).to(at::kDouble).expand({B}).contiguous();
-    if (spec.centred) next.keys = keys.select(2, T - 1);
+    if (spec.centred) next.keys = keys.select(2, T - 1).contiguous();
     if (near) near->leave(next);
     if (sums.gates.defined())
       next.gates = sums.gates.to(at::kDouble)
@@ -284,3 +286,15 @@ const Execution chunked{
 };
 
 }  // namespace horner::attn::exec
+
+namespace horner::attn {
+
+at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
+  check_inputs(spec, in);
+  const std::string reason = exec::why_no_stream(spec, in);
+  check(reason.empty(), "cannot attend from a state: ", reason);
+  check(!in.cu_seqlens.defined(), exec::kOneStream);
+  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
+}
+
+}  // namespace horner::attn
