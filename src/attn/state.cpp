@@ -19,61 +19,8 @@ namespace horner::attn {
 
 using exec::key_channels;
 using exec::near_keys;
+using exec::padded_size;
 using exec::sums_dtype;
-
-static int64_t padded_size(int64_t n) {
-  return (n + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
-}
-
-State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
-                 at::Device device) {
-  check(!sees_future(spec.mask),
-        "a stream requires a mask that sees no later tokens: causal or a window");
-  check(reach(spec.mask).first == 0 || is<NoDecay>(spec.decay),
-        "a stream with mask=streaming does not support decay: it drops the keys between the first "
-        "and the last, and their gates");
-  check(spec.dropout == 0, "a stream does not support dropout: it is for training");
-  check(!spec.bias, "a stream does not support a bias of each score");
-  check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
-  const bool held_there =
-      device.is_cpu() ||
-      (exec::has_other_sums(spec)
-           ? dtype != at::kDouble && exec::why_no_linear(spec, shape).empty()
-           : exec::sums_dtype(spec, dtype) == at::kFloat && exec::why_not_on_gpu(shape).empty());
-  const bool folds =
-      why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
-  State s{spec, shape, dtype, buffer > 0 && folds && held_there};
-  const int64_t near = near_keys(spec);
-  s.room = s.finite ? near + buffer : 0;
-  const auto exact = at::TensorOptions(at::kDouble).device(device);
-  s.carry.count = at::zeros({shape.B}, exact);
-  if (is<CumulativeGate>(spec.denominator)) s.carry.gates = at::zeros({shape.B, shape.G}, exact);
-  if (!s.finite) return s;
-  const std::string reason = why_too_large(spec, shape);
-  check(reason.empty(), reason);
-  const auto F = int64_t(feature_count(spec, shape.D)), D = key_channels(s);
-  const auto options = exact.dtype(sums_dtype(s));
-  s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
-  s.carry.z = at::zeros({shape.B, shape.G, F}, options);
-  if (spec.centred) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
-  if (near > 0) {
-    s.carry.near_k = at::zeros({shape.B, shape.G, near, shape.D}, exact.dtype(dtype));
-    s.carry.near_v = at::zeros({shape.B, shape.G, near, shape.E}, exact.dtype(wide(dtype)));
-    s.carry.near_keep = at::zeros({shape.B, near}, exact.dtype(at::kBool));
-    if (!is<NoDecay>(spec.decay)) s.carry.near_decay = at::zeros({shape.B, shape.G, near}, exact);
-    if (!is<Identity>(spec.features))
-      s.given_k = at::zeros({shape.B, shape.G, s.room, padded_size(shape.D)}, options);
-  }
-  if (is<ChannelGate>(spec.decay)) {
-    s.carry.decay = at::zeros({shape.B, shape.G, D}, exact);
-  } else if (!is<NoDecay>(spec.decay)) {
-    s.carry.decay = at::zeros({shape.B, shape.G}, exact);
-    s.decay_sums = at::zeros({shape.B, shape.G, s.room}, exact);
-  }
-  s.recent.k = at::zeros({shape.B, shape.G, s.room, padded_size(D)}, options);
-  s.recent.v = at::zeros({shape.B, shape.G, s.room, padded_size(shape.E)}, options);
-  return s;
-}
 
 // Copies `x`, which may have fewer channels, to the tokens from `at` on.
 static void put(at::Tensor& to, const at::Tensor& x, int64_t axis, int64_t at) {
@@ -258,7 +205,7 @@ static void add_far_keys(State& s, int64_t n) {
     const at::Tensor keep = s.recent.keep.narrow(1, from, to - from);
     k = k.masked_fill(keep.logical_not().view({-1, 1, to - from, 1}), 0);
   }
-  s.carry.keys.add_(to - from == 1 ? k.select(2, 0) : k.sum(2));
+  s.carry.keys.add_(to - from == 1 ? k.select(2, 0) : k.sum(2, false, at::kDouble));
 }
 
 // Adds the keys and values of n tokens to the buffer; with Delta or gates of channels, of one.
@@ -354,8 +301,9 @@ static bool has_kernel(const State& s) {
   const bool here =
       s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
   const bool cpu = s.carry.count.is_cpu();
-  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here &&
-         exec::why_lacking(spec, {.softcap = cpu, .sink = true, .first_keys = cpu}).empty();
+  const exec::Has has{.softcap = cpu, .sink = true, .near = cpu, .first_keys = cpu};
+  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && here &&
+         (!spec.centred || s.carry.keys.defined()) && exec::why_lacking(spec, has).empty();
 }
 
 // Appends the keys and values of n tokens to a KV cache.
@@ -369,6 +317,7 @@ static void append(State& s, const Inputs& in, int64_t n) {
   put_keep(s, in, n);
   if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined()) put_decay(s, g);
   s.held += n;
+  if (s.carry.keys.defined()) add_far_keys(s, n);
 }
 
 static at::Tensor step_keys(State& s, const Inputs& given) {
@@ -418,12 +367,12 @@ at::Tensor step(State& s, const Inputs& in) {
   return results.size() == 1 ? results[0] : at::cat(results, 2);
 }
 
-// The KV cache of `later` as inputs.
-static Inputs held_keys(const State& later) {
+// The first n keys of the KV cache of `later` as inputs.
+static Inputs held_keys(const State& later, int64_t n) {
   Inputs keys;
   for (const Input& i : input_table()) {
     const at::Tensor& x = later.recent.*i.at;
-    if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, later.held);
+    if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, n);
   }
   return keys;
 }
@@ -446,7 +395,7 @@ void merge(State& state, const State& later) {
         "cannot merge states of two shapes: k is [", a.B, ", ", a.G, ", T, ", a.D, "] and [", b.B,
         ", ", b.G, ", T, ", b.D, "]");
   if (!state.finite) {
-    append(state, held_keys(later), later.held);
+    append(state, held_keys(later, later.held), later.held);
   } else {
     State copy = later;
     for (at::Tensor* x : {&copy.carry.S, &copy.carry.z, &copy.carry.decay})
@@ -469,22 +418,11 @@ void merge(State& state, const State& later) {
   state.tokens += later.tokens;
 }
 
-std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State& s) {
-  std::vector<std::pair<std::string, at::Tensor*>> all = {{"S", &s.carry.S},
-                                                          {"z", &s.carry.z},
-                                                          {"count", &s.carry.count},
-                                                          {"keys", &s.carry.keys},
-                                                          {"gates", &s.carry.gates},
-                                                          {"decay", &s.carry.decay},
-                                                          {"near.k", &s.carry.near_k},
-                                                          {"near.v", &s.carry.near_v},
-                                                          {"near.keep", &s.carry.near_keep},
-                                                          {"near.decay", &s.carry.near_decay},
-                                                          {"recent.fades", &s.decay_sums},
-                                                          {"recent.given_k", &s.given_k}};
-  for (const Input& i : input_table())
-    all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));
-  return all;
+void repeat(State& s, int64_t tokens) {
+  for (int64_t n; (n = std::min(s.tokens, tokens - s.tokens)) > 0; s.tokens += n) {
+    if (!s.finite) append(s, held_keys(s, std::min(n, s.held)), std::min(n, s.held));
+    s.carry.count.add_(double(n));
+  }
 }
 
 }  // namespace horner::attn

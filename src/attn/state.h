@@ -51,6 +51,10 @@ void flush(State&);
 // Appends the tokens of `later` to those of `state`: the sums add.
 void merge(State& state, const State& later);
 
+// As if a stream had `tokens` tokens, by repeating those so far: for measurements. Sums stay as they
+// are.
+void repeat(State&, int64_t tokens);
+
 // Every tensor that a state may hold, by name; the batch is the first dimension of each.
 std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State&);
 

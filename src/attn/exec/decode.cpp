@@ -26,6 +26,10 @@ int64_t near_keys(const Spec& spec) {
   return near ? near->size : 0;
 }
 
+int64_t padded_size(int64_t channels) {
+  return (channels + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
+}
+
 template <class R>
 static const kernels::DecodeKernels<R>& kernels_for() {
   return *std::get<const kernels::DecodeKernels<R>*>(isa().states);
