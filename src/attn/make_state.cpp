@@ -1,22 +1,34 @@
-// What a state holds: its tensors, and how large they are.
+#include "attn/make_state.h"
+
 #include <ATen/ATen.h>
 
 #include "attn/exec/chunked.h"
-#include "attn/exec/decode.h"
+#include "attn/exec/cpu.h"
 #include "attn/exec/decode_cuda.h"
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/inputs.h"
 #include "attn/stages.h"
-#include "attn/state.h"
 #include "core/check.h"
 
 namespace horner::attn {
 
-using exec::key_channels;
-using exec::near_keys;
-using exec::padded_size;
-using exec::sums_dtype;
+at::ScalarType sums_dtype(const State& s) {
+  return s.finite ? exec::sums_dtype(s.spec, s.dtype) : wide(s.dtype);
+}
+
+int64_t key_channels(const State& s) {
+  return s.finite ? mapped_channels(s.spec, s.shape.D) : s.shape.D;
+}
+
+int64_t near_keys(const Spec& spec) {
+  const auto* near = std::get_if<Window>(&spec.near);
+  return near ? near->size : 0;
+}
+
+int64_t padded_size(int64_t channels) {
+  return (channels + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
+}
 
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {

@@ -17,10 +17,16 @@
 
 namespace horner::attn {
 
-using exec::key_channels;
-using exec::near_keys;
-using exec::padded_size;
-using exec::sums_dtype;
+static constexpr const char* kOneStream =
+    "a state belongs to one stream: packed sequences (cu_seqlens) are not supported";
+
+at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
+  check_inputs(spec, in);
+  const std::string reason = exec::why_no_stream(spec, in);
+  check(reason.empty(), "cannot attend from a state: ", reason);
+  check(!in.cu_seqlens.defined(), kOneStream);
+  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
+}
 
 // Copies `x`, which may have fewer channels, to the tokens from `at` on.
 static void put(at::Tensor& to, const at::Tensor& x, int64_t axis, int64_t at) {
@@ -346,7 +352,7 @@ at::Tensor step(State& s, const Inputs& in) {
         in.k.sizes(), ", v ", in.v.sizes());
   check(in.q.size(2) == in.k.size(2), "a step requires as many queries as keys, not ", in.q.size(2),
         " and ", in.k.size(2));
-  check(!in.cu_seqlens.defined(), exec::kOneStream);
+  check(!in.cu_seqlens.defined(), kOneStream);
   check(in.q.scalar_type() == s.dtype, "this state was made for ", dtype_name(s.dtype),
         " inputs, not ", dtype_name(in.q.scalar_type()));
   const at::Device device = s.carry.count.device();

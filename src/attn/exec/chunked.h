@@ -24,8 +24,6 @@ at::Tensor attend_in_chunks(const Spec&, const Inputs&, const Cut&, const Carry*
 // gates of channels and near keys take dozens of tensors of the size of a piece. All, for others.
 int64_t piece_tokens(const Spec&, const Inputs&);
 
-inline constexpr const char* kOneStream =
-    "a state belongs to one stream: packed sequences (cu_seqlens) are not supported";
 // "" when there is a state for these inputs, and it fits in memory.
 std::string why_no_stream(const Spec&, const Inputs&);
 // The same for an execution, which must be as accurate as `reference` in the same dtype: no sums

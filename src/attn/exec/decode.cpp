@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode_cuda.h"
 #include "attn/exec/isa.h"
@@ -12,23 +11,6 @@
 namespace horner::attn::exec {
 
 using kernels::Decode;
-
-at::ScalarType sums_dtype(const State& s) {
-  return s.finite ? sums_dtype(s.spec, s.dtype) : wide(s.dtype);
-}
-
-int64_t key_channels(const State& s) {
-  return s.finite ? mapped_channels(s.spec, s.shape.D) : s.shape.D;
-}
-
-int64_t near_keys(const Spec& spec) {
-  const auto* near = std::get_if<Window>(&spec.near);
-  return near ? near->size : 0;
-}
-
-int64_t padded_size(int64_t channels) {
-  return (channels + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
-}
 
 template <class R>
 static const kernels::DecodeKernels<R>& kernels_for() {

@@ -1,15 +1,10 @@
 // Single tokens of a stream on the decode kernels, on the CPU or a GPU.
 #pragma once
 
+#include "attn/make_state.h"
 #include "attn/stages.h"
-#include "attn/state.h"
 
 namespace horner::attn::exec {
-
-at::ScalarType sums_dtype(const State&);
-int64_t key_channels(const State&);  // of the recent keys
-int64_t near_keys(const Spec&);      // n of near=window(n), else 0
-int64_t padded_size(int64_t channels);
 
 // N, W and shift of one query per head, whose key is already among the recent ones. q: mapped;
 // factor: of the products, one number in host memory or one of each row; centre: [B, H, 1], or
