@@ -1,6 +1,6 @@
 # The tests: programs of GoogleTest, tools that Python tests start, Python tests.
 find_package(GTest REQUIRED)
-set(tests executions_test mutants_test state_test formulas_test identities_test errors_test adversarial_test fused_cpu_test fused_cuda_test
+set(tests executions_test mutants_test chunks_test state_test formulas_test identities_test errors_test adversarial_test fused_cpu_test fused_cuda_test
     delta_cuda_test gradients_cuda_test special_cuda_test safetensors_test svg_test tasks_test statistics_test fits_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
     diag_claims_test dropout_test packing_test convert_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels

@@ -10,7 +10,7 @@ import pytest
 from pages import ROOT, blocks, printed
 
 BUILD = Path(os.environ["HORNER"]).parent
-PUBLIC = {"horner.h", "attn/attend.h", "attn/carry.h", "attn/catalog.h", "attn/mask.h", "attn/plan.h", "attn/spec.h", "attn/state.h", "core/check.h"}
+PUBLIC = {"horner.h", "attn/attend.h", "attn/carry.h", "attn/catalog.h", "attn/make_state.h", "attn/mask.h", "attn/plan.h", "attn/spec.h", "attn/state.h", "core/check.h"}
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 
 # The fragments of the page, one after the other, in a program of their own beside that of examples/embed.

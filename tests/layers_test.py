@@ -26,9 +26,9 @@ LAYERS = {
 # Private rooms: a file that includes one of these must itself lie under one of the given paths.
 PRIVATE = {
     "attn/exec/": ("attn/",),
-    "attn/kernels/": ("attn/exec/", "attn/kernels/", "attn/state.cpp"),
+    "attn/kernels/": ("attn/exec/", "attn/kernels/"),
     # a decode step is the same problem on both: kernels/cpu/decode/decode.h
-    "attn/kernels/cpu/": ("attn/exec/", "attn/kernels/cpu/", "attn/kernels/cuda/decode/", "attn/state.cpp"),
+    "attn/kernels/cpu/": ("attn/exec/", "attn/kernels/cpu/", "attn/kernels/cuda/decode/"),
     "attn/kernels/cuda/fused/": ("attn/exec/", "attn/kernels/cuda/fused/"),
     "attn/kernels/cuda/hopper/": ("attn/exec/", "attn/kernels/cuda/hopper/"),
     "attn/kernels/cuda/chunked/": ("attn/exec/", "attn/kernels/cuda/chunked/"),

@@ -55,6 +55,8 @@ std::string why_no_state(const Spec& spec) {
   if (spec.dropout != 0) return "dropout of single pairs has no finite state";
   if (spec.bias) return "a bias of each score has no finite state";
   if (!facts(spec.weight).orders) return "its weight has no finite state";
+  if (spec.centred && facts(spec.weight).orders->first > 0)
+    return "a power of centred scores takes lower powers, of which it has no sums";
   if (needs_the_row(spec)) return "its temperature depends on the whole row";
   if (sees_future(spec.mask) || !sees_all_past(spec.mask))
     return "only a causal mask has a running state";

@@ -5,33 +5,17 @@
 
 #include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
+#include "attn/exec/decode.h"
 #include "attn/exec/decode_cuda.h"
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
-#include "attn/exec/isa.h"
 #include "attn/exec/near.h"
 #include "attn/inputs.h"
-#include "attn/parallel.h"
 #include "attn/spec_text.h"
 #include "attn/stages.h"
 #include "core/check.h"
 
 namespace horner::attn {
-
-using exec::pointer;
-using kernels::Decode;
-
-static int64_t padded_size(int64_t n) {
-  return (n + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
-}
-
-static at::ScalarType sums_dtype(const State& s) {
-  return s.finite ? exec::sums_dtype(s.spec, s.dtype) : wide(s.dtype);
-}
-
-static int64_t key_channels(const State& s) {
-  return s.finite ? mapped_channels(s.spec, s.shape.D) : s.shape.D;
-}
 
 static constexpr const char* kOneStream =
     "a state belongs to one stream: packed sequences (cu_seqlens) are not supported";
@@ -42,55 +26,6 @@ at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, 
   check(reason.empty(), "cannot attend from a state: ", reason);
   check(!in.cu_seqlens.defined(), kOneStream);
   return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
-}
-
-State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
-                 at::Device device) {
-  check(!sees_future(spec.mask),
-        "a stream requires a mask that sees no later tokens: causal or a window");
-  check(reach(spec.mask).first == 0 || is<NoDecay>(spec.decay),
-        "a stream with mask=streaming does not support decay: it drops the keys between the first "
-        "and the last, and their gates");
-  check(spec.dropout == 0, "a stream does not support dropout: it is for training");
-  check(!spec.bias, "a stream does not support a bias of each score");
-  check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
-  const bool held_there =
-      device.is_cpu() ||
-      (exec::has_other_sums(spec)
-           ? dtype != at::kDouble && exec::why_no_linear(spec, shape).empty()
-           : exec::sums_dtype(spec, dtype) == at::kFloat && exec::why_not_on_gpu(shape).empty());
-  const bool folds =
-      why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
-  State s{spec, shape, dtype, buffer > 0 && folds && held_there};
-  s.room = s.finite ? buffer : 0;
-  const auto exact = at::TensorOptions(at::kDouble).device(device);
-  s.carry.count = at::zeros({shape.B}, exact);
-  if (is<CumulativeGate>(spec.denominator)) s.carry.gates = at::zeros({shape.B, shape.G}, exact);
-  if (!s.finite) return s;
-  const std::string reason = why_too_large(spec, shape);
-  check(reason.empty(), reason);
-  const auto F = int64_t(feature_count(spec, shape.D)), D = key_channels(s);
-  const auto options = exact.dtype(sums_dtype(s));
-  s.carry.S = at::zeros({shape.B, shape.G, F, padded_size(shape.E)}, options);
-  s.carry.z = at::zeros({shape.B, shape.G, F}, options);
-  if (spec.centred) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
-  if (const auto* near = std::get_if<Window>(&spec.near)) {
-    const auto as_given = exact.dtype(dtype);
-    s.carry.near_k = at::zeros({shape.B, shape.G, near->size, shape.D}, as_given);
-    s.carry.near_v = at::zeros({shape.B, shape.G, near->size, shape.E}, as_given);
-    s.carry.near_keep = at::zeros({shape.B, near->size}, exact.dtype(at::kBool));
-    if (!is<NoDecay>(spec.decay))
-      s.carry.near_decay = at::zeros({shape.B, shape.G, near->size}, exact);
-  }
-  if (is<ChannelGate>(spec.decay)) {
-    s.carry.decay = at::zeros({shape.B, shape.G, D}, exact);
-  } else if (!is<NoDecay>(spec.decay)) {
-    s.carry.decay = at::zeros({shape.B, shape.G}, exact);
-    s.decay_sums = at::zeros({shape.B, shape.G, buffer}, exact);
-  }
-  s.recent.k = at::zeros({shape.B, shape.G, buffer, padded_size(D)}, options);
-  s.recent.v = at::zeros({shape.B, shape.G, buffer, padded_size(shape.E)}, options);
-  return s;
 }
 
 // Copies `x`, which may have fewer channels, to the tokens from `at` on.
@@ -129,73 +64,22 @@ static void put_decay(State& s, const at::Tensor& log_gates) {
   put(s.decay_sums, sums, 2, s.held);
 }
 
-template <class R>
-static const kernels::DecodeKernels<R>& kernels_for() {
-  return *std::get<const kernels::DecodeKernels<R>*>(exec::isa().states);
-}
-
-template <class R>
-static Decode<R> problem(const State& s) {
-  Decode<R> c{};
-  c.B = s.shape.B, c.G = s.shape.G, c.D = key_channels(s);
-  c.width = s.recent.k.size(3), c.E = s.recent.v.size(3);
-  c.weight = one_score<R>(s.spec.weight), c.clamp = R(s.spec.clamp);
-  c.softcap = R(s.spec.softcap), c.first_keys = reach(s.spec.mask).first;
-  c.k = pointer<R>(s.recent.k), c.v = pointer<R>(s.recent.v);
-  c.decay = pointer<double>(s.decay_sums);
-  c.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(s.recent.keep));
-  c.room = s.room, c.to = s.held;
-  if (!s.finite) return c;
-  c.S = pointer<R>(s.carry.S), c.z = pointer<R>(s.carry.z), c.F = s.carry.z.size(2);
-  const Orders o = facts(s.spec.weight).orders.value();
-  c.first = o.first, c.last = o.last;
-  return c;
-}
-
-enum class Task { apply_state, fold };
-// In parallel where there is enough work for that.
-template <class R>
-static void run(const State& s, const Decode<R>& c, Task which) {
-  if constexpr (std::is_same_v<R, float>)
-    if (s.carry.count.is_cuda())
-      return which == Task::apply_state ? exec::apply_state_on_gpu(c, s.carry.count)
-                                        : exec::fold_on_gpu(c, s.carry.count);
-  const auto task = which == Task::apply_state ? kernels_for<R>().forward : kernels_for<R>().fold;
-  constexpr int64_t kWorth = 1 << 18;  // numbers to read
-  const int64_t heads = c.B * c.G, each = c.F * c.E + (c.to - c.from) * (c.width + c.E);
-  for_each_task<R>(
-      heads, kernels_for<R>().scratch(c), [&](int64_t i, R* own) { task(c, i, own); },
-      heads * each >= kWorth ? heads : 1);
-}
-
-// How many of the last keys the newest query sees, and with the first ones of a streaming mask.
-static int64_t last_seen_by_newest(const State& s) {
-  const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
-  return hi - lo;
-}
+// How many keys the newest query sees: the last ones, and the first of a streaming mask.
 static int64_t seen_by_newest(const State& s) {
-  return std::min(s.tokens, last_seen_by_newest(s) + reach(s.spec.mask).first);
+  const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
+  return std::min(s.tokens, hi - lo + reach(s.spec.mask).first);
 }
 
-// N, W and shift of one query per head.
-template <class R>
-static Sums apply_state(const State& s, const at::Tensor& q, const at::Tensor& factor,
-                        const at::Tensor& centre) {
-  const auto dtype = sums_dtype(s);
-  const bool one_scale = factor.dim() == 0;
-  const at::Tensor rows = exec::padded(one_scale ? q : q * factor, dtype);
-  const int64_t B = q.size(0), H = q.size(1);
-  Decode<R> c = problem<R>(s);
-  c.H = H;
-  c.scale = one_scale ? factor.item<R>() : R(1);
-  const at::Tensor N = at::empty({B, H, 1, c.E}, rows.options());
-  const at::Tensor W = at::empty({B, H, 1, 1}, rows.options()), shift = at::empty_like(W);
-  c.q = pointer<R>(rows), c.centre = pointer<R>(centre);
-  c.gate = pointer<R>(s.recent.input_gate);
-  c.from = std::max<int64_t>(0, s.held - last_seen_by_newest(s));
-  c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
-  run(s, c, Task::apply_state);
-  return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
+// How many of the recent keys are near for the newest query.
+static int64_t near_held(const State& s) {
+  return std::min(near_keys(s.spec), s.held);
+}
+
+// Those of them that it sees: [1 or B, 1, 1, 1].
+static at::Tensor near_count(const State& s) {
+  const int64_t near = near_held(s);
+  if (!s.recent.keep.defined()) return at::scalar_tensor(near, wide(s.dtype)).view({1, 1, 1, 1});
+  return s.recent.keep.narrow(1, s.held - near, near).sum(1).to(wide(s.dtype)).view({-1, 1, 1, 1});
 }
 
 // The result of the newest token, whose key is already among the recent ones.
@@ -207,19 +91,16 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
       sharpness_from(s.spec.sharpness) == SharpnessFrom::count
           ? scale(s.spec, in, count)
           : at::scalar_tensor(scale_factor(s.spec, in), wide(s.dtype));
-  at::Tensor centre;
-  if (s.spec.centred) {
-    const at::Tensor mean =
-        s.carry.keys.unsqueeze(2) / s.carry.count.clamp_min(1).view({-1, 1, 1, 1});
-    centre = (q * factor * mean.repeat_interleave(repeats, 1)).sum(-1);
-  }
-  if (s.spec.less_log_count) {
-    const at::Tensor log = count.clamp_min(1).log().squeeze(-1).expand({q.size(0), q.size(1), 1});
-    centre = centre.defined() ? centre + log : log;
-  }
-  if (centre.defined()) centre = centre.to(sums_dtype(s)).contiguous();
-  Sums sums = (sums_dtype(s) == at::kDouble ? apply_state<double>
-                                            : apply_state<float>)(s, q, factor, centre);
+  at::Tensor centre;  // the kernel finds the mean score
+  if (s.spec.less_log_count)
+    centre = count.clamp_min(1)
+                 .log()
+                 .squeeze(-1)
+                 .expand({q.size(0), q.size(1), 1})
+                 .to(sums_dtype(s))
+                 .contiguous();
+  Sums sums = exec::apply_state(s, in, q, factor, centre);
+  if (near_held(s) > 0) sums.far = count - near_count(s);
   sums.count = count;
   if (s.carry.gates.defined())
     sums.gates = s.carry.gates.repeat_interleave(repeats, 1)
@@ -228,17 +109,78 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
   return finish(s.spec, in, sums);
 }
 
-template <class R>
-static void fold(const State& s) {
-  Decode<R> c = problem<R>(s);
-  c.H = c.G;  // no query
-  run(s, c, Task::fold);
+// Folds the recent keys that are not near.
+static void fold_far(State& s) {
+  const int64_t far = s.held - near_held(s);
+  if (far == 0) return;
+  exec::fold(s, far);
+  if (s.decay_sums.defined()) s.carry.decay.add_(s.decay_sums.select(2, far - 1));
+}
+
+// Makes room for other tokens: only those with near keys stay, at the front.
+static void keep_near(State& s) {
+  fold_far(s);
+  const int64_t near = near_held(s), far = s.held - near;
+  const auto move = [&](at::Tensor& x, int64_t axis) {
+    if (x.defined()) x.narrow(axis, 0, near).copy_(x.narrow(axis, far, near).clone());
+  };
+  if (near > 0 && far > 0) {
+    if (s.decay_sums.defined()) s.decay_sums.sub_(s.decay_sums.narrow(2, far - 1, 1).clone());
+    move(s.recent.k, 2), move(s.recent.v, 2), move(s.given_k, 2), move(s.decay_sums, 2);
+    move(s.recent.keep, 1);
+  }
+  s.held = near;
+}
+
+static void put_keys(State& s, const Inputs& in, const at::Tensor& mapped_k, const at::Tensor& v) {
+  put(s.recent.v, v, 2, s.held);
+  put(s.recent.k, mapped_k, 2, s.held);
+  if (s.given_k.defined()) put(s.given_k, in.k, 2, s.held);
+  put_keep(s, in, in.k.size(2));
+}
+
+// Near keys are in `carry`, where chunks read them, or among the recent ones, where a single token
+// does.
+static void near_to_recent(State& s, const Inputs& in) {
+  Carry& c = s.carry;
+  const int64_t n = near_keys(s.spec), held = std::min(n, s.tokens);
+  const auto last = [&](const at::Tensor& x, int64_t axis) {
+    return x.narrow(axis, n - held, held);
+  };
+  Inputs keys{.k = last(c.near_k, 2), .keep = last(c.near_keep, 1)};
+  if (keys.keep.all().item<bool>()) keys.keep = at::Tensor();
+  const int64_t repeats = in.q.size(1) / in.k.size(1);
+  put_keys(s, keys, mapped(s.spec.features, keys.k, in.key_projection, repeats), last(c.near_v, 2));
+  if (c.near_decay.defined()) {
+    put_decay(s, last(c.near_decay, 2));
+    c.decay.sub_(c.near_decay.sum(2));
+  }
+  s.held = held;
+  for (at::Tensor* x : {&c.near_k, &c.near_v, &c.near_keep, &c.near_decay}) *x = at::Tensor();
+}
+static void near_to_carry(State& s) {
+  Carry& c = s.carry;
+  const int64_t n = near_keys(s.spec), near = near_held(s), far = s.held - near;
+  const auto last = [&](const at::Tensor& x, int64_t channels, at::ScalarType t) {
+    return at::constant_pad_nd(x.narrow(2, far, near).narrow(3, 0, channels).to(t),
+                               {0, 0, n - near, 0});
+  };
+  const at::Tensor& k = s.given_k.defined() ? s.given_k : s.recent.k;
+  c.near_k = last(k, s.shape.D, s.dtype), c.near_v = last(s.recent.v, s.shape.E, wide(s.dtype));
+  const at::Tensor keep = s.recent.keep.defined() ? s.recent.keep.narrow(1, far, near)
+                                                  : at::ones({s.shape.B, near}, at::kBool);
+  c.near_keep = at::constant_pad_nd(keep, {n - near, 0});
+  if (!s.decay_sums.defined()) return;
+  const at::Tensor sums = at::constant_pad_nd(s.decay_sums.narrow(2, 0, s.held), {1, 0});
+  const at::Tensor logs = sums.narrow(2, far + 1, near) - sums.narrow(2, far, near);
+  c.near_decay = at::constant_pad_nd(logs, {n - near, 0});
+  c.decay.add_(logs.sum(2));
 }
 
 void flush(State& s) {
   if (!s.finite || s.held == 0) return;
-  sums_dtype(s) == at::kDouble ? fold<double>(s) : fold<float>(s);
-  if (s.decay_sums.defined()) s.carry.decay.add_(s.decay_sums.select(2, s.held - 1));
+  fold_far(s);
+  if (near_keys(s.spec) > 0) near_to_carry(s);
   s.held = 0;
 }
 
@@ -246,9 +188,7 @@ void flush(State& s) {
 static at::Tensor corrected(const State& s, const Inputs& in, at::Tensor k, const at::Tensor& v) {
   k = k.to(sums_dtype(s));
   const at::Tensor factor = at::scalar_tensor(scale_factor(s.spec, in), k.scalar_type());
-  at::Tensor given =
-      (k.scalar_type() == at::kDouble ? apply_state<double> : apply_state<float>)(s, k, factor, {})
-          .N;
+  at::Tensor given = exec::apply_state(s, in, k, factor, {}).N;
   if (s.decay_sums.defined())
     given = given * log_gates(s.spec.decay, in).to(at::kDouble).exp().unsqueeze(-1);
   const at::Tensor share = key_shares(s.spec, in, k).unsqueeze(-1);
@@ -261,6 +201,19 @@ static void decay_channels(State& s, const Inputs& in) {
   s.carry.S.mul_(gates.unsqueeze(-1)), s.carry.z.mul_(gates), s.carry.decay.add_(logs);
 }
 
+// Adds those of the last n keys that are far now, and of as many before them, to the sum of far
+// keys.
+static void add_far_keys(State& s, int64_t n) {
+  const int64_t to = s.held - near_held(s), from = std::max<int64_t>(0, to - n);
+  if (to == from) return;
+  at::Tensor k = s.recent.k.narrow(2, from, to - from).narrow(3, 0, key_channels(s));
+  if (s.recent.keep.defined()) {
+    const at::Tensor keep = s.recent.keep.narrow(1, from, to - from);
+    k = k.masked_fill(keep.logical_not().view({-1, 1, to - from, 1}), 0);
+  }
+  s.carry.keys.add_(to - from == 1 ? k.select(2, 0) : k.sum(2, false, at::kDouble));
+}
+
 // Adds the keys and values of n tokens to the buffer; with Delta or gates of channels, of one.
 static void add_to_buffer(State& s, const Inputs& in) {
   const Spec& spec = s.spec;
@@ -269,23 +222,19 @@ static void add_to_buffer(State& s, const Inputs& in) {
   const at::Tensor k = mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1));
   const at::Tensor gates = value_gates(spec, in, s.carry.count);
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
-  put(s.recent.v, is<Delta>(spec.values) ? corrected(s, in, k, v) : v, 2, s.held);
-  put(s.recent.k, k, 2, s.held);
-  put_keep(s, in, n);
+  put_keys(s, in, k, is<Delta>(spec.values) ? corrected(s, in, k, v) : v);
   if (s.decay_sums.defined()) put_decay(s, log_gates(spec.decay, in));
   add_counts(s, in);
-  if (spec.centred) {
-    const at::Tensor seen =
-        in.keep.defined() ? k.masked_fill(in.keep.logical_not().view({-1, 1, n, 1}), 0) : k;
-    s.carry.keys.add_(n == 1 ? seen.select(2, 0) : seen.to(at::kDouble).sum(2));
-  }
   s.held += n;
+  if (spec.centred) add_far_keys(s, n);
 }
 
 static at::Tensor step_sums(State& s, const Inputs& in) {
+  if (s.carry.near_k.defined()) near_to_recent(s, in);
   add_to_buffer(s, in);
   const at::Tensor o = result(s, in, mapped(s.spec.features, in.q, in.query_projection));
-  if (s.held == s.room || is<ChannelGate>(s.spec.decay)) flush(s);  // channels decay in the sums
+  if (s.held == s.room || is<ChannelGate>(s.spec.decay))
+    keep_near(s);  // channels decay in the sums
   return o;
 }
 
@@ -358,8 +307,9 @@ static bool has_kernel(const State& s) {
   const bool here =
       s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
   const bool cpu = s.carry.count.is_cpu();
-  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && !spec.centred && here &&
-         exec::why_lacking(spec, {.softcap = cpu, .sink = true, .first_keys = cpu}).empty();
+  const exec::Has has{.softcap = cpu, .sink = true, .near = cpu, .first_keys = cpu};
+  return !needs_the_row(spec) && whole && is<Identity>(spec.features) && here &&
+         (!spec.centred || s.carry.keys.defined()) && exec::why_lacking(spec, has).empty();
 }
 
 // Appends the keys and values of n tokens to a KV cache.
@@ -373,6 +323,7 @@ static void append(State& s, const Inputs& in, int64_t n) {
   put_keep(s, in, n);
   if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined()) put_decay(s, g);
   s.held += n;
+  if (s.carry.keys.defined()) add_far_keys(s, n);
 }
 
 static at::Tensor step_keys(State& s, const Inputs& given) {
@@ -410,7 +361,7 @@ at::Tensor step(State& s, const Inputs& in) {
   if (!s.finite) return step_keys(s, in);
   if (in.q.is_cuda() && exec::has_other_sums(s.spec)) return step_linear(s, in);
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
-  const bool many = in.q.size(2) >= kPrefill || !is<NoKeys>(s.spec.near);
+  const bool many = in.q.size(2) >= kPrefill;
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
   if (many && in.q.is_cpu()) {
     flush(s);
@@ -422,12 +373,12 @@ at::Tensor step(State& s, const Inputs& in) {
   return results.size() == 1 ? results[0] : at::cat(results, 2);
 }
 
-// The KV cache of `later` as inputs.
-static Inputs held_keys(const State& later) {
+// The first n keys of the KV cache of `later` as inputs.
+static Inputs held_keys(const State& later, int64_t n) {
   Inputs keys;
   for (const Input& i : input_table()) {
     const at::Tensor& x = later.recent.*i.at;
-    if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, later.held);
+    if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, n);
   }
   return keys;
 }
@@ -450,7 +401,7 @@ void merge(State& state, const State& later) {
         "cannot merge states of two shapes: k is [", a.B, ", ", a.G, ", T, ", a.D, "] and [", b.B,
         ", ", b.G, ", T, ", b.D, "]");
   if (!state.finite) {
-    append(state, held_keys(later), later.held);
+    append(state, held_keys(later, later.held), later.held);
   } else {
     State copy = later;
     for (at::Tensor* x : {&copy.carry.S, &copy.carry.z, &copy.carry.decay})
@@ -473,21 +424,11 @@ void merge(State& state, const State& later) {
   state.tokens += later.tokens;
 }
 
-std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State& s) {
-  std::vector<std::pair<std::string, at::Tensor*>> all = {{"S", &s.carry.S},
-                                                          {"z", &s.carry.z},
-                                                          {"count", &s.carry.count},
-                                                          {"keys", &s.carry.keys},
-                                                          {"gates", &s.carry.gates},
-                                                          {"decay", &s.carry.decay},
-                                                          {"near.k", &s.carry.near_k},
-                                                          {"near.v", &s.carry.near_v},
-                                                          {"near.keep", &s.carry.near_keep},
-                                                          {"near.decay", &s.carry.near_decay},
-                                                          {"recent.fades", &s.decay_sums}};
-  for (const Input& i : input_table())
-    all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));
-  return all;
+void repeat(State& s, int64_t tokens) {
+  for (int64_t n; (n = std::min(s.tokens, tokens - s.tokens)) > 0; s.tokens += n) {
+    if (!s.finite) append(s, held_keys(s, std::min(n, s.held)), std::min(n, s.held));
+    s.carry.count.add_(double(n));
+  }
 }
 
 }  // namespace horner::attn

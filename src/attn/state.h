@@ -4,13 +4,9 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "attn/attend.h"
-#include "attn/carry.h"
-#include "attn/plan.h"
+#include "attn/make_state.h"
 
 namespace horner::attn {
 
@@ -18,26 +14,6 @@ namespace horner::attn {
 // `after`, unless that is null. Gradients flow through all of it. For a variant with a finite
 // state.
 at::Tensor attend_from(const Spec&, const Inputs&, const Carry& before, Carry* after);
-
-struct State {
-  Spec spec;
-  StateShape shape;
-  at::ScalarType dtype;  // of the inputs
-  bool finite;
-  int64_t tokens = 0;  // so far
-  Carry carry;         // only count and gates where the state is not finite
-  // The `held` most recent tokens, in [B, G, room, ..]: those not folded into a finite state yet,
-  // or the KV cache.
-  int64_t room, held = 0;
-  Inputs recent;
-  at::Tensor decay_sums;  // [B, G, room], double: running sums of the log gates
-};
-
-// An empty state. `buffer`: how many tokens are folded into a finite state together; 0 keeps a KV
-// cache instead, as does a GPU for sums in double. Throws if the state is too large (plan.h).
-inline constexpr int64_t kWaiting = 64;
-State make_state(const Spec&, const StateShape&, at::ScalarType = at::kFloat,
-                 int64_t buffer = kWaiting, at::Device = at::kCPU);
 
 // Adds T tokens and returns their results [B, H, T, E]: many for prefill, one for decoding. The
 // same as attending to all tokens so far. Without gradients.
@@ -49,8 +25,9 @@ void flush(State&);
 // Appends the tokens of `later` to those of `state`: the sums add.
 void merge(State& state, const State& later);
 
-// Every tensor that a state may hold, by name; the batch is the first dimension of each.
-std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State&);
+// As if a stream had `tokens` tokens, by repeating those so far: for measurements. Sums stay as
+// they are.
+void repeat(State&, int64_t tokens);
 
 int64_t bytes(const State&);  // in use now
 

@@ -28,7 +28,7 @@ struct BenchOptions {
   std::string what;
   std::vector<std::string> variants{"softmax",  "l2",       "taylor2", "taylor4",
                                     "taylor10", "by_count", "gated"};
-  std::vector<std::string> executions, dtypes{"float32"};
+  std::vector<std::string> executions, dtypes{"float32"}, models;
   std::vector<std::string> shapes{"1,8,1024,64", "1,8,4096,64", "4,16,512,64", "1,8,2048,128"};
   std::string device = "cpu", svg, peers;
   int repeats = 0;
@@ -334,6 +334,8 @@ Action bench(CLI::App& app) {
                  "variants; * matches any characters "
                  "[softmax l2 taylor2 taylor4 taylor10 by_count gated]"),
           variant_choices());
+  option(app, "--model", o->models, "DIR",
+         "decode: models to time instead, after 1,024 to 1,048,576 tokens");
   choices(option(app, "--execution", o->executions, "NAME",
                  "executions [all but reference and recurrent]"),
           execution_choices());
@@ -362,6 +364,12 @@ Action bench(CLI::App& app) {
     if (!o->svg.empty()) files::check_output({.path = o->svg, .ours = is_chart}, o->force);
     if (o->what == "order") return bench_order(o->seed, {o->json, o->svg});
     if (o->what != "decode") return run(*o);
+    if (!o->models.empty()) {
+      ModelTiming t{.device = cli::device(o->device)};
+      if (app.count("--dtype") > 0) t.dtype = cli::dtype(o->dtypes[0]);
+      if (o->repeats > 0) t.runs = o->repeats;
+      return bench_models(o->models, t, o->json);
+    }
     if (app.count("--variant") == 0) o->variants = {"softmax", "taylor2"};
     if (app.count("--shape") == 0) o->shapes = {"1,8,65536,64"};
     horner::check(o->shapes.size() == 1, "bench decode takes exactly one --shape, got ",

@@ -18,6 +18,14 @@ struct Shown {
 Outcome bench_decode(const std::vector<attn::Variant>&, const instruments::Case&, int repeats,
                      const Shown&);
 
+// The time of a token of whole models, after 1,024 to 1,048,576 others.
+struct ModelTiming {
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::ScalarType::Undefined;  // that of the weights
+  int runs = 7;
+};
+Outcome bench_models(const std::vector<std::string>& models, const ModelTiming&, bool json);
+
 Outcome bench_order(uint64_t seed, const Shown&);
 
 struct BenchRow {

@@ -14,12 +14,14 @@ namespace horner::cli {
 
 void check_bench_options(const CLI::App& app, const std::string& what) {
   std::vector<const char*> useless;
-  if (what == "attention") useless = {"--svg", "--force", "--seed"};
+  if (what == "attention") useless = {"--svg", "--force", "--seed", "--model"};
   if (what == "decode")
     useless = {"--seed", "--peers", "--execution", "--forward-only", "--statistics"};
   if (what == "order")
     useless = {"--variant", "--execution",    "--shape",      "--dtype", "--device",
-               "--repeats", "--forward-only", "--statistics", "--peers"};
+               "--repeats", "--forward-only", "--statistics", "--peers", "--model"};
+  if (app.count("--model") > 0 && what == "decode")
+    useless.insert(useless.end(), {"--variant", "--shape", "--svg"});
   for (const char* name : useless)
     horner::check(app.count(name) == 0, "bench ", what, " does not take ", name,
                   "; see 'horner bench --help'");

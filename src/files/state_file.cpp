@@ -62,7 +62,9 @@ State load_state(const std::filesystem::path& path) {
   const Spec spec = with(Spec{}, word("spec"));
   const int64_t room = number("room");
   const bool sums = file.tensors.contains("S") || file.tensors.contains("z");  // else all keys
-  State s = make_state(spec, shape, dtype, sums ? std::max<int64_t>(1, room) : 0);
+  const auto* near = std::get_if<Window>(&spec.near);
+  const int64_t buffer = room - (near ? near->size : 0);
+  State s = make_state(spec, shape, dtype, sums ? std::max<int64_t>(1, buffer) : 0);
   s.tokens = number("tokens"), s.held = number("held");
   check(sums || !sees_all_past(spec.mask) || s.held == s.tokens, path.string(), ": holds ", s.held,
         " of ", s.tokens, " tokens, but no sums of the others");
@@ -72,6 +74,7 @@ State load_state(const std::filesystem::path& path) {
   for (const auto& [name, x] : tensors_of(s)) {
     const auto found = file.tensors.find(name);
     const bool optional = name.starts_with("recent.");
+    if (name.starts_with("near.") && s.held > 0) *x = at::Tensor();  // they are among the recent
     check(found != file.tensors.end() || !x->defined() || optional, path.string(),
           ": missing tensor '", name, "'");
     if (found == file.tensors.end()) continue;

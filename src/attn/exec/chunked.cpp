@@ -169,7 +169,7 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
     const int64_t B = in.q.size(0);
     Carry next{r.S.contiguous(), r.z.contiguous()};
     next.count = p.count.select(2, T - 1).reshape({-1}).to(at::kDouble).expand({B}).contiguous();
-    if (spec.centred) next.keys = keys.select(2, T - 1);
+    if (spec.centred) next.keys = keys.select(2, T - 1).contiguous();
     if (near) near->leave(next);
     if (sums.gates.defined())
       next.gates = sums.gates.to(at::kDouble)

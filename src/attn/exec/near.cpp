@@ -52,7 +52,7 @@ Near::Near(const Spec& spec, const Inputs& in, const at::Tensor& values, const C
 void Near::leave(Carry& after) const {
   const int64_t from = all_k_.size(2) - n_;
   after.near_k = all_k_.narrow(2, from, n_).contiguous();
-  after.near_v = all_v_.narrow(2, from, n_).contiguous();
+  after.near_v = all_v_.narrow(2, from, n_).to(wide(all_k_.scalar_type())).contiguous();
   after.near_keep = all_keep_.narrow(1, from, n_).contiguous();
   if (all_logs_.defined()) after.near_decay = all_logs_.narrow(2, from, n_).contiguous();
 }

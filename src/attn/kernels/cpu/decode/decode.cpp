@@ -1,5 +1,5 @@
 // Compiled once per instruction set. For each block of keys: scores, weights and N of all query
-// heads that read it. Then the state, once for all of those heads.
+// heads that read it, of near keys first. Then the state, once for all of those heads.
 #include "attn/kernels/cpu/decode/decode.h"
 
 #include <cmath>
@@ -23,6 +23,7 @@ struct Step {
   int64_t gh, b;      // b * G + key head, batch
   Scratch<R> scratch;
   R *x, *qT, *N, *W, *multiplier, *levels, *block, *share, *y, *kT;
+  R *centre, *rest;  // of each query head: what its scores are less; of what is far, e^-shift
 
   Step(const Decode<R>& c, int64_t task, R* memory)
       : c(c),
@@ -39,24 +40,32 @@ struct Step {
     for (int p = 1; c.S && p < c.last; ++p) lower += monomials(c.D, p);
     levels = scratch.take(lower * C), block = scratch.take(kBlock * C);
     share = scratch.take(kKeys), y = scratch.take(kKeys * c.E), kT = scratch.take(c.D * kKeys);
+    centre = scratch.take(padded), rest = scratch.take(padded);
   }
 
   const R* key(int64_t s) const { return c.k + (gh * c.room + s) * c.width; }
   const R* value(int64_t s) const { return c.v + (gh * c.room + s) * c.E; }
   const R* query(int r) const { return c.q + (gh * heads + r) * c.width; }
+  int64_t first_near() const { return c.to - c.near > c.from ? c.to - c.near : c.from; }
   double gate_sum(int64_t s) const { return c.decay[gh * c.room + s]; }
   double now() const { return c.decay && c.to > 0 ? gate_sum(c.to - 1) : 0; }
 
   bool kept(int64_t s) const { return !c.keep || c.keep[b * c.room + s]; }
+  static R dot(const R* a, const R* b, int64_t n) {
+    V sum{};
+    for (int64_t d = 0; d < n; d += kL) sum += load(a + d) * load(b + d);
+    return sum_lanes<R>(sum);
+  }
   // x[r, j] of n keys from s; 0 where masked.
-  void scores(int64_t s, int n) const {
+  void scores(int64_t s, int n, bool near) const {
     for (int r = 0; r < heads; ++r) {
-      const R *q = query(r), centre = c.centre ? c.centre[gh * heads + r] : R(0);
-      for (int j = 0; j < n; ++j) {
-        const R* k = key(s + j);
-        V sum{};
-        for (int64_t d = 0; d < c.width; d += kL) sum += load(q + d) * load(k + d);
-        x[r * kKeys + j] = sum_lanes<R>(sum) * c.scale;
+      if (near) {
+        const R *q = c.near_q + (gh * heads + r) * c.near_width,
+                *k = c.near_k + (gh * c.room + s) * c.near_width;
+        for (int j = 0; j < n; ++j)
+          x[r * kKeys + j] = dot(q, k + j * c.near_width, c.near_width) * c.near_scale;
+      } else {
+        for (int j = 0; j < n; ++j) x[r * kKeys + j] = dot(query(r), key(s + j), c.width) * c.scale;
       }
       if (c.softcap != 0)
         for (int j = 0; j < n; j += kL) {
@@ -64,7 +73,7 @@ struct Step {
           store(at, Maths<V>::tanh(load(at) / c.softcap) * c.softcap);
         }
       for (int j = 0; j < n; ++j) {
-        const R y = x[r * kKeys + j] - centre;
+        const R y = x[r * kKeys + j] - centre[r];
         x[r * kKeys + j] = !kept(s + j) ? 0 : y > c.clamp ? c.clamp : y;
       }
       for (int j = n; j < kKeys; ++j) x[r * kKeys + j] = 0;
@@ -83,13 +92,20 @@ struct Step {
     multiply<true>(ProductOf<R>{w, kKeys, 1, value(s), c.E, N, c.E, heads, int(c.E), n});
   }
 
+  // N and W relative to a larger shift.
+  void raise(int r, R from, R to) const {
+    const R left = std::exp(from - to);
+    W[r] *= left;
+    for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= left;
+  }
+
   template <class Weight>
   void weigh(const Weight& weight, int64_t s, int n, R*) {
-    scores(s, n);
+    scores(s, n, false);
     for (int r = 0; r < heads; ++r) {
       V sum{};
       for (int j = 0; j < kKeys; j += kL) {
-        const V w = attn::weight(weight, load(x + r * kKeys + j)).w * load(share + j);
+        const V w = attn::weight(weight, load(x + r * kKeys + j)).w * load(share + j) * rest[r];
         store(x + r * kKeys + j, w), sum += w;
       }
       W[r] += sum_lanes<R>(sum);
@@ -98,7 +114,7 @@ struct Step {
   }
   // Relative to the largest score so far, with the log of its decay.
   void weigh(Exp, int64_t s, int n, R* top) {
-    scores(s, n);
+    scores(s, n, c.near > 0);
     R log_share[kKeys];
     for (int j = 0; j < kKeys; ++j) {
       const bool seen = j < n && kept(s + j);
@@ -115,11 +131,7 @@ struct Step {
       const R before = top[r];
       for (int i = 0; i < kL; ++i)
         if (largest[i] > top[r]) top[r] = largest[i];
-      if (top[r] > before) {
-        const R left = std::exp(before - top[r]);
-        W[r] *= left;
-        for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= left;
-      }
+      if (top[r] > before) raise(r, before, top[r]);
       const R shift = top[r] == -INFINITY ? 0 : top[r];
       V sum{};
       for (int j = 0; j < kKeys; j += kL) {
@@ -135,14 +147,14 @@ struct Step {
     for (int64_t d = 0; d < c.D; ++d)
       for (int r = 0; r < padded; ++r)
         qT[d * padded + r] = r < heads ? query(r)[d] * c.scale : R(0);
-    const bool plain = !c.centre && !c.decay;
+    const bool centred = c.centre || c.keys, plain = !centred && !c.decay && c.near == 0;
+    const R decay = c.decay ? R(std::exp(now())) : R(1);
     for (int r = 0; !plain && r < padded; ++r) {
-      const R b = c.centre && r < heads ? -c.centre[gh * heads + r] : R(0);
-      const R left = c.decay ? R(std::exp(now())) : R(1);
+      const R b = r < heads ? -centre[r] : R(0), left = r < heads ? decay * rest[r] : R(0);
       R e = 0, term = 1;
       for (int m = 0; m <= c.last; ++m) {
         e += term, term *= b / (m + 1);
-        multiplier[(c.last - m) * padded + r] = (c.centre ? e : R(1)) * left;
+        multiplier[(c.last - m) * padded + r] = (centred ? e : R(1)) * left;
       }
     }
     return {
@@ -150,20 +162,51 @@ struct Step {
   }
   const R* S() const { return c.S + gh * c.F * c.E; }
 
+  // The number of keys seen that are not near.
+  double far_count() const {
+    double n = c.count[b];
+    for (int64_t s = first_near(); c.near > 0 && s < c.to; ++s) n -= kept(s);
+    return n;
+  }
+  void find_centres() const {
+    for (int r = 0; r < heads; ++r) centre[r] = c.centre ? c.centre[gh * heads + r] : R(0);
+    const double n = c.keys ? far_count() : 0;
+    for (int r = 0; n > 0 && r < heads; ++r) {
+      double sum = 0;
+      for (int64_t d = 0; d < c.D; ++d) sum += double(query(r)[d]) * c.keys[gh * c.D + d];
+      centre[r] += R(sum / n) * c.scale;
+    }
+  }
+  // A shift below 0 would let the weights of far keys overflow.
+  void leave_room_for_far(R* top) const {
+    const bool any = far_count() > 0;
+    for (int r = 0; r < heads; ++r) {
+      if (any && top[r] < 0) raise(r, top[r], 0), top[r] = 0;
+      rest[r] = top[r] == -INFINITY ? R(1) : std::exp(-top[r]);
+    }
+  }
+  template <class Weight>
+  void add_keys(const Weight& weight, int64_t from, int64_t to, R* top) {
+    for (int64_t s = from; s < to; s += kKeys) {
+      const int n = int(to - s < kKeys ? to - s : kKeys);
+      shares(s, n);
+      weigh(weight, s, n, top);
+    }
+  }
+
   void forward() {
     std::memset(N, 0, sizeof(R) * size_t(heads * c.E)),
         std::memset(W, 0, sizeof(R) * size_t(padded));
     R* top = c.shift + gh * heads;
-    for (int r = 0; r < heads; ++r) top[r] = std::holds_alternative<Exp>(c.weight) ? -INFINITY : 0;
-    const auto add_keys = [&](int64_t from, int64_t to) {
-      for (int64_t s = from; s < to; s += kKeys) {
-        const int n = int(to - s < kKeys ? to - s : kKeys);
-        shares(s, n);
-        std::visit([&](const auto& w) { weigh(w, s, n, top); }, c.weight);
-      }
+    const bool relative = c.near > 0 || std::holds_alternative<Exp>(c.weight);
+    for (int r = 0; r < heads; ++r) top[r] = relative ? -INFINITY : 0, rest[r] = 1;
+    find_centres();
+    if (c.near > 0) add_keys(Exp{}, first_near(), c.to, top), leave_room_for_far(top);
+    const auto add_far = [&](int64_t from, int64_t to) {
+      std::visit([&](const auto& w) { add_keys(w, from, to, top); }, c.weight);
     };
-    add_keys(0, c.first_keys < c.from ? c.first_keys : c.from);
-    add_keys(c.from, c.to);
+    add_far(0, c.first_keys < c.from ? c.first_keys : c.from);
+    add_far(c.from, c.near > 0 ? first_near() : c.to);
     for (int r = 0; r < heads; ++r)
       if (top[r] == -INFINITY) top[r] = 0;
     if (c.S) {

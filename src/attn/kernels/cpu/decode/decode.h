@@ -1,6 +1,8 @@
 // Decoding one token on the CPU: the newest query of each head attends to the keys in the KV cache
 // and, if there is one, to the state that holds all earlier keys. R is float or double.
 //   x_s = min(clamp, softcap(scale q.k_s) - centre),  N = sum_s w(x_s) decay_s in_s v_s + phi(q) S
+// Where keys are near, the last `near` of them have exp for w, of scores that may be of other
+// channels.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +28,13 @@ struct Decode {
   const R* centre;         // [B, H], or null
   int64_t room, from, to;  // keys from <= s < to
   int64_t first_keys;      // and keys s < first_keys
+
+  // On the CPU only. The scores are also less the mean score of the far keys, where `keys` is their
+  // sum [B, G, D]; `count` [B] is the number of all keys seen, those of the state included.
+  const double *count, *keys;
+  int64_t near, near_width;
+  R near_scale;
+  const R *near_q, *near_k;  // [B, H, near_width], [B, G, room, near_width]
 
   // The state of earlier keys, at which the sums of `decay` start; S and z are null without one.
   int first, last;  // orders

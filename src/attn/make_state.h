@@ -1,0 +1,44 @@
+// What a state holds, and an empty one.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attn/attend.h"
+#include "attn/carry.h"
+#include "attn/plan.h"
+
+namespace horner::attn {
+
+struct State {
+  Spec spec;
+  StateShape shape;
+  at::ScalarType dtype;  // of the inputs
+  bool finite;
+  int64_t tokens = 0;  // so far
+  Carry carry;         // only count and gates where the state is not finite
+  // The `held` most recent tokens, in [B, G, room, ..]: those not folded into a finite state yet,
+  // or the KV cache. While single tokens come, the last of them are the near keys, which `carry`
+  // does not have then.
+  int64_t room, held = 0;
+  Inputs recent;
+  at::Tensor decay_sums;  // [B, G, room], double: running sums of the log gates
+  at::Tensor given_k;     // [B, G, room, D]: keys before their features, which near ones are
+};
+
+// An empty state. `buffer`: how many tokens are folded into a finite state together; 0 keeps a KV
+// cache instead, as does a GPU for sums in double. Throws if the state is too large (plan.h).
+inline constexpr int64_t kWaiting = 64;
+State make_state(const Spec&, const StateShape&, at::ScalarType = at::kFloat,
+                 int64_t buffer = kWaiting, at::Device = at::kCPU);
+
+// Every tensor that a state may hold, by name; the batch is the first dimension of each.
+std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State&);
+
+at::ScalarType sums_dtype(const State&);
+int64_t key_channels(const State&);  // of the recent keys
+int64_t near_keys(const Spec&);      // n of near=window(n), else 0
+int64_t padded_size(int64_t channels);
+
+}  // namespace horner::attn
