@@ -307,7 +307,8 @@ static bool has_kernel(const State& s) {
   const bool here =
       s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
   const bool cpu = s.carry.count.is_cpu();
-  const exec::Has has{.softcap = cpu, .sink = true, .near = cpu, .first_keys = cpu};
+  const exec::Has has{
+      .softcap = cpu, .sink = true, .near = cpu, .near_share = cpu, .first_keys = cpu};
   return !needs_the_row(spec) && whole && is<Identity>(spec.features) && here &&
          (!spec.centred || s.carry.keys.defined()) && exec::why_lacking(spec, has).empty();
 }

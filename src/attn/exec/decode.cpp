@@ -77,6 +77,9 @@ static Sums apply(const State& s, const Inputs& in, const at::Tensor& q, const a
     c.near_width = s.given_k.size(3);
     c.near_scale = R(scale_factor({.temperature = s.spec.temperature}, in));
   }
+  const at::Tensor share =
+      s.spec.near_share ? in.near_share.detach().to(dtype).sigmoid().contiguous() : at::Tensor();
+  c.near_share = pointer<R>(share);
   run(s, c, Task::apply_state);
   return {N.narrow(-1, 0, s.shape.E), W, shift, {}, {}};
 }

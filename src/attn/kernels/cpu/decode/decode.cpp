@@ -185,6 +185,14 @@ struct Step {
       rest[r] = top[r] == -INFINITY ? R(1) : std::exp(-top[r]);
     }
   }
+  // The largest near score is not a shift but part of the near weights.
+  void take_share(R* top) const {
+    const R* share = c.near_share + gh % c.G * heads;
+    for (int r = 0; r < heads; ++r) {
+      W[r] *= share[r], top[r] = 0;
+      for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= share[r];
+    }
+  }
   template <class Weight>
   void add_keys(const Weight& weight, int64_t from, int64_t to, R* top) {
     for (int64_t s = from; s < to; s += kKeys) {
@@ -201,7 +209,10 @@ struct Step {
     const bool relative = c.near > 0 || std::holds_alternative<Exp>(c.weight);
     for (int r = 0; r < heads; ++r) top[r] = relative ? -INFINITY : 0, rest[r] = 1;
     find_centres();
-    if (c.near > 0) add_keys(Exp{}, first_near(), c.to, top), leave_room_for_far(top);
+    if (c.near > 0) {
+      add_keys(Exp{}, first_near(), c.to, top);
+      c.near_share ? take_share(top) : leave_room_for_far(top);
+    }
     const auto add_far = [&](int64_t from, int64_t to) {
       std::visit([&](const auto& w) { add_keys(w, from, to, top); }, c.weight);
     };

@@ -35,6 +35,7 @@ struct Decode {
   int64_t near, near_width;
   R near_scale;
   const R *near_q, *near_k;  // [B, H, near_width], [B, G, room, near_width]
+  const R* near_share;       // [H], the weight of the largest near score, or null: e^x
 
   // The state of earlier keys, at which the sums of `decay` start; S and z are null without one.
   int first, last;  // orders
