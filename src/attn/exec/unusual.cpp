@@ -53,11 +53,13 @@ static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Ten
 }
 
 // The running sums of the kernels would carry a NaN to every later row of its head, also to those
-// of other packed sequences and to those of a window that is past it.
+// of other packed sequences and to those of a window that is past it. The executions on a GPU see
+// to it themselves (spoil_rows): here the device would be waited for.
 at::Tensor run_with_gates(const Execution& e, const Spec& spec, const Inputs& in,
                           Statistics* statistics) {
   const at::Tensor& gates = gates_of(in);
-  if (&e == &reference || !gates.defined() || !gates.is_cpu()) return e.run(spec, in, statistics);
+  const bool on_cpu = &e == &fused_cpu || &e == &chunked || &e == &recurrent;
+  if (!on_cpu || !gates.defined()) return e.run(spec, in, statistics);
   const at::Tensor nan = gates.detach().isnan();
   if (!nan.any().item<bool>()) return e.run(spec, in, statistics);
   Inputs clean = in;
