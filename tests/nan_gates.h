@@ -11,6 +11,7 @@
 #include "attn/catalog.h"
 #include "attn/inputs.h"
 #include "attn/stages.h"
+#include "attn/state.h"
 #include "instruments/verify.h"
 
 namespace horner::attn {
@@ -68,6 +69,7 @@ struct NanGates {
       if (at::Tensor& x = leaf.*i.at; x.defined() && i.role != Role::mask)
         x = x.detach().to(dtype, false, true).requires_grad_(has_gradient(i));
     instruments::Results r{attend(clean.spec, leaf, execution), {}};
+    if (!clean.direction.defined()) return r;
     r.out.backward(clean.direction.to(r.out.options()));
     r.out = r.out.detach();
     for (const auto& [input, truth] : clean.truth.gradients) {
@@ -80,8 +82,6 @@ struct NanGates {
     const Execution& e = attn::execution(execution);
     if (!e.why_not(clean.spec, in).empty()) return false;
     instruments::Results r = gradients_of(execution, clean.on.dtype);
-    expect_same(r.out.isnan(), rows.unsqueeze(-1).expand_as(r.out), execution + " output");
-    r.out = at::where(r.out.isnan(), clean.truth.out.to(r.out.scalar_type()), r.out);
     for (size_t n = 0; n < clean.truth.gradients.size(); ++n) {
       auto& [input, d] = r.gradients[n];
       auto [must, may] = places(*input, d);
@@ -91,10 +91,25 @@ struct NanGates {
       expect_same(d.isnan() & ~may, at::zeros_like(may), what + " elsewhere");
       d = at::where(may, clean.truth.gradients[n].second.to(d.scalar_type()), d);
     }
-    for (const instruments::Difference& d : judge(clean, r).differences)
-      EXPECT_LE(d.error, d.allowed) << execution << " " << d.of << ", " << of;
+    expect_right(r, execution);
     if (e.statistics && clean.on.padded) expect_statistics(execution);
     return true;
+  }
+  // As a stream of several steps: tokens up to each of `cuts`, then one by one.
+  void stream(std::vector<int64_t> cuts, int64_t buffer) const {
+    const auto& c = clean.on;
+    State state = make_state(clean.spec, {c.B, c.G, c.D, c.E}, c.dtype, buffer, c.device);
+    while (cuts.empty() || cuts.back() < c.T) cuts.push_back(cuts.empty() ? 1 : cuts.back() + 1);
+    std::vector<at::Tensor> results;
+    for (int64_t from = 0; const int64_t to : cuts)
+      results.push_back(step(state, tokens(in, from, to))), from = to;
+    expect_right({at::cat(results, 2), {}}, "a stream");
+  }
+  void expect_right(instruments::Results r, const std::string& by) const {
+    expect_same(r.out.isnan(), rows.unsqueeze(-1).expand_as(r.out), by + " output");
+    r.out = at::where(r.out.isnan(), clean.truth.out.to(r.out.scalar_type()), r.out);
+    for (const instruments::Difference& d : judge(clean, r).differences)
+      EXPECT_LE(d.error, d.allowed) << by << " " << d.of << ", " << of;
   }
   void expect_statistics(const std::string& execution) const {
     Statistics all, log;
@@ -121,26 +136,12 @@ inline void expect_nan_where_defined(const std::vector<std::string>& executions,
   const Case plain{.T = 70, .S = 70, .D = 6, .E = 5, .dtype = dtype, .device = device, .seed = 3};
   Case packed = plain, padded = plain, late = plain;
   packed.packed = padded.padded = true, late.T = 20, late.padded = true;
-  for (const char* variant : {"linear_decay",
-                              "linear_mamba",
-                              "gated_decay",
-                              "forgetting",
-                              "forgetting:mask=window(9)",
-                              "linear_decay:mask=window(9)",
-                              "gated_decay:mask=streaming(4,20)",
-                              "forgetting:mask=chunks(16)",
-                              "l2:decay=token_gate",
-                              "sigmoid:decay=token_gate",
-                              "gla",
-                              "hgrn2",
-                              "gla:norm=none",
-                              "gated_delta",
-                              "kda",
-                              "gated_delta:norm=none",
-                              "gated_delta:norm=none",
-                              "kda:norm=none",
-                              "delta_taylor2:decay=token_gate",
-                              "near_taylor2:near=window(9),decay=token_gate"}) {
+  for (const char* variant :
+       {"linear_decay", "linear_mamba", "gated_decay", "forgetting", "forgetting:mask=window(9)",
+        "linear_decay:mask=window(9)", "gated_decay:mask=streaming(4,20)",
+        "forgetting:mask=chunks(16)", "l2:decay=token_gate", "sigmoid:decay=token_gate", "gla",
+        "hgrn2", "gla:norm=none", "gated_delta", "kda", "gated_delta:norm=none", "kda:norm=none",
+        "delta_taylor2:decay=token_gate", "near_taylor2:near=window(9),decay=token_gate"}) {
     int ran = 0;
     for (const Case& c : {packed, padded, late}) {
       const NanGates nan(variant, c);
@@ -152,6 +153,28 @@ inline void expect_nan_where_defined(const std::vector<std::string>& executions,
   chunks.T = chunks.S = 150, chunks.H = 2;
   for (const char* variant : {"linear_decay", "gla", "gated_delta"})
     EXPECT_TRUE(NanGates(variant, chunks).run("chunked_cuda"));
+}
+
+// Streams of sums and of keys: prompts, single tokens, and several after others.
+inline void expect_nan_in_streams(at::ScalarType dtype, at::Device device) {
+  for (const char* variant :
+       {"linear_decay", "gated_decay", "forgetting", "forgetting:mask=window(9)", "gla",
+        "gated_delta", "kda", "delta_taylor2:decay=token_gate",
+        "near_taylor2:near=window(9),decay=token_gate"})
+    for (const bool padded : {false, true}) {
+      const NanGates nan(variant, {.T = 40,
+                                   .S = 40,
+                                   .D = 6,
+                                   .E = 5,
+                                   .dtype = dtype,
+                                   .device = device,
+                                   .seed = 5,
+                                   .padded = padded,
+                                   .gradients = false});
+      for (const std::vector<int64_t>& cuts :
+           std::vector<std::vector<int64_t>>{{}, {20, 36}, {1, 18, 19, 38}})
+        for (const int64_t buffer : {0, 16}) nan.stream(cuts, buffer);
+    }
 }
 
 }  // namespace horner::attn

@@ -15,6 +15,7 @@
 #include "attn/stages.h"
 #include "core/check.h"
 #include "instruments/verify.h"
+#include "nan_gates.h"
 
 namespace horner::attn {
 
@@ -377,6 +378,10 @@ struct Folder {
   Folder() { fs::create_directories(path); }
   ~Folder() { fs::remove_all(path); }
 };
+
+TEST(States, HaveNanWhereTheDefinitionHasIt) {
+  expect_nan_in_streams(at::kFloat, at::kCPU);
+}
 
 TEST(States, AreSavedAndLoaded) {
   const Folder folder;

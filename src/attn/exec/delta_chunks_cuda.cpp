@@ -159,8 +159,8 @@ NormInputs norm_backward(const NormJob& job, const NormInputs& x, const Output&,
 
 }  // namespace
 
-at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most,
-                           const DeltaGates& gates, const DeltaState& state) {
+at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most, const DeltaGates& gates,
+                           const DeltaState& state) {
   const DeltaJob job{scale, most, gates, state};
   return differentiable("chunked_cuda", job, x, forward, backward).N;
 }

@@ -239,9 +239,8 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& given) {
   return finish(spec, in, sums);
 }
 
-Sums step_linear(const Spec& spec, const Inputs& given, Carry& carry) {
-  const c10::cuda::CUDAGuard guard(given.q.device());
-  const Inputs in = without_idle_gates(given, carry.count);
+Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
+  const c10::cuda::CUDAGuard guard(in.q.device());
   if (is_by_series(spec)) return sums_by_series(spec, in, &carry);
   const Prepared p(spec, in, carry.count);
   const at::Tensor gates = exp_of(p.x.logs);

@@ -33,8 +33,8 @@ struct Pass {
 
 struct NearJob {
   Pass near, far;
-  SeenKeys keys;  // of both
-  bool gated;     // the decay is of gates
+  SeenKeys keys;         // of both
+  bool gated;            // the decay is of gates
   at::Tensor some_far;   // [1 or B, 1, T]: whether a query sees a key that is not near
   at::Tensor far_first;  // [T]: whether the first key of its mask is not near
   int channels;
