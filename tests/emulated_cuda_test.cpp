@@ -63,6 +63,9 @@ TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasIt) {
   for (at::ScalarType dtype : {at::kBFloat16, at::kFloat})
     expect_nan_where_defined({"fused_cuda", "chunked_cuda"}, dtype, at::kCPU);
 }
+TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasItInStreams) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kFloat}) expect_nan_in_streams(dtype, at::kCPU);
+}
 
 INSTANTIATE_TEST_SUITE_P(Catalog, EmulatedCuda, testing::ValuesIn(rows()),
                          [](const auto& info) { return name(info.param); });

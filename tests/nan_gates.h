@@ -32,7 +32,7 @@ struct NanGates {
     gates = gates.clone();
     const at::Tensor to = gates.dim() == 4 ? gates.select(3, 1) : gates;
     to[0][1][0].fill_(NAN);
-    for (const int64_t j : {c.S / 3, int64_t(30)}) to[1][0][j].fill_(NAN);
+    for (const int64_t j : {c.S / 3, c.S / 2}) to[1][0][j].fill_(NAN);
     for (const int64_t j : {int64_t(2), c.S - 1}) to[1][1][j].fill_(NAN);
     // Of every pair, the gates that are NaN in (s, t].
     const at::Tensor nan = gates.dim() == 4 ? gates.isnan().any(-1) : gates.isnan();  // [B, G, S]
@@ -175,6 +175,9 @@ inline void expect_nan_in_streams(at::ScalarType dtype, at::Device device) {
            std::vector<std::vector<int64_t>>{{}, {20, 36}, {1, 18, 19, 38}})
         for (const int64_t buffer : {0, 16}) nan.stream(cuts, buffer);
     }
+  for (const char* variant : {"gla", "gated_delta", "kda"})  // prompts of whole chunks
+    NanGates(variant, {.T = 240, .S = 240, .dtype = dtype, .device = device, .gradients = false})
+        .stream({70, 150, 238}, 16);
 }
 
 }  // namespace horner::attn
