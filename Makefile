@@ -2,7 +2,7 @@
 # make test     set everything up, build, and run every test
 # make build    set everything up and build: the command is build/horner, the package is in .venv
 # make test-long   kills, 100 steps on 2 and 4 ranks, a million tokens over 4, 32,768 tokens diagnosed, 20,000 generated, pip compiling its wheel,
-#                  wheels for every torch, a hundred workers, Slurm: what takes minutes
+#                  wheels for the oldest and the newest torch, a hundred workers, Slurm: what takes minutes
 # make test-cuda   on a machine with an NVIDIA GPU: build against VENV's torch, check, sanitize and time the CUDA kernels
 # make pretrained   Gemma 3 270M, trained weights from a 4-bit file (1.1 GB in pretrained/): some tests want it, none needs it
 # make wheel    dist/horner-*.whl for the torch of VENV
@@ -15,7 +15,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-TORCH ?= 2.13.0 2.15.0
+TORCH ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' 'examples/*.cpp')
 
 .PHONY: build demo test test-asan test-long test-cuda wheel wheels docs pretrained format format-check clean clean-all
@@ -56,7 +56,7 @@ test-long: build
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/scale_test.py
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/train_test.py tests/diagnose_test.py -k "hundred or gigabytes"
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/pip_test.py
-	$(VENV)/bin/python scripts/wheels.py $(TORCH) --out dist --without-cuda
+	$(VENV)/bin/python scripts/wheels.py $(firstword $(TORCH)) $(lastword $(TORCH)) --out dist --without-cuda
 	@PYTHON=$(PYTHON) scripts/install-packages slurm || echo "without Slurm: the test of an array job is skipped" >&2
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -rs -p no:cacheprovider tests/cluster_test.py -k "hundred or array"
 	PYTHONPATH=build/python HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -p no:cacheprovider tests/hf_test.py -k "twenty or whole"

@@ -9,6 +9,7 @@
 #include "attn/inputs.h"
 #include "attn/state.h"
 #include "instruments/verify.h"
+#include "nan_gates.h"
 
 namespace horner::attn {
 
@@ -108,6 +109,13 @@ TEST_F(CudaDelta, StrongGatesAreRight) {
             << name << " " << c10::toString(dtype) << " " << i;
       }
     }
+}
+
+TEST_F(CudaDelta, NanAmongGatesIsWhereTheDefinitionHasIt) {
+  for (at::ScalarType dtype : kDtypes) {
+    expect_nan_where_defined({"fused_cuda", "hopper_cuda", "chunked_cuda"}, dtype, at::kCUDA);
+    expect_nan_in_streams(dtype, at::kCUDA);
+  }
 }
 
 // Prompts in whole chunks, from a state and to it, and single tokens behind each.

@@ -7,6 +7,7 @@
 
 #include "attn/catalog.h"
 #include "instruments/verify.h"
+#include "nan_gates.h"
 
 namespace horner::attn {
 
@@ -56,6 +57,14 @@ TEST_P(EmulatedCuda, MatchesTheReference) {
       EXPECT_LE(d.error, d.allowed * (misses ? kMost : 1)) << d.of << " on " << text(c);
   }
   if (!ran) GTEST_SKIP() << "refused";
+}
+
+TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasIt) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kFloat})
+    expect_nan_where_defined({"fused_cuda", "chunked_cuda"}, dtype, at::kCPU);
+}
+TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasItInStreams) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kFloat}) expect_nan_in_streams(dtype, at::kCPU);
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, EmulatedCuda, testing::ValuesIn(rows()),

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "core/check.h"
+#include "nan_gates.h"
 #include "streams.h"
 
 namespace horner::attn {
@@ -184,6 +185,10 @@ struct Folder {
   Folder() { fs::create_directories(path); }
   ~Folder() { fs::remove_all(path); }
 };
+
+TEST(States, HaveNanWhereTheDefinitionHasIt) {
+  expect_nan_in_streams(at::kFloat, at::kCPU);
+}
 
 TEST(States, AreSavedAndLoaded) {
   const Folder folder;

@@ -167,6 +167,19 @@ at::Tensor log_gates(const Decay& decay, const Inputs& in) {
   return std::visit(LogGates{in}, decay);
 }
 
+Inputs without_idle_gates(Inputs in, const at::Tensor& before) {
+  for (at::Tensor* x : {&in.decay, &in.channel_decay}) {
+    if (!x->defined()) continue;
+    const at::Tensor seen =
+        in.keep.defined() ? in.keep : at::ones({1, x->size(2)}, x->options().dtype(at::kBool));
+    at::Tensor n = seen.cumsum(1) - seen.to(at::kLong);  // [1 or B, S], keys before each
+    if (before.defined()) n = n + before.unsqueeze(1);
+    const at::Tensor idle = n.eq(0).unsqueeze(1);
+    *x = x->masked_fill(x->isnan().logical_and(x->dim() == 4 ? idle.unsqueeze(-1) : idle), 0);
+  }
+  return in;
+}
+
 at::Tensor channel_logs(const Inputs& in) {
   return in.channel_decay.to(at::kDouble).clamp_min(-1000);
 }

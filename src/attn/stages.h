@@ -46,6 +46,10 @@ Seen far_keys(const Spec&, const Seen&);
 // The log gates g [B, G, S] of the decay, which is e^(sum of g over (s, t]); undefined for none.
 at::Tensor log_gates(const Decay&, const Inputs&);
 
+// The same inputs with a log gate of 0 for one that is NaN and decays nothing: no key is before it
+// that is not hidden, nor are there the `before` [B] keys of earlier calls.
+Inputs without_idle_gates(Inputs, const at::Tensor& before = {});
+
 // The log gates of the channels [B, G, S, D], in double.
 at::Tensor channel_logs(const Inputs&);
 

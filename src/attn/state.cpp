@@ -17,17 +17,6 @@
 
 namespace horner::attn {
 
-static constexpr const char* kOneStream =
-    "a state belongs to one stream: packed sequences (cu_seqlens) are not supported";
-
-at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
-  check_inputs(spec, in);
-  const std::string reason = exec::why_no_stream(spec, in);
-  check(reason.empty(), "cannot attend from a state: ", reason);
-  check(!in.cu_seqlens.defined(), kOneStream);
-  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
-}
-
 // Copies `x`, which may have fewer channels, to the tokens from `at` on.
 static void put(at::Tensor& to, const at::Tensor& x, int64_t axis, int64_t at) {
   at::Tensor place = to.narrow(axis, at, x.size(axis));
@@ -59,9 +48,9 @@ static void add_counts(State& s, const Inputs& in) {
 }
 
 static void put_decay(State& s, const at::Tensor& log_gates) {
-  at::Tensor sums = log_gates.to(at::kDouble).cumsum(-1);
-  if (s.held > 0) sums = sums + s.decay_sums.narrow(2, s.held - 1, 1);
-  put(s.decay_sums, sums, 2, s.held);
+  const at::Tensor before = s.decay_sums.narrow(2, 0, s.held);
+  const bool of_keys = !s.finite && is<TokenGate>(s.spec.decay);
+  put(s.decay_sums, exec::running_gates(log_gates, before, of_keys), 2, s.held);
 }
 
 // How many keys the newest query sees: the last ones, and the first of a streaming mask.
@@ -304,9 +293,8 @@ static bool has_kernel(const State& s) {
   const Spec& spec = s.spec;
   const bool whole =
       sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
-  const bool here =
-      s.carry.count.is_cpu() || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
   const bool cpu = s.carry.count.is_cpu();
+  const bool here = cpu || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
   const exec::Has has{
       .softcap = cpu, .sink = true, .near = cpu, .near_share = cpu, .first_keys = cpu};
   return !needs_the_row(spec) && whole && is<Identity>(spec.features) && here &&
@@ -344,6 +332,28 @@ static at::Tensor step_keys(State& s, const Inputs& given) {
   return attend(spec, all);
 }
 
+// `recent.keep` is there from the first hidden key on: a GPU need not be asked how many are seen.
+static at::Tensor step_finite(State& s, const Inputs& given) {
+  if (given.keep.defined() && !s.recent.keep.defined())
+    s.recent.keep = at::ones({s.shape.B, s.room}, given.keep.options());
+  const bool first = s.tokens == 0 || s.recent.keep.defined();
+  const Inputs in = first ? exec::after_first_keys(given, s.carry) : given;
+  const int64_t n = in.q.size(2);
+  if (in.q.is_cuda() && exec::has_other_sums(s.spec)) return step_linear(s, in);
+  constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
+  const bool many = n >= kPrefill;
+  if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
+  if (many && in.q.is_cpu() && (n == 1 || !exec::has_nan_gates(in))) {
+    flush(s);
+    s.tokens += n;
+    return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
+  }
+  if (n == 1) return step_sums(s, in);
+  std::vector<at::Tensor> results;
+  for (int64_t t = 0; t < n; ++t) results.push_back(step_finite(s, tokens(in, t, t + 1)));
+  return at::cat(results, 2);
+}
+
 at::Tensor step(State& s, const Inputs& in) {
   const c10::NoGradGuard without_gradients;
   check_inputs(s.spec, in);
@@ -353,25 +363,13 @@ at::Tensor step(State& s, const Inputs& in) {
         in.k.sizes(), ", v ", in.v.sizes());
   check(in.q.size(2) == in.k.size(2), "a step requires as many queries as keys, not ", in.q.size(2),
         " and ", in.k.size(2));
-  check(!in.cu_seqlens.defined(), kOneStream);
+  check(!in.cu_seqlens.defined(), exec::kOneStream);
   check(in.q.scalar_type() == s.dtype, "this state was made for ", dtype_name(s.dtype),
         " inputs, not ", dtype_name(in.q.scalar_type()));
   const at::Device device = s.carry.count.device();
   check(in.q.device() == device, "this state is on ", device.str(), ", q on ", in.q.device().str());
   if (in.q.size(2) == 0) return exec::without_keys(in, nullptr);
-  if (!s.finite) return step_keys(s, in);
-  if (in.q.is_cuda() && exec::has_other_sums(s.spec)) return step_linear(s, in);
-  constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
-  const bool many = in.q.size(2) >= kPrefill;
-  if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
-  if (many && in.q.is_cpu()) {
-    flush(s);
-    s.tokens += in.q.size(2);
-    return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
-  }
-  std::vector<at::Tensor> results;
-  for (int64_t t = 0; t < in.q.size(2); ++t) results.push_back(step_sums(s, tokens(in, t, t + 1)));
-  return results.size() == 1 ? results[0] : at::cat(results, 2);
+  return s.finite ? step_finite(s, in) : step_keys(s, in);
 }
 
 // The first n keys of the KV cache of `later` as inputs.

@@ -1,5 +1,5 @@
-"""Copies src/attn so that g++ compiles its CUDA kernels for the emulator (emulator.h) and the executions that launch them take
-tensors on the CPU: transform.py SRC OUT. Writes only what changed."""
+"""Copies src/attn so that g++ compiles its CUDA kernels for the emulator (emulator.h) and the executions and states that launch
+them take tensors on the CPU: transform.py SRC OUT. Writes only what changed."""
 
 import re
 import sys
@@ -61,7 +61,8 @@ def transformed(text, is_execution):
     text = re.sub(r"\b(\w+)<<<(.*?)>>>\(", r"emulator::launch(\1, \2, ", text, flags=re.S)
     if is_execution:
         text = re.sub(r"#include <c10/cuda/.*\n|.*c10::cuda::CUDAGuard.*\n", "", text)
-        text = text.replace("c10::cuda::getCurrentCUDAStream().stream()", "nullptr").replace(".is_cuda()", ".is_cpu()")
+        text = text.replace("c10::cuda::getCurrentCUDAStream().stream()", "nullptr")
+        text = re.sub(r"\.is_(cuda|cpu)\(\)", lambda m: ".is_cpu()" if m[1] == "cuda" else ".is_cuda()", text)
     return text
 
 
@@ -72,7 +73,8 @@ def main():
             continue
         if file.parent.name == "hopper" and file.suffix.startswith(".cu"):
             continue  # the emulator does not have their instructions
-        text = transformed(file.read_text(), "cuda" in file.name and file.parent.name == "exec")
+        launches = file.name == "state.cpp" or ("cuda" in file.name and file.parent.name == "exec")
+        text = transformed(file.read_text(), launches)
         to = out / file.relative_to(source)
         to.parent.mkdir(parents=True, exist_ok=True)
         if not to.exists() or to.read_text() != text:

@@ -30,6 +30,7 @@ struct ChunksJob {
   at::Tensor keep;
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
+  bool gated;                 // the decay is of gates
   bool relu;                  // the kernels take max(x, 0) of queries and keys
 };
 
@@ -120,9 +121,10 @@ static ChunksResult forward(const ChunksJob& job, const FusedTensors& x, bool fo
   }
   f.o = r.o.data_ptr(), f.u = memory<void>(r.u);
   f.W = memory<float>(r.W), f.shift = memory<float>(r.shift), f.r = memory<float>(r.r);
-  r.decay = decay_sums(x.decay), f.decay = memory<double>(r.decay);
+  r.decay = decay_sums(x.decay, job.gated), f.decay = memory<double>(r.decay);
   r.prefix = states(p, x.q, false);
   cuda::chunk_forward(p, stream());
+  if (job.gated) spoil_rows(x.decay, f.seen, {}, {r.o, r.u, r.W, r.r});
   return r;
 }
 
@@ -185,6 +187,7 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics*) {
   job.w = quadratic(spec.weight);
   job.channels = int(in.v.size(-1));
   job.epilogue = cuda_epilogue(spec, in);
+  job.gated = is<TokenGate>(spec.decay);
   if (in.keep.defined()) job.keep = in.keep.contiguous();
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   const bool by_row = sharpness_from(spec.sharpness) == SharpnessFrom::count;

@@ -6,6 +6,7 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/kernels/cuda/prepare/counts.h"
 #include "attn/stages.h"
+#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -74,14 +75,31 @@ static at::Tensor decay_scratch(cuda::DecaySums& p, const at::Tensor& gates) {
 static cuda::DecaySums decay_problem(const at::Tensor& gates) {
   return {.B = int(gates.size(0)), .G = int(gates.size(1)), .S = int(gates.size(2))};
 }
-at::Tensor decay_sums(const at::Tensor& gates) {
+at::Tensor decay_sums(const at::Tensor& gates, bool skips_nan) {
   if (!gates.defined()) return {};
   const at::Tensor sums = at::empty(gates.sizes(), gates.options().dtype(at::kDouble));
   cuda::DecaySums p = decay_problem(gates);
   const at::Tensor scratch = decay_scratch(p, gates);
-  p.gates = typed(gates), p.sums = memory<double>(sums);
+  p.gates = typed(gates), p.skips_nan = skips_nan, p.sums = memory<double>(sums);
   cuda::decay_sums(p, stream());
   return sums;
+}
+void spoil_rows(const at::Tensor& gates, const cuda::Seen& seen, const cuda::SeenLists& lists,
+                at::TensorList rows, at::TensorList by_last) {
+  cuda::SpoiledRows p{.B = int(gates.size(0)), .G = int(gates.size(1)), .seen = seen};
+  p.lists = lists, p.gates = typed(gates), p.H = int(rows[0].size(1));
+  const at::Tensor counts = at::empty(gates.sizes(), gates.options().dtype(at::kInt));
+  p.counts = memory<int>(counts);
+  int n = 0;
+  const auto add = [&](const at::Tensor& x, bool last) {
+    if (!x.defined()) return;
+    check(n < cuda::SpoiledRows::kMost, "too many tensors of rows");
+    p.rows[n++] = {typed(x), int(x.numel() / (int64_t(p.B) * p.H * seen.T)), last};
+  };
+  if (rows[0].numel() == 0) return;
+  for (const at::Tensor& x : rows) add(x, false);
+  for (const at::Tensor& x : by_last) add(x, true);
+  cuda::spoil_rows(p, stream());
 }
 DecayGradient::DecayGradient(cuda::Fused& f, const at::Tensor& gates) {
   if (!gates.defined() || !gates.requires_grad()) return;

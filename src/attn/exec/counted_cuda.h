@@ -8,8 +8,13 @@
 
 namespace horner::attn::exec {
 
-// Running sums of log gates [B, G, S], in double; undefined for none.
-at::Tensor decay_sums(const at::Tensor& gates);
+// Running sums of log gates [B, G, S], in double; undefined for none. `skips_nan`: a NaN counts as
+// 0, and the caller calls `spoil_rows`.
+at::Tensor decay_sums(const at::Tensor& gates, bool skips_nan);
+// Sets to NaN the rows of each tensor [B, H, T, ..] that see a key before a gate that is NaN, and
+// all rows of those `by_last` where the last one does. Undefined tensors are skipped.
+void spoil_rows(const at::Tensor& gates, const kernels::cuda::Seen&,
+                const kernels::cuda::SeenLists&, at::TensorList, at::TensorList by_last = {});
 // The memory of `f.d_decay_query` and `f.d_decay_key`, and the gradient of the log gates from them,
 // in the dtype of the gates. `after`: that of the gate after each `part` of the tokens, in double;
 // undefined if there is one part.

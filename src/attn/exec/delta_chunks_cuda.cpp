@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "attn/exec/autograd.h"
+#include "attn/exec/counted_cuda.h"
 #include "attn/exec/cuda.h"
 #include "attn/exec/cuda_stream.h"
 #include "attn/kernels/cuda/delta/chunks.h"
@@ -17,6 +18,7 @@ namespace {
 
 struct DeltaJob {
   double scale, most;
+  DeltaGates gates;
   DeltaState state;
 };
 // What backward needs: numbers of tokens, and matrices of chunks (chunks.h).
@@ -58,6 +60,15 @@ void set_saved(DeltaChunks& p, const ChunksResult& r) {
   p.k_to_end = memory<void>(r.k_to_end), p.k_from_start = memory<void>(r.k_from_start);
 }
 
+// The kernels take a NaN among the logs for one far below 0.
+void spoil(const DeltaJob& job, const DeltaChunks& p, at::TensorList rows,
+           at::TensorList by_last = {}) {
+  if (!job.gates.logs.defined()) return;
+  cuda::Seen seen{.T = p.T, .S = p.T, .causal = true};
+  seen.keep = memory<uint8_t>(job.gates.keep);
+  spoil_rows(job.gates.logs, seen, {}, rows, by_last);
+}
+
 ChunksResult forward(const DeltaJob& job, const DeltaInputs& x, bool) {
   DeltaChunks p = problem(job, x);
   const auto narrow = x.q.options(), wide = narrow.dtype(at::kFloat);
@@ -79,6 +90,7 @@ ChunksResult forward(const DeltaJob& job, const DeltaInputs& x, bool) {
   set_saved(p, r);
   p.N = r.N.data_ptr(), p.taken = memory<void>(taken), p.given = memory<float>(given);
   cuda::delta_forward(p, stream());
+  spoil(job, p, {r.N});
   return r;
 }
 
@@ -107,6 +119,7 @@ DeltaInputs backward(const DeltaJob& job, const DeltaInputs& x, const ChunksResu
   p.d_beta = memory<float>(d.beta), p.d_logs = memory<float>(d.logs);
   p.d_channel_logs = typed(d.channel_logs);
   cuda::delta_backward(p, stream());
+  spoil(job, p, {d.q}, {d.k, d.v, d.beta, d.logs, d.channel_logs});
   return d;
 }
 
@@ -146,9 +159,10 @@ NormInputs norm_backward(const NormJob& job, const NormInputs& x, const Output&,
 
 }  // namespace
 
-at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most,
+at::Tensor delta_in_chunks(const DeltaInputs& x, double scale, double most, const DeltaGates& gates,
                            const DeltaState& state) {
-  return differentiable("chunked_cuda", DeltaJob{scale, most, state}, x, forward, backward).N;
+  const DeltaJob job{scale, most, gates, state};
+  return differentiable("chunked_cuda", job, x, forward, backward).N;
 }
 
 bool has_room_for_chunks(int64_t channels, bool channel_gates, bool corrected, int device) {

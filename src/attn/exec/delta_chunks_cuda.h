@@ -25,7 +25,12 @@ struct DeltaState {
   at::Tensor before, after;
   int64_t E = 0;
 };
-at::Tensor delta_in_chunks(const DeltaInputs&, double scale, double most,
+// Which rows of N are NaN: the log gates [B, G, T], of channels the largest, or undefined for none;
+// and which keys are not hidden, [B, T], or undefined for all.
+struct DeltaGates {
+  at::Tensor logs, keep;
+};
+at::Tensor delta_in_chunks(const DeltaInputs&, double scale, double most, const DeltaGates&,
                            const DeltaState& = {});  // N
 
 // Whether the GPU has the shared memory.

@@ -134,8 +134,8 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C, const at::Te
   };
   const int64_t D = mapped_channels(spec, in.q.size(3));
   at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats), v = in.v;
-  if (const at::Tensor gates = value_gates(spec, in, count); gates.defined())
-    v = (v * gates.unsqueeze(-1)).to(at::kBFloat16);
+  if (const at::Tensor by = value_gates(spec, in, count); by.defined())
+    v = (v * by.unsqueeze(-1)).to(at::kBFloat16);
   if (in.keep.defined()) {
     const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
     k = k.masked_fill(hidden, 0), v = v.masked_fill(hidden, 0);
@@ -144,15 +144,18 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C, const at::Te
   DeltaInputs x{laid_out(rows(q, D, late)), laid_out(each_head(rows(k, D))),
                 laid_out(each_head(rows(v, in.v.size(3))))};
   const auto* delta = std::get_if<Delta>(&spec.values);
+  DeltaGates own{{}, in.keep.defined() ? in.keep.contiguous() : in.keep};
   if (delta) x.beta = plain(each_head(in.beta));
   if (is<ChannelGate>(spec.decay)) {
+    own.logs = gates(in.channel_decay.detach().amax(-1));
     const bool as_given = in.channel_decay.scalar_type() == at::kBFloat16;
     const at::Tensor logs = as_given ? in.channel_decay : in.channel_decay.to(at::kFloat);
     x.channel_logs = each_head(rows(logs, D)).contiguous();
   } else if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined()) {
     x.logs = plain(each_head(logs.expand_as(in.beta)));
+    if (is<TokenGate>(spec.decay)) own.logs = gates(in.decay.detach());
   }
-  return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1, state);
+  return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1, own, state);
 }
 
 // z after the tokens of x.
@@ -165,6 +168,15 @@ at::Tensor sum_of_keys(const TokensInputs& x, const at::Tensor& z) {
     k = k * (last - sums).exp(), before = before * last.squeeze(2).exp();
   }
   return before + k.sum(2);
+}
+
+// N [B, H, T, E] is NaN from the first gate on that is, and so is the state after it.
+void spoil(const at::Tensor& logs, const at::Tensor& N, const at::Tensor& S) {
+  const at::Tensor nan = logs.dim() == 4 ? logs.isnan().any(-1) : logs.isnan();  // [B, G, T]
+  const at::Tensor spoiled = nan.cumsum(2).gt(0), last = spoiled.select(2, spoiled.size(2) - 1);
+  const int64_t repeats = N.size(1) / nan.size(1);
+  N.masked_fill_(spoiled.repeat_interleave(repeats, 1).unsqueeze(-1), NAN);
+  S.masked_fill_(last.view({S.size(0), S.size(1), 1, 1}), NAN);
 }
 
 // Whether the result depends on W. A norm's bias is not added where a row sees nothing.
@@ -193,10 +205,11 @@ std::string why_no_linear(const Spec& spec, const StateShape& s) {
   return "";
 }
 
-at::Tensor attend_linear(const Spec& spec, const Inputs& in) {
-  const c10::cuda::CUDAGuard guard(in.q.device());
+at::Tensor attend_linear(const Spec& spec, const Inputs& given) {
+  const c10::cuda::CUDAGuard guard(given.q.device());
+  const int64_t C = chunk_channels(spec, given);
+  const Inputs in = C == 0 || needs_sum(spec) ? without_idle_gates(given) : given;
   const int64_t T = in.q.size(2), late = in.k.size(2) - T, E = in.v.size(3);
-  const int64_t C = chunk_channels(spec, in);
   const auto newest = [&](const at::Tensor& x) { return late == 0 ? x : x.narrow(2, late, T); };
   const auto* rms = std::get_if<Rms>(&spec.norm);
   if (C > 0 && rms && is<Nothing>(spec.denominator) && WithoutChannelGates::why_not(spec).empty()) {
@@ -248,6 +261,7 @@ Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
     const DeltaState state{carry.S, at::zeros_like(carry.S), E};
     sums.N = in_chunks(spec, in, C, carry.count, state).narrow(3, 0, E).to(at::kFloat);
     carry.S.copy_(state.after);
+    if (p.x.logs.defined()) spoil(p.x.logs, sums.N, carry.S);
   } else {
     sums.N = step(p.x, carry.S, carry.S.size(3));
   }

@@ -20,7 +20,8 @@ std::string why_no_linear(const Spec&, const StateShape&);
 
 at::Tensor attend_linear(const Spec&, const Inputs&);
 
-// N and W of tokens that follow a state, which becomes the one after them. Without gradients.
+// N and W of tokens that follow a state, which becomes the one after them. Without gradients, and
+// without idle gates.
 Sums step_linear(const Spec&, const Inputs&, Carry&);
 
 }  // namespace horner::attn::exec

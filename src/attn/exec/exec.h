@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/attend.h"
+#include "attn/carry.h"
 
 namespace horner::attn::exec {
 
@@ -53,6 +54,8 @@ struct WithoutChannelGates {
   at::Tensor gated(const at::Tensor& o) const;
 };
 
+inline constexpr const char* kOneStream =
+    "a state belongs to one stream: packed sequences (cu_seqlens) are not supported";
 inline constexpr const char* kNoOtherKeys =
     "does not support packed sequences with other numbers of keys than of queries (cu_seqlens_k)";
 
@@ -60,6 +63,14 @@ inline constexpr const char* kNoOtherKeys =
 // (unusual.cpp).
 at::Tensor without_keys(const Inputs&, Statistics*);
 at::Tensor run_with_gates(const Execution&, const Spec&, const Inputs&, Statistics*);
+bool has_nan_gates(const Inputs&);  // waits for the device
+
+// The inputs of a step without idle gates; those are part of the sum of all that a state keeps.
+Inputs after_first_keys(const Inputs&, Carry&);
+
+// The running sums of log gates [B, G, n] that follow those `before` [B, G, any]. `of_keys`: a NaN
+// counts as 0, and makes all sums before it NaN instead: of keys that later queries may not see.
+at::Tensor running_gates(at::Tensor logs, const at::Tensor& before, bool of_keys);
 
 // The part of fused_cpu for weights and sharpness that need the whole row (rows_cpu.cpp).
 at::Tensor attend_by_rows(const Spec&, const Inputs&, Statistics*);

@@ -39,6 +39,7 @@ struct CudaJob {
   at::Tensor thresholds;      // [B, H, T, 4], or undefined
   at::Tensor statistics;      // [4, B, H, T] to write to, or undefined
   at::Tensor log_sum;         // [B, H, T], likewise
+  bool gated;                 // the decay is of gates
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
 
@@ -92,6 +93,16 @@ static Fused problem(const CudaJob& job, const FusedTensors& x) {
   return f;
 }
 
+// From u, W and r that are NaN, backward makes gradients that are. From a shift it would not: a
+// score that is not below the clamp has none.
+static void spoil(const CudaJob& job, const FusedTensors& x, const CudaResult& r) {
+  std::vector<at::Tensor> rows{r.o, r.u};
+  if (r.rows.defined()) rows.insert(rows.end(), {r.rows[0], r.rows[2]});
+  if (job.statistics.defined())
+    for (const at::Tensor& plane : job.statistics.unbind(0)) rows.push_back(plane);
+  spoil_rows(x.decay, job.keys.seen, job.keys.lists, rows);
+}
+
 static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_backward) {
   Fused f = problem(job, x);
   CudaResult r;
@@ -103,13 +114,14 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
       f.epilogue.norm == cuda::Epilogue::layer && f.dtype != cuda::Dtype::bfloat16;
   if (for_backward || job.statistics.defined() || job.log_sum.defined())
     r.rows = at::empty({keeps_mean ? 4 : 3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
-  r.decay = decay_sums(x.decay);
+  r.decay = decay_sums(x.decay, job.gated);
   r.give(f);
   f.statistics = memory<float>(job.statistics);
   if (std::holds_alternative<cuda::RuntimeWeight>(job.weights) && f.thresholds)
     cuda::find_row_thresholds(f, job.weights, /*adaptive=*/false, stream());
   job.kernels->forward(f, job.weights, stream());
   if (f.statistics) cuda::fused_statistics(f, job.weights, stream());
+  if (job.gated) spoil(job, x, r);
   if (job.log_sum.defined()) job.log_sum.copy_(r.rows[0]).log_().add_(r.rows[1]);
   return r;
 }
@@ -227,6 +239,7 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
   job.keys = seen_keys(spec.mask, in);
   job.epilogue = cuda_epilogue(spec, in);
   job.dropout = dropout_on_gpu(spec, in);
+  job.gated = is<TokenGate>(spec.decay);
   if (!facts(spec.weight).of_one_score)
     job.thresholds =
         at::empty({in.q.size(0), in.q.size(1), in.q.size(2), 4}, in.q.options().dtype(at::kFloat));
@@ -344,8 +357,10 @@ static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics
     return run(spec, wide, statistics).to(at::kHalf);
   }
   if (is<Delta>(spec.values)) {
-    auto [rest, with] = with_corrected_values(kFusedCuda.name, spec, in);
-    with.v = with.v.to(in.v.scalar_type());
+    Inputs numbers = in;
+    if (in.decay.defined()) numbers.decay = in.decay.masked_fill(in.decay.isnan(), 0);
+    auto [rest, with] = with_corrected_values(kFusedCuda.name, spec, numbers);
+    with.v = with.v.to(in.v.scalar_type()), with.decay = in.decay;
     return run(rest, with, statistics);
   }
   if (!is<NoKeys>(spec.near)) return attend_near_on_gpu(spec, in, statistics);

@@ -33,6 +33,8 @@ struct Pass {
 
 struct NearJob {
   Pass near, far;
+  SeenKeys keys;         // of both
+  bool gated;            // the decay is of gates
   at::Tensor some_far;   // [1 or B, 1, T]: whether a query sees a key that is not near
   at::Tensor far_first;  // [T]: whether the first key of its mask is not near
   int channels;
@@ -111,7 +113,7 @@ void write_statistics(const NearJob& job, const Part& near, const Part& far, con
 }
 
 NearResult forward(const NearJob& job, const NearTensors& x, bool) {
-  const at::Tensor decay = decay_sums(x.decay);
+  const at::Tensor decay = decay_sums(x.decay, job.gated);
   const Part near(job, job.near, x, decay), far(job, job.far, x, decay);
   // The weights that are not near are not to overflow.
   NearResult r;
@@ -121,6 +123,11 @@ NearResult forward(const NearJob& job, const NearTensors& x, bool) {
   r.N = near.o * (near.W() * by).unsqueeze(-1) + far.o * rest.unsqueeze(-1);
   if (job.statistics.defined())
     write_statistics(job, near, far, near.abs_sum * by, far.abs_sum * rest);
+  if (!job.gated) return r;
+  std::vector<at::Tensor> rows{r.N, r.W};
+  if (job.statistics.defined())
+    for (const at::Tensor& plane : job.statistics.unbind(0)) rows.push_back(plane);
+  spoil_rows(x.decay, job.keys.seen, job.keys.lists, rows);
   return r;
 }
 
@@ -155,10 +162,12 @@ NearTensors backward(const NearJob& job, const NearTensors& x, const NearResult&
     return d;
   }
   const at::Tensor g = laid_out(grads.N.to(x.v.scalar_type())), dW = grads.W;
-  const at::Tensor decay = decay_sums(x.decay), rest = far_factor(job, r.shift);
+  const at::Tensor decay = decay_sums(x.decay, job.gated), rest = far_factor(job, r.shift);
   const float kept = job.dropout.pairs.kept;
   const at::Tensor none = at::zeros_like(dW), no_limit = at::full_like(dW, INFINITY);
-  const at::Tensor near = at::stack({r.shift * M_LOG2E, no_limit, at::full_like(dW, kept), dW}, -1);
+  const at::Tensor whole = at::full({dW.size(0), dW.size(1), dW.size(2)}, kept, dW.options());
+  if (job.gated) spoil_rows(x.decay, job.keys.seen, job.keys.lists, {whole, rest});
+  const at::Tensor near = at::stack({r.shift * M_LOG2E, no_limit, whole, dW}, -1);
   const at::Tensor far = at::stack({none, no_limit, rest * kept, dW * rest}, -1);
   NearTensors d = pass_gradients(job, job.near, x, decay, g, near);
   const NearTensors more = pass_gradients(job, job.far, x, decay, g, far);
@@ -183,7 +192,8 @@ at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* st
   const Mask window = Window{n};
   const CountedKeys seen(spec.mask, in), near(window, in);
   NearJob job{{Exp{}, 1, seen_keys(window, in)}, {cuda_weights(spec.weight), 1, {}}};
-  job.far.keys = seen_keys(spec.mask, in), job.far.keys.seen.ahead = -n;
+  job.keys = job.far.keys = seen_keys(spec.mask, in), job.far.keys.seen.ahead = -n;
+  job.gated = is<TokenGate>(spec.decay);
   // Where a query sees no near key, the shift is 0 either way.
   job.some_far = (seen.count() > near.count()).squeeze(-1);
   const auto [lo, hi] = intervals(spec.mask, in);

@@ -158,9 +158,12 @@ std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensor
   const auto weights = [&](const at::Tensor& rows) {
     return polynomial(job.orders, at::matmul(rows, x.k.transpose(-1, -2)));
   };
-  at::Tensor decay = at::ones({C, C}, x.k.options()).tril(), from_start, to_end, left;
+  at::Tensor decay = at::ones({C, C}, x.k.options()).tril(), from_start, to_end, left, whole;
   if (x.logs.defined()) {
-    const at::Tensor b = x.logs.cumsum(-1).unsqueeze(-1), last = b.narrow(2, C - 1, 1);
+    const at::Tensor nan = x.logs.isnan();  // NaN from there on, and not before: 0 * NaN
+    whole = at::where(nan.cumsum(-1).gt(0), NAN, at::ones({1}, x.k.options())).unsqueeze(-1);
+    const at::Tensor b = x.logs.masked_fill(nan, 0).cumsum(-1).unsqueeze(-1);
+    const at::Tensor last = b.narrow(2, C - 1, 1);
     decay = (b - b.transpose(-1, -2)).masked_fill(decay == 0, -INFINITY).exp();
     from_start = b.exp(), to_end = (last - b).exp(), left = last.exp();
   }
@@ -182,8 +185,10 @@ std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensor
   const at::Tensor inside = heads(weights(q)) * decay.unsqueeze(-3);
   at::Tensor N = heads(applied(job.orders, q, x.S));
   if (from_start.defined()) N = N * from_start.unsqueeze(2);
-  N = (N + at::matmul(inside, y.unsqueeze(2))).reshape({B, -1, C, E + 1});
-  return {N, by(x.S, left) + each * summed(job.orders, x.k, by(y, to_end))};
+  N = N + at::matmul(inside, y.unsqueeze(2));
+  at::Tensor S = by(x.S, left) + each * summed(job.orders, x.k, by(y, to_end));
+  if (whole.defined()) N = N * whole.unsqueeze(2), S = S * whole.narrow(2, C - 1, 1);
+  return {N.reshape({B, -1, C, E + 1}), S};
 }
 
 int64_t chunk_tokens(const at::Tensor& S) {

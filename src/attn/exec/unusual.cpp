@@ -32,6 +32,30 @@ static const at::Tensor& gates_of(const Inputs& in) {
   return in.decay.defined() ? in.decay : in.channel_decay;
 }
 
+bool has_nan_gates(const Inputs& in) {
+  return gates_of(in).defined() && gates_of(in).isnan().any().item<bool>();
+}
+
+Inputs after_first_keys(const Inputs& in, Carry& carry) {
+  const Inputs out = without_idle_gates(in, carry.count);
+  if (const at::Tensor &x = gates_of(in), &y = gates_of(out); x.defined())
+    carry.decay.masked_fill_(x.isnan().logical_and(y.isnan().logical_not()).any(2), NAN);
+  return out;
+}
+
+at::Tensor running_gates(at::Tensor logs, const at::Tensor& before, bool of_keys) {
+  const at::Tensor nan = of_keys ? logs.isnan() : at::Tensor();
+  if (of_keys && nan.is_cpu()) of_keys = nan.any().item<bool>();
+  if (of_keys) logs = logs.masked_fill(nan, 0);
+  const int64_t held = before.size(2);
+  at::Tensor sums = logs.to(at::kDouble).cumsum(-1);
+  if (held > 0) sums = sums + before.narrow(2, held - 1, 1);
+  if (!of_keys) return sums;
+  before.masked_fill_(nan.any(-1, true), NAN);
+  const at::Tensor since = nan.flip(-1).cumsum(-1).flip(-1);  // how many from each on
+  return sums.masked_fill(since > nan.to(at::kLong), NAN);
+}
+
 // [B, H, T, 1]: NaN for the rows that see a key before a gate that is NaN, 1 for the others.
 static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Tensor& nan) {
   const int64_t T = in.q.size(2), S = in.k.size(2);
@@ -53,13 +77,15 @@ static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Ten
 }
 
 // The running sums of the kernels would carry a NaN to every later row of its head, also to those
-// of other packed sequences and to those of a window that is past it.
+// of other packed sequences and to those of a window that is past it. The executions on a GPU see
+// to it themselves (spoil_rows): here the device would be waited for.
 at::Tensor run_with_gates(const Execution& e, const Spec& spec, const Inputs& in,
                           Statistics* statistics) {
   const at::Tensor& gates = gates_of(in);
-  if (&e == &reference || !gates.defined() || !gates.is_cpu()) return e.run(spec, in, statistics);
+  const bool on_cpu = &e == &fused_cpu || &e == &chunked || &e == &recurrent;
+  if (!on_cpu || !gates.defined()) return e.run(spec, in, statistics);
   const at::Tensor nan = gates.detach().isnan();
-  if (!nan.any().item<bool>()) return e.run(spec, in, statistics);
+  if (!has_nan_gates(in)) return e.run(spec, in, statistics);
   Inputs clean = in;
   (in.decay.defined() ? clean.decay : clean.channel_decay) = gates.masked_fill(nan, 0);
   const at::Tensor factor = spoiled_rows(spec, in, nan);

@@ -63,7 +63,10 @@ struct DecayTokens {
   __device__ int token(int i) const { return begin + (backward ? n - 1 - i : i); }
   __device__ int64_t at(int i) const { return int64_t(head) * p.S + token(i); }
   __device__ double operator[](int i) const {
-    if constexpr (!backward) return double(p.gates[at(i)]);
+    if constexpr (!backward) {
+      const float log = p.gates[at(i)];
+      return p.skips_nan && log != log ? 0 : double(log);
+    }
     // A query's own sum is that of the key at its position.
     const int each = p.H / p.G, t = token(i) - (p.S - p.T);
     double d = p.d_key[at(i)];
@@ -115,6 +118,61 @@ static void start_decay(const DecaySums& p, Stream stream) {
     launch(decay_prefix_sums_kernel<backward, kShort>, {grid.x, grid.y, kShort, 0}, stream, p);
   else
     launch(decay_prefix_sums_kernel<backward, kScanThreads>, grid, stream, p);
+}
+
+// A key head, its gates and how many of those up to each token are NaN.
+struct GatedHead {
+  const SpoiledRows& p;
+  int64_t head;  // b G + g
+  int* counts;
+
+  __device__ explicit GatedHead(const SpoiledRows& p)
+      : p(p), head(blockIdx.x), counts(p.counts + head * p.seen.S) {}
+  __device__ bool is_nan(int s) const {
+    const float log = p.gates[head * p.seen.S + s];
+    return log != log;
+  }
+  // The first key of an interval that is not hidden; S if there is none.
+  __device__ int first_kept(int s, int end) const {
+    if (p.seen.keep)
+      while (s < end && !p.seen.keep[head / p.G * p.seen.S + s]) ++s;
+    return s < end ? s : p.seen.S;
+  }
+  __device__ int first_key(int t) const {
+    const SeenLists& l = p.lists;
+    if (!l.lo) return first_kept(p.seen.lo(t), p.seen.hi(t));
+    const int s = l.from ? first_kept(l.from[t], l.to[t]) : p.seen.S;
+    return s < p.seen.S ? s : first_kept(l.lo[t], l.hi[head / p.G * l.hi_batch + t]);
+  }
+  __device__ bool spoils(int t) const {
+    const int own = t + p.seen.S - p.seen.T;
+    const int s = own > 0 ? first_key(t) : own;
+    return s < own && counts[s] < counts[own];
+  }
+};
+
+__global__ __launch_bounds__(kScanThreads) void spoil_rows_kernel(
+    const __grid_constant__ SpoiledRows p) {
+  const GatedHead head(p);
+  int any = 0;
+#pragma unroll 8
+  for (int s = int(threadIdx.x); s < p.seen.S; s += kScanThreads) any |= head.is_nan(s);
+  if (!__syncthreads_or(any)) return;
+  running_sums(
+      p.seen.S, 0, [&](int s) { return head.is_nan(s) ? 1 : 0; },
+      [&](int s, double n) { head.counts[s] = int(n); });
+  const int each = p.H / p.G;
+  const bool last = head.spoils(p.seen.T - 1);
+  for (int t = warp(); t < p.seen.T; t += kScanThreads / 32) {
+    const bool own = head.spoils(t);
+    for (const SpoiledRows::Rows& rows : p.rows) {
+      if (!rows.x || !(rows.by_last ? last : own)) continue;
+      for (int h = 0; h < each; ++h) {
+        const int64_t row = (head.head * each + h) * p.seen.T + t;
+        for (int c = lane(); c < rows.channels; c += 32) rows.x.set(row * rows.channels + c, NAN);
+      }
+    }
+  }
 }
 
 // A key head and its running sums.
@@ -220,6 +278,9 @@ void decay_sums(const DecaySums& p, Stream stream) {
 }
 void decay_sums_backward(const DecaySums& p, Stream stream) {
   start_decay<true>(p, stream);
+}
+void spoil_rows(const SpoiledRows& p, Stream stream) {
+  launch(spoil_rows_kernel, Grid{int64_t(p.B) * p.G, 1, kScanThreads, 0}, stream, p);
 }
 void counted_rows(const CountedRows& p, Stream stream) {
   const Grid grid{int64_t(p.B) * p.H, ceil_div(p.seen.T, kScanThreads), kScanThreads, 0};

@@ -1,6 +1,6 @@
 // Row values from the keys that a row sees, other than its weights, on an NVIDIA GPU.
 //   CumulativeGate: Z_t = max(sum of e^gate over keys seen, least), optionally times their count
-//   decay: c_s, the running sum of the log gates up to token s
+//   decay: c_s, the running sum of the log gates up to token s; NaN where a gate between is NaN
 //   LogLength: scale s_h log n_t, n_t the number of keys seen
 // Interval sums are differences of running sums, in double.
 #pragma once
@@ -33,6 +33,7 @@ struct DecaySums {
   int B, G, S;
   int part = 4096;     // tokens
   TypedPointer gates;  // [B, G, S]
+  bool skips_nan;      // a NaN counts as 0, and `spoil_rows` follows
   double* sums;        // likewise
   double* scratch;     // [B, G, parts()]
   // Backward: d_gates from the gradients of the sums at the keys and at the queries.
@@ -44,6 +45,24 @@ struct DecaySums {
   TypedPointer d_gates;   // [B, G, S]
 
   HORNER_HD int parts() const { return (S + part - 1) / part; }
+};
+
+// The sums would carry a NaN to every later token, and between any two of those it is not. Sets to
+// NaN the rows that see a key before a gate that is NaN. One thread block per key head, which
+// returns at once if none is.
+struct SpoiledRows {
+  static constexpr int kMost = 12;
+  struct Rows {
+    TypedPointer x;  // [B, H, T, channels], or null
+    int channels;
+    bool by_last;  // all rows of a head as its last
+  };
+  int B, H, G;
+  Seen seen;
+  SeenLists lists;
+  TypedPointer gates;  // [B, G, S]
+  int* counts;         // [B, G, S], scratch
+  Rows rows[kMost];
 };
 
 // scale s_h log n. `keep` must hide no key.
@@ -62,6 +81,7 @@ void gate_divisor(const GateSums&, Stream);
 void gate_divisor_backward(const GateSums&, Stream);
 void decay_sums(const DecaySums&, Stream);
 void decay_sums_backward(const DecaySums&, Stream);
+void spoil_rows(const SpoiledRows&, Stream);
 void counted_rows(const CountedRows&, Stream);
 void counted_rows_backward(const CountedRows&, Stream);
 
