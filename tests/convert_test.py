@@ -46,6 +46,18 @@ def converted(given):
     return out
 
 
+def test_bench_times_the_result_and_its_teacher(given, converted):
+    words = ["bench", "decode", "--model", converted, given / "teacher", "--repeats", 1, "--json"]
+    models = json.loads(horner(*words))["models"]
+    for model in models:
+        assert [t["context"] for t in model["times"]][:3] == [1024, 4096, 16384]
+        assert all(t["us"] > 0 for t in model["times"])
+        plan = json.loads(horner("plan", "--model", model["model"], "--dtype", "float32", "--json"))
+        assert [t["bytes"] for t in model["times"]] == plan["bytes"][: len(model["times"])]
+    ours, theirs = ([t["bytes"] for t in model["times"]] for model in models)
+    assert all(a < b for a, b in zip(ours[1:], theirs[1:]))
+
+
 def test_the_result_fits_its_budget(converted):
     numbers = json.loads((converted / "convert.json").read_text())
     plan = json.loads((converted / "work" / "plan.json").read_text())

@@ -116,6 +116,9 @@ def test_plan_refuses_a_state_with_its_size():
         (["bench", "decode", "--execution", "chunked"], ["decode", "--execution"]),
         (["bench", "decode", "--dtype", "float32", "bfloat16"], ["exactly one --dtype", "2"]),
         (["bench", "attention", "--svg", "a.svg"], ["attention", "--svg"]),
+        (["bench", "attention", "--model", "a"], ["attention", "--model"]),
+        (["bench", "decode", "--model", "/no/such", "--shape", "1,1,64,16"], ["decode", "--shape"]),
+        (["bench", "decode", "--model", "/no/such/model"], ["/no/such/model"]),
     ],
     ids=" ".join,
 )
