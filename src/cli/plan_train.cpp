@@ -77,7 +77,7 @@ static std::string travelling(const nn::ModelConfig& c, const train::Layout& l) 
 
 namespace {
 
-struct Planned {
+struct PlannedTraining {
   train::Memory memory;
   train::Traffic traffic;
   int64_t largest;           // micro-batch
@@ -86,7 +86,7 @@ struct Planned {
   std::string along;  // what travels along the sequence
 };
 
-Planned planned(const TrainingPlan& o) {
+PlannedTraining planned(const TrainingPlan& o) {
   const train::Layout layout = layout_of(o);
   train::Settings s;
   s.model = o.model, s.attention = o.attention;
@@ -101,7 +101,7 @@ Planned planned(const TrainingPlan& o) {
           .along = travelling(config, layout)};
 }
 
-Json json_of(const TrainingPlan& o, const Planned& p) {
+Json json_of(const TrainingPlan& o, const PlannedTraining& p) {
   const auto& [m, t, largest, parameters, flops, bandwidths, along] = p;
   Json times = Json::array();
   for (const double x : bandwidths)
@@ -132,7 +132,7 @@ Json json_of(const TrainingPlan& o, const Planned& p) {
 }  // namespace
 
 Outcome plan_training(const TrainingPlan& o) {
-  const Planned p = planned(o);
+  const PlannedTraining p = planned(o);
   if (o.json) return print_json(json_of(o, p));
   const auto& [m, t, largest, parameters, flops, bandwidths, along] = p;
   std::cout << bold(o.model) << "  " << count_text(parameters) << " parameters, " << o.gpus
