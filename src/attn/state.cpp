@@ -33,6 +33,14 @@ static int64_t key_channels(const State& s) {
   return s.finite ? mapped_channels(s.spec, s.shape.D) : s.shape.D;
 }
 
+at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
+  check_inputs(spec, in);
+  const std::string reason = exec::why_no_stream(spec, in);
+  check(reason.empty(), "cannot attend from a state: ", reason);
+  check(!in.cu_seqlens.defined(), exec::kOneStream);
+  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
+}
+
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {
   check(!sees_future(spec.mask),
