@@ -17,6 +17,14 @@
 
 namespace horner::attn {
 
+at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
+  check_inputs(spec, in);
+  const std::string reason = exec::why_no_stream(spec, in);
+  check(reason.empty(), "cannot attend from a state: ", reason);
+  check(!in.cu_seqlens.defined(), exec::kOneStream);
+  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
+}
+
 // Copies `x`, which may have fewer channels, to the tokens from `at` on.
 static void put(at::Tensor& to, const at::Tensor& x, int64_t axis, int64_t at) {
   at::Tensor place = to.narrow(axis, at, x.size(axis));

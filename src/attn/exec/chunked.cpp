@@ -15,8 +15,6 @@
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/stages.h"
-#include "attn/state.h"
-#include "core/check.h"
 
 namespace horner::attn::exec {
 
@@ -286,15 +284,3 @@ const Execution chunked{
 };
 
 }  // namespace horner::attn::exec
-
-namespace horner::attn {
-
-at::Tensor attend_from(const Spec& spec, const Inputs& in, const Carry& before, Carry* after) {
-  check_inputs(spec, in);
-  const std::string reason = exec::why_no_stream(spec, in);
-  check(reason.empty(), "cannot attend from a state: ", reason);
-  check(!in.cu_seqlens.defined(), exec::kOneStream);
-  return exec::attend_in_chunks(spec, in, exec::cut(spec, in), &before, after);
-}
-
-}  // namespace horner::attn
