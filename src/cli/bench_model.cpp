@@ -85,6 +85,7 @@ static void print(const std::vector<ModelRow>& rows) {
 
 Outcome bench_models(const std::vector<std::string>& models, const ModelTiming& t, bool json) {
   const c10::NoGradGuard without_gradients;
+  for (const std::string& name : models) model_folder(name);  // fails before the work
   catch_interrupt();
   std::vector<ModelRow> rows;
   Progress progress{.command = "bench", .all = models.size()};
