@@ -227,7 +227,6 @@ static void check_together(const Spec& s) {
         "near=window(n) requires plain or centred scores: no less_log_count, bias, softcap, clamp "
         "or sharpness");
   check(near || !s.near_share, "near_share requires near=window(n), whose keys it weighs");
-  check(is<NoDecay>(s.decay) || !s.near_share, "near_share does not support decay");
   check(!is<Delta>(s.values) || (weight.of_one_score && is<Causal>(s.mask) && !near && !s.bias),
         "values=delta requires a weight that depends on one score only, and a causal mask; it "
         "does not support near or bias");

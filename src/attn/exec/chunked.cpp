@@ -73,6 +73,14 @@ static at::Tensor corrected(const Spec& spec, const Inputs& in, const ChunkJob& 
       .u;
 }
 
+// How many keys the sums serve, up to each query.
+static at::Tensor served(const Prepared& p, const std::optional<Near>& near, const Carry* before) {
+  if (!near) return p.count;
+  const at::Tensor n = p.seen.sums(near->keep.view({near->keep.size(0), 1, -1, 1}));
+  if (!before || !before->near_keep.defined()) return n;
+  return n + (before->count - before->near_keep.sum(1)).view({-1, 1, 1, 1});
+}
+
 // What centred scores need: the sum of the keys that the series serves, up to each query, and its
 // product with the query over their number.
 struct Centre {
@@ -82,16 +90,14 @@ struct Centre {
   // q: times its factor. late: the mapped keys where some are near.
   Centre(const Prepared& p, const at::Tensor& q, const std::optional<Near>& near,
          const at::Tensor& late, const Carry* before) {
-    at::Tensor count = p.count;
     if (near) {
       const at::Tensor kept = near->keep.view({late.size(0), 1, -1, 1});
-      keys = p.seen.sums(late.masked_fill(kept.logical_not(), 0)), count = p.seen.sums(kept);
-      if (before && before->near_keep.defined())
-        count = count + (before->count - before->near_keep.sum(1)).view({-1, 1, 1, 1});
+      keys = p.seen.sums(late.masked_fill(kept.logical_not(), 0));
     } else {
       keys = p.seen.sums(p.kept_keys());
     }
     if (before && before->keys.defined()) keys = keys + before->keys.unsqueeze(2);
+    const at::Tensor count = served(p, near, before);
     mean = (q * (keys / count.clamp_min(1)).repeat_interleave(p.repeats, 1)).sum(-1);
   }
 };
@@ -121,7 +127,7 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
     return S == T ? x : at::constant_pad_nd(x, {0, 0, S - T, 0});
   };
   job.scale = p.one_factor.value_or(1);  // one for all queries: the kernel multiplies
-  const at::Tensor q = p.one_factor ? p.q : p.q.to(dtype) * p.factor;
+  at::Tensor q = p.one_factor ? p.q : p.q.to(dtype) * p.factor;
   const at::Tensor gates = value_gates(spec, in, before ? before->count : at::Tensor());
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
@@ -132,6 +138,10 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
     late = mapped(spec.features, near->k, in.key_projection, p.repeats);
     x.k = padded(late, dtype);
     x.v = padded(near->v, dtype), job.keep = near->keep;
+  }
+  if (in.keep.defined()) {  // sums of no key are 0, and NaN times that is not
+    q = at::where(served(p, near, before) > 0, q, at::zeros({}, q.options()));
+    x.q = padded(front(q), dtype);
   }
   x.decay = near && near->logs.defined() ? near->logs.cumsum(-1) : p.decay;
   at::Tensor keys, centre;  // of each query: the sum of keys, and what its scores are less

@@ -69,6 +69,7 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count,
   const int64_t B = q.size(0), H = q.size(1), G = all_k_.size(1), R = H / G, T = q.size(2);
   const int64_t L = std::min(std::max(n_, kLeast), std::max(T, kLeast)), m = (T + L - 1) / L;
   const auto dtype = far.N.scalar_type();
+  if (B * H * T == 0) return {far.N, far.W, at::zeros({1}, far.N.options()), count, {}, count};
   const auto keys = [&](const at::Tensor& x,
                         int64_t axis) {  // [.., m, .., n + L] of the last n + T
     const int64_t late = x.size(axis) - n_ - T;

@@ -122,6 +122,8 @@ struct Step {
       if (log_share[j] < R(kNoDecayLeft)) log_share[j] = R(-INFINITY);
     }
     for (int r = 0; r < heads; ++r) {
+      for (int j = 0; c.near_share && j < n; ++j)  // without its decay
+        if (const R y = x[r * kKeys + j]; kept(s + j) && y > rest[r]) rest[r] = y;
       V largest = splat(top[r]);
       for (int j = 0; j < kKeys; j += kL) {
         const V y = load(x + r * kKeys + j) + load(log_share + j);
@@ -185,12 +187,13 @@ struct Step {
       rest[r] = top[r] == -INFINITY ? R(1) : std::exp(-top[r]);
     }
   }
-  // The largest near score is not a shift but part of the near weights.
+  // The largest near score, in `rest`, is not a shift but part of the near weights.
   void take_share(R* top) const {
     const R* share = c.near_share + gh % c.G * heads;
     for (int r = 0; r < heads; ++r) {
-      W[r] *= share[r], top[r] = 0;
-      for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= share[r];
+      const R by = share[r] * std::exp(top[r] == -INFINITY ? 0 : top[r] - rest[r]);
+      W[r] *= by, top[r] = 0, rest[r] = 1;
+      for (int64_t e = 0; e < c.E; ++e) N[r * c.E + e] *= by;
     }
   }
   template <class Weight>
@@ -207,7 +210,8 @@ struct Step {
         std::memset(W, 0, sizeof(R) * size_t(padded));
     R* top = c.shift + gh * heads;
     const bool relative = c.near > 0 || std::holds_alternative<Exp>(c.weight);
-    for (int r = 0; r < heads; ++r) top[r] = relative ? -INFINITY : 0, rest[r] = 1;
+    for (int r = 0; r < heads; ++r)
+      top[r] = relative ? -INFINITY : 0, rest[r] = c.near_share ? -INFINITY : 1;
     find_centres();
     if (c.near > 0) {
       add_keys(Exp{}, first_near(), c.to, top);
