@@ -1,6 +1,7 @@
 """Nothing lost, nothing silent: one owner per folder; nothing written before everything is checked; damaged checkpoints, full
 disks and signals; outputs that never destroy inputs."""
 
+import fcntl
 import json
 import os
 import random
@@ -357,6 +358,24 @@ def test_what_a_killed_pack_left_is_removed_by_the_next_one(tmp_path):
     foreign.write_text("kept")
     horner("data", "pack", tmp_path / "b", "--out", tmp_path / "x.bin")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "text", "x.bin", "x.bin.part-of-something"]
+
+
+def test_a_process_of_the_same_number_elsewhere_keeps_its_file(tmp_path):
+    """In a container every command may be process 1: on a shared folder they must not write to one temporary file."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no PID namespaces here")
+    (tmp_path / "b").write_text("b")
+    theirs = [tmp_path / f"x.bin.part-1-{i}" for i in range(4)]
+    files = [path.open("w") for path in theirs]
+    for file in files:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("theirs")
+        file.flush()
+    command = [*apart, HORNER, "data", "pack", tmp_path / "b", "--out", tmp_path / "x.bin"]
+    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)
+    assert (tmp_path / "x.bin").exists()
+    assert [path.read_text() for path in theirs] == ["theirs"] * 4
 
 
 # Outputs never destroy inputs.

@@ -65,14 +65,18 @@ void MappedFile::forget(size_t size) const {
 
 NewFile::NewFile(const std::filesystem::path& path) : path_(path) {
   static std::atomic<int> count = 0;
-  temporary_ = path;
-  temporary_ += ".part-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
   remove_leftovers(path);
+  // A new file: on another machine, or in another container, a process may have the same number.
+  const auto open_new = [&] {
+    temporary_ = path;
+    temporary_ += ".part-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+    return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  };
   // Locked, so that others see that its process lives. They may have removed it before.
   do {
     if (file_ >= 0) ::close(file_);
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file_ < 0) fail_to("write", path, errno);
+    while ((file_ = open_new()) < 0)
+      if (errno != EEXIST) fail_to("write", path, errno);
   } while (::flock(file_, LOCK_EX) == 0 && !is_at(file_, temporary_));
 }
 
