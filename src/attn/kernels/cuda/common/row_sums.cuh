@@ -87,6 +87,14 @@ struct RunningSums {
     }
     raised = __any_sync(~0u, raised);
   }
+  // The same for a tile of which shift 0 is right.
+  __device__ __forceinline__ void raise_to_zero() {
+    bool below = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kAtoms; ++i) below |= shift[i / 2][i % 2] < 0;
+    raised = false;
+    if (__any_sync(~0u, below)) raise_shift([](int) { return 0.f; }, 0);
+  }
   __device__ void rescale() {
     if constexpr (kIsExp || kScaled) {
       if (!raised) return;

@@ -91,12 +91,12 @@ struct DqAccumulator {
 };
 
 // The warpgroup that computes dq.
-template <class T, bool has_centre, int C>
+template <class T, class W, bool summed, int C>
 __device__ __forceinline__ void dq_warpgroup(const Fused& f, const BackwardMemory<C>& given,
                                              const QueryTiles& tiles) {
   QueryTile now(tiles);
   if (!f.dq_sum || !now.inside(tiles)) return;
-  DqAccumulator<T, C, C / 8, has_centre> sums;
+  DqAccumulator<T, C, C / 8, summed> sums;
   mbarrier_wait(given.keys_full(), 0);
 #pragma unroll 1
   for (int i = 0; now.inside(tiles); now.advance(tiles), ++i) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void dq_warpgroup(const Fused& f, const BackwardMemor
     wgmma_wait<0>();
     register_fence(sums.dq);
     mbarrier_arrive_warp(memory.dx_free(i % 2));
-    if constexpr (has_centre) add_centre_gradients(f, tiles.b, now.h, now.t0, sums.dq[C / 8]);
+    if constexpr (summed) add_sums<W>(f, tiles.b, now.h, now.t0, sums.dq[C / 8]);
     if (threadIdx.x % 128 == 0) tma_reduce_wait<1>();
     named_barrier_sync<128>(2);
     sums.add(f, memory, tiles.b, now, i % 2, 3);
@@ -121,6 +121,14 @@ __device__ __forceinline__ void wgmma_ab_rs(float (&c)[columns][4], const uint32
                                             SwizzledTile<R, C> y) {
 #pragma unroll
   for (int j = 0; j < steps; ++j) wgmma_rs<T, Major::mn>(c, x[j], y.mn_major(0, j));
+}
+
+// Issues c += x times ones.
+template <class T, int steps>
+__device__ __forceinline__ void wgmma_sums_rs(float (&c)[1][4], const uint32_t (&x)[steps][4],
+                                              uint32_t ones) {
+#pragma unroll
+  for (int j = 0; j < steps; ++j) wgmma_rs<T, Major::k>(c, x[j], ones_desc(ones));
 }
 
 // Stores dx of a warp's keys to shared memory, for dq = dx k.
@@ -163,22 +171,23 @@ __device__ __forceinline__ void store_gates(const Fused& f, const BackwardMemory
   __syncwarp();
 }
 
+// The keys' part of the gradient of a decay in the scores: KeyAccumulators.
 __device__ __forceinline__ void store_decay(const Fused& f, const Head& head, int key,
-                                            const float (&of)[2]) {
+                                            const float (&of_dx)[1][4], const float (&decay)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float sum = quad_sum(of[i]);
+    const float sum = of_dx[0][2 * i] + quad_sum(decay[i]);
     if (lane() % 4 == 0 && key + 8 * i < f.S) f.d_decay_key[head.key(f, key + 8 * i)] = -sum;
   }
 }
 
 // Stores a warp's sums through the warpgroup's values in shared memory, no longer read by WGMMA.
 template <class T, int C, int columns>
-__device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<C>& memory,
-                                           const QueryTiles& tiles, float (&dk)[columns][4],
-                                           const float (&dv)[columns][4]) {
+__device__ __forceinline__ void store_keys(const Fused& f, float scale,
+                                           const BackwardMemory<C>& memory, const QueryTiles& tiles,
+                                           float (&dk)[columns][4], const float (&dv)[columns][4]) {
 #pragma unroll
-  for (int j = 0; j < 4 * columns; ++j) dk[j / 4][j % 4] *= f.scale;
+  for (int j = 0; j < 4 * columns; ++j) dk[j / 4][j % 4] *= scale;
   const int first = tiles.s0 + warp() * 16;
   const int64_t at = Head(tiles.b, 0, tiles.g).key(f, first);
   store_rows<T>(memory.v(), warp() * 16, dv, f.dv, at, f.E, f.S - first);
@@ -189,7 +198,8 @@ __device__ __forceinline__ void store_keys(const Fused& f, const BackwardMemory<
 template <int C>
 struct KeyAccumulators {
   float dk[C / 8][4] = {}, dv[C / 8][4] = {};
-  float decay[2] = {};  // the keys' part of its gradient, if it is in the scores
+  // The keys' part of the gradient of a decay in the scores: the same in four lanes, and parts.
+  float of_dx[1][4] = {}, decay[2] = {};
 };
 
 // A warpgroup's keys over the tiles of queries, with a separate dq warpgroup: dk and dv of a tile
@@ -223,7 +233,7 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
     wgmma_wait<1>();
     register_fence(x), register_fence(weights), register_fence(slopes);
     if (i > 0) mbarrier_arrive(memory.free((i - 1) % kStages));
-    if constexpr (kHasCap<W>) cap<T>(f, x);
+    if constexpr (kHasCap<W>) cap<T, kCapPolynomialBackward>(w, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 2>(f, w, of, flags, bits, decay, x, weights);
@@ -242,6 +252,7 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
                                  sums.decay);
     wgmma_fence();
     wgmma_ab_rs<T>(sums.dk, slopes, memory.q(stage));
+    if (kDecayInScores<W> && f.d_decay_key) wgmma_sums_rs<T>(sums.of_dx, slopes, memory.ones());
     wgmma_commit();
     if (f.dq_sum) {
       mbarrier_wait(memory.dx_free(i % 2), (i / 2 & 1) ^ 1);
@@ -252,6 +263,7 @@ __device__ __forceinline__ void backward_with_dq_warpgroup(
   } while (now.inside(tiles));
   wgmma_wait<0>();
   register_fence(sums.dk), register_fence(sums.dv), register_fence(weights), register_fence(slopes);
+  if constexpr (kSumsDx<W>) register_fence(sums.of_dx);
 }
 
 // The same where each warpgroup computes half of dq's channels.
@@ -278,7 +290,7 @@ __device__ __forceinline__ void backward_with_shared_dq(
     const uint32_t flags = of.flags[warpgroup];
     wgmma_wait<1>();
     register_fence(x);
-    if constexpr (kHasCap<W>) cap<T>(f, x);
+    if constexpr (kHasCap<W>) cap<T, kCapPolynomialBackward>(w, x);
     if constexpr (kHasCentre<W>) subtract_centres(of, x);
     const MaskBits bits = mask<W>(f, of, memory.seen8(stage), flags, tiles.b, key, x);
     to_weights<T, 1>(f, w, of, flags, bits, decay, x, weights);
@@ -303,17 +315,24 @@ __device__ __forceinline__ void backward_with_shared_dq(
     named_barrier_sync<128 * Shape::kWarpgroups>(1);
     DqAccumulator<T, C, C / 16> of_queries;
     of_queries.begin(memory, i, warpgroup * (C / 2));
-    float centres[1][4];
-    if constexpr (kHasCentre<W>)  // of the warpgroup's own keys
-      begin_centres<T, 4>(centres, memory.dx(i % 2), 4 * warpgroup, ones_desc(memory.ones()));
+    float of_rows[1][4] = {}, of_keys[1][4] = {};  // sums of dx of the warpgroup's own keys
+    if (sums_dx<W>(f)) {
+      const auto dx = memory.dx(i % 2);
+      begin_sums<T, Major::mn>(
+          of_rows, [&](int s) { return dx.mn_major(0, 4 * warpgroup + s); }, memory.ones());
+      if constexpr (kDecayInScores<W>)
+        begin_sums<T, Major::k>(
+            of_keys, [&](int s) { return dx.k_major(64 * warpgroup, s); }, memory.ones());
+    }
     wgmma_commit();
     wgmma_wait<0>();
     register_fence(sums.dk), register_fence(sums.dv), register_fence(weights),
         register_fence(slopes), register_fence(of_queries.dq);
-    if constexpr (kHasCentre<W>) register_fence(centres);
+    if constexpr (kSumsDx<W>) register_fence(of_rows), register_fence(of_keys);
     mbarrier_arrive(memory.free(stage));
-    if constexpr (kHasCentre<W>)
-      if (f.dq_sum) add_centre_gradients(f, tiles.b, now.h, now.t0, centres[0]);
+    if (sums_dx<W>(f) && f.dq_sum) add_sums<W>(f, tiles.b, now.h, now.t0, of_rows[0]);
+    if (kDecayInScores<W> && f.d_decay_key && lane() % 4 == 0)
+      sums.decay[0] += of_keys[0][0], sums.decay[1] += of_keys[0][2];
     if (f.dq_sum) of_queries.add(f, memory, tiles.b, now, warpgroup, 2 + warpgroup, warpgroup);
     now.advance(tiles), ++i;
   } while (now.inside(tiles));
@@ -339,14 +358,17 @@ __device__ __forceinline__ void backward_keys(const Fused& f, const Weight& w,
   }
   if constexpr (kDecayInScores<W>)
     if (f.d_decay_key)
-      store_decay(f, Head(tiles.b, 0, tiles.g), tiles.s0 + warp() * 16 + lane() / 4, sums.decay);
+      store_decay(f, Head(tiles.b, 0, tiles.g), tiles.s0 + warp() * 16 + lane() / 4, sums.of_dx,
+                  sums.decay);
   constexpr bool kOfValues = kHasDecay<W> && !kIsExp<W>;
   if (f.gate || (kOfValues && f.d_decay_key)) {
     const Head head(tiles.b, 0, tiles.g);
     store_gates<T, kOfValues>(f, memory, head, tiles.s0, sums.dv);
     if (!kOfValues || f.gate) gates.multiply(f, head, tiles.s0 + warp() * 16 + lane() / 4, sums.dv);
   }
-  store_keys<T>(f, memory, tiles, sums.dk, sums.dv);
+  float scale = f.scale;
+  if constexpr (kHasCap<W>) scale *= w.in;
+  store_keys<T>(f, scale, memory, tiles, sums.dk, sums.dv);
 }
 
 template <class T, int C, class W, class Shape = HopperBackwardShape<C>>
@@ -357,10 +379,11 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void hopper_backward_kernel(
   const BackwardMemory<C> memory{bytes, shared_address(bytes)};
   // Registers moved from the other two warpgroups, for keys that some polynomials hold.
   constexpr int kMore = Shape::kDqWarpgroup && !kIsExp<W> ? 8 : 0;
-  const QueryTiles tiles(f, Shape());
+  QueryTiles tiles(f, Shape());
+  if constexpr (kHasDecay<W>) tiles.end_with_decay(f, Shape::kKeys);
   const bool log_space = needs_log_space<W>(f, Head(tiles.b, 0, tiles.g), tiles.s0);
   if (threadIdx.x == 0) memory.init_barriers();
-  if constexpr (kHasCentre<W>) memory.template make_ones<T>();
+  if constexpr (kSumsDx<W>) memory.template make_ones<T>();
   __syncthreads();
   const int warpgroup = warpgroup_index();
   if (warpgroup == Shape::kWarpgroups + Shape::kDqWarpgroup) {
@@ -381,7 +404,9 @@ __global__ __launch_bounds__(Shape::kThreads, 1) void hopper_backward_kernel(
     with_slopes(w, sum);
   } else if constexpr (Shape::kDqWarpgroup) {
     decrease_registers<Shape::kDqRegisters - kMore>();
-    dq_warpgroup<T, kHasCentre<W>>(f, memory, tiles);
+    if constexpr (kSumsDx<W>)
+      if (sums_dx<W>(f)) return dq_warpgroup<T, W, true>(f, memory, tiles);
+    dq_warpgroup<T, W, false>(f, memory, tiles);
   }
 }
 

@@ -71,22 +71,31 @@ struct QueryCentres<true> {
   }
 };
 
-// Issues the sums of a tile's dx over `steps` steps of 16 keys from `step` on.
-template <class T, int steps, int R, int C>
-__device__ __forceinline__ void begin_centres(float (&sum)[1][4], SwizzledTile<R, C> dx, int step,
-                                              uint64_t ones) {
-  wgmma_ss<T, false, Major::mn, Major::k>(sum, dx.mn_major(0, step), ones);
+// Whether backward sums dx over keys: its negative is the gradient of a centre, and it is a query's
+// part of the gradient of a decay in the scores, if that has one.
+template <class W>
+inline constexpr bool kSumsDx = kHasCentre<W> || kDecayInScores<W>;
+template <class W>
+__device__ inline bool sums_dx(const Fused& f) {
+  return kHasCentre<W> || (kDecayInScores<W> && f.d_decay_key);
+}
+// Issues the sums of a tile's dx over four steps of 16 keys or queries, its A operands.
+template <class T, Major X, class A>
+__device__ __forceinline__ void begin_sums(float (&sum)[1][4], const A& dx, uint32_t ones) {
+  wgmma_ss<T, false, X, Major::k>(sum, dx(0), ones_desc(ones));
 #pragma unroll
-  for (int s = 1; s < steps; ++s)
-    wgmma_ss<T, true, Major::mn, Major::k>(sum, dx.mn_major(0, step + s), ones);
+  for (int s = 1; s < 4; ++s) wgmma_ss<T, true, X, Major::k>(sum, dx(s), ones_desc(ones));
 }
 // Adds the sums of a thread's two rows, equal in all columns, to global memory: of four lanes, one
 // adds the first and one the second.
-__device__ __forceinline__ void add_centre_gradients(const Fused& f, int b, int h, int t0,
-                                                     const float (&sum)[4]) {
+template <class W>
+__device__ __forceinline__ void add_sums(const Fused& f, int b, int h, int t0,
+                                         const float (&sum)[4]) {
   const int of_four = lane() % 4, t = t0 + warp() % 4 * 16 + lane() / 4 + 8 * of_four;
-  if (f.d_centre && of_four < 2 && t < f.T)
-    atomicAdd(f.d_centre + (int64_t(b) * f.H + h) * f.T + t, -(of_four ? sum[2] : sum[0]));
+  float* const to = kHasCentre<W> ? f.d_centre : static_cast<float*>(f.d_decay_query);
+  const float y = of_four ? sum[2] : sum[0];
+  if (to && of_four < 2 && t < f.T)
+    atomicAdd(to + (int64_t(b) * f.H + h) * f.T + t, kHasCentre<W> ? -y : y);
 }
 
 }  // namespace horner::attn::kernels::cuda

@@ -83,6 +83,26 @@ __device__ inline float log2_decay_rn(double query, double key) {
 }
 inline constexpr float kMaxLog2Factor = 80;  // largest exponent of a factor
 
+// Whether no decay is left from key s, or any before it, to query t, or any after it: between these
+// tokens and those, products of gates may rise by as much as is allowed.
+__device__ inline bool is_decayed(const Fused& f, const Head& head, int t, int s) {
+  constexpr double kRise = 2 * kMaxLog2Factor / kLog2e;
+  return gates_at_query(f, head, t) - gates_at_key(f, head, s) < kNoDecayLeft - kRise;
+}
+// How many of n tiles remain, given that a tile at which `ends` is true ends them. By a whole warp.
+template <class F>
+__device__ inline int tiles_before(int n, const F& ends) {
+  int first = 0;  // tiles before it remain, tiles from n on do not
+  while (first < n) {
+    const int step = (n - first + 31) / 32, i = first + lane() * step;
+    const uint32_t found = __ballot_sync(~0u, i >= n || ends(i));
+    const int before = found ? __ffs(int(found)) - 1 : 32;  // tiles at which it is false
+    n = min(n, first + before * step);
+    first = before > 0 ? first + (before - 1) * step + 1 : n;
+  }
+  return n;
+}
+
 // Forward: the reference is the warpgroup's first query. The remaining factor of each query
 // multiplies its sums, at the end or before the first log-space tile. A key's factor is the one in
 // shared memory, relative to the last of its kFactorTile keys, times `by`.

@@ -27,11 +27,11 @@ struct HopperForwardShape {
   using Keys = SwizzledTile<kKeys, C>;
   static constexpr int kBarriers = Queries::kBytes + 2 * kStages * Keys::kBytes;  // offset
   static constexpr int kBytes = kBarriers + (1 + 4 * kStages) * 8;
-  // With decay: the keys' factors of each stage.
+  // With decay: the keys' factors of each stage, after their barriers.
   static constexpr int kDecayAt = kBarriers + 256;
   static constexpr int kDecayBytes = kKeys / kFactorTile * kFactorRow * 4;
   static constexpr int kBytesWithDecay = kDecayAt + kStages * kDecayBytes;
-  static_assert(kBytes <= kDecayAt);
+  static_assert(kBytes + 2 * kStages * 8 <= kDecayAt);
 };
 
 // Shared-memory layout.
@@ -58,12 +58,19 @@ struct ForwardMemory {
   __device__ uint32_t k_free(int stage) const { return barrier(3 + 4 * stage); }
   __device__ uint32_t v_free(int stage) const { return barrier(4 + 4 * stage); }
 
+  __device__ uint32_t decay_full(int stage) const {
+    return barrier(1 + 4 * Shape::kStages + 2 * stage);
+  }
+  __device__ uint32_t decay_free(int stage) const { return decay_full(stage) + 8; }
+
+  template <bool has_decay>
   __device__ void init_barriers() const {
     constexpr int kWarps = 4 * Shape::kWarpgroups;
     mbarrier_init(q_full(), 1);
     for (int i = 0; i < Shape::kStages; ++i) {
       mbarrier_init(k_full(i), 1), mbarrier_init(v_full(i), 1);
       mbarrier_init(k_free(i), kWarps), mbarrier_init(v_free(i), kWarps);
+      if (has_decay) mbarrier_init(decay_full(i), 1), mbarrier_init(decay_free(i), kWarps);
     }
     mbarrier_init_fence();
   }
@@ -87,20 +94,33 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
-// Issues the loads of tile i of the keys from `begin` on, once its stage is free.
-template <int C, class W>
+// The keys that a block processes: `tiles` of them from `begin` on. Exp with decay begins with the
+// last, whose weights are the largest, so that a row finds its shift in its first tile.
+template <class W, int keys>
+struct ForwardTiles {
+  int begin, tiles;
+  __device__ int operator[](int i) const {  // the first key of the i-th
+    return begin + (kDecayInScores<W> ? tiles - 1 - i : i) * keys;
+  }
+};
+
+// Issues the loads of the i-th tile, once its stage is free.
+template <int C, class W, int keys>
 __device__ inline void load_key_tile(const Fused& f, const W& w, const ForwardMaps& maps,
-                                     ForwardMemory<C> memory, const Head& head, int begin, int i) {
+                                     ForwardMemory<C> memory, const Head& head,
+                                     const ForwardTiles<W, keys>& tiles, int i) {
   using Shape = HopperForwardShape<C>;
-  const int stage = i % Shape::kStages, s0 = begin + i * Shape::kKeys;
+  const int stage = i % Shape::kStages, s0 = tiles[i];
   const int free = (i / Shape::kStages & 1) ^ 1;  // a stage is initially free
   mbarrier_wait(memory.k_free(stage), free);
-  constexpr int kDecayBytes = kHasDecay<W> ? Shape::kDecayBytes : 0;
-  mbarrier_arrive_expect(memory.k_full(stage), Shape::Keys::kBytes + kDecayBytes);
+  mbarrier_arrive_expect(memory.k_full(stage), Shape::Keys::kBytes);
   tma_load_tile(memory.k(stage), maps.k, s0, head.g, head.b, memory.k_full(stage));
-  if constexpr (kHasDecay<W>)
-    tma_load_bytes(memory.decay_factors(stage), tile_factors(f, w.factors, head, s0), kDecayBytes,
-                   memory.k_full(stage));
+  if constexpr (kHasDecay<W>) {
+    mbarrier_wait(memory.decay_free(stage), free);
+    mbarrier_arrive_expect(memory.decay_full(stage), Shape::kDecayBytes);
+    tma_load_bytes(memory.decay_factors(stage), tile_factors(f, w.factors, head, s0),
+                   Shape::kDecayBytes, memory.decay_full(stage));
+  }
   mbarrier_wait(memory.v_free(stage), free);
   mbarrier_arrive_expect(memory.v_full(stage), Shape::Keys::kBytes);
   tma_load_tile(memory.v(stage), maps.v, s0, head.g, head.b, memory.v_full(stage));
@@ -208,11 +228,12 @@ __device__ __forceinline__ void decayed_exp(Sums& sums, typename Sums::Products&
 }
 
 // From products to weights, in place, and added to the sum. Tiles that need a mask or a clamp apply
-// it in place: otherwise all tiles run the same code.
+// it in place: otherwise all tiles run the same code. `bounded`: every row has scores, and none
+// needs another shift than 0.
 template <class Sums, class Weight, class Decay>
 __device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
                                              typename Sums::Products& x, int s0, bool masked,
-                                             const Decay& decay) {
+                                             bool bounded, const Decay& decay) {
   constexpr int n = 2 * Sums::kTiles;
   const Fused& f = sums.f;
   const int first = s0 + lane() % 4 * 2;
@@ -229,11 +250,15 @@ __device__ __forceinline__ void tile_weights(Sums& sums, const Weight& weight,
     for (int j = 0; j < 2 * n; ++j) x[0][j / 4][j % 4] = min_nan(x[0][j / 4][j % 4], most);
   }
   if constexpr (Decay::kInScores) return decayed_exp(sums, x, decay);
-  if constexpr (Sums::kIsExp)
-    sums.raise_shift([&](int i) {
-      const auto y = Sums::of_row(x, i);
-      return Sums::reduce4(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
-    });
+  if constexpr (Sums::kIsExp) {
+    if (bounded)
+      sums.raise_to_zero();
+    else
+      sums.raise_shift([&](int i) {
+        const auto y = Sums::of_row(x, i);
+        return Sums::reduce4(y, [](float a, float b) { return fmaxf(a, b); }) * f.scale;
+      });
+  }
   if constexpr (Decay::kEnabled && !Decay::kInScores)
     decayed_weights(sums, weight, x, first, decay);
 #pragma unroll
@@ -251,12 +276,13 @@ __device__ inline void mbarrier_arrive_warp(uint32_t barrier) {
   if (lane() == 0) mbarrier_arrive(barrier);
 }
 
-// Processes a warpgroup's queries from t0 on over the tiles it sees: `own` of the block's `tiles`.
-template <class T, int C, class W, class Weight>
+// Processes a warpgroup's queries from t0 on over the tiles it sees: the first `own` of the
+// block's.
+template <class T, int C, class W, class Weight, int keys>
 __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const Weight& weight,
                                               const ForwardMemory<C>& given,
                                               const ForwardMaps& maps, const Head& head, int t0,
-                                              int begin, int own, int tiles) {
+                                              const ForwardTiles<W, keys>& tiles, int own) {
   using Shape = HopperForwardShape<C>;
   constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys;
   const int warpgroup = warpgroup_index();
@@ -264,7 +290,9 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
   RunningSums<T, C, BaseWeight<W>, Shape> sums(f, base_weight(w), head, first_row);
   const RowDecay<T, kKeys, kDecayKind<W>> rows(f, head, t0, first_row);
   constexpr bool kHasFactors = kDecayKind<W> == DecayKind::factors;
-  const int log_space_at = rows.log_space_from(f, head, t0, begin, own);
+  const int log_space_at = rows.log_space_from(f, head, t0, tiles.begin, own);
+  // Its tiles, in the order of processing.
+  const int first = kDecayInScores<W> ? tiles.tiles - own : 0, end = first + own;
   const RowCentres<kHasCentre<W>> centres(f, sums.centre[0]);
   float x[1][kKeys / 8][4];
   uint32_t weights[kKeys / 16][4];
@@ -278,39 +306,59 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
       for (int j = 0; j < C / 2; ++j) sums.N[0][j / 4][j % 4] *= exp2_fast(rows.row[j % 4 / 2]);
   };
   const auto to_weights = [&](int i, const auto& factors) __attribute__((always_inline)) {
-    const int s0 = begin + i * kKeys;
+    const int s0 = tiles[i];
     if constexpr (kHasFactors && decltype(sums)::kScaled)
       if (i == log_space_at)
         sums.shift[0][0] += rows.row[0] / kLog2e, sums.shift[0][1] += rows.row[1] / kLog2e;
     sums.t0 = first_row + int(uint32_t(i) >> 30);  // varies with i, as in_round
     centres.subtract(x[0]);
-    if constexpr (kHasCap<W>) cap<T>(f, x[0]);
+    const bool masked = s0 < first_seen || s0 + kKeys > last_seen;
+    bool bounded = false;
+    if constexpr (kHasCap<W>)
+      bounded = cap<T, kCapPolynomialForward>(w, x[0]) && !masked && kCapIsBounded<T>;
     tile_weights(
-        sums, weight, x, s0, s0 < first_seen || s0 + kKeys > last_seen,
+        sums, weight, x, s0, masked, bounded,
         rows.decay(given.in_round(i).decay_factors(i % kStages), factors, i >= log_space_at));
   };
   // Before iteration i, without a producer: the values of tile i - 2 have been used.
   const auto load_next_tile = [&](int i) {
     const int next = i + kStages - 2;
     if (!Shape::kHasProducer && threadIdx.x == 128 * (Shape::kWarpgroups - 1) && i > 0 &&
-        next < tiles)
-      load_key_tile(f, w, maps, given, head, begin, next);
+        next < tiles.tiles)
+      load_key_tile(f, w, maps, given, head, tiles, next);
+  };
+  const auto pass = [&](int from, int to) {  // tiles that only other warpgroups see
+    for (int i = from; i < to; ++i) {
+      load_next_tile(i);
+      mbarrier_wait(given.k_full(i % kStages), phase(i));
+      mbarrier_arrive_warp(given.k_free(i % kStages));
+      if constexpr (kHasDecay<W>) {
+        mbarrier_wait(given.decay_full(i % kStages), phase(i));
+        mbarrier_arrive_warp(given.decay_free(i % kStages));
+      }
+      mbarrier_wait(given.v_full(i % kStages), phase(i));
+      mbarrier_arrive_warp(given.v_free(i % kStages));
+    }
   };
   mbarrier_wait(given.q_full(), 0);
+  if constexpr (kDecayInScores<W>) pass(0, first);
   if (own > 0) {
-    mbarrier_wait(given.k_full(0), 0);
-    begin_qk<T>(x[0], given, warpgroup, 0);
-    const auto factors = rows.of_tile(given.decay_factors(0), log_space_at == 0);
+    const int stage = first % kStages;
+    load_next_tile(first);
+    mbarrier_wait(given.k_full(stage), phase(first));
+    begin_qk<T>(x[0], given, warpgroup, stage);
+    if constexpr (kHasDecay<W>) mbarrier_wait(given.decay_full(stage), phase(first));
+    const auto factors = rows.of_tile(given.decay_factors(stage), log_space_at == 0);
     wgmma_wait<0>();
     register_fence(x[0]);
-    if (!kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
-    to_weights(0, factors);
-    if (kHasDecay<W>) mbarrier_arrive_warp(given.k_free(0));
-    if (!kHasFactors && f.gate) gate(f, head, begin, x[0]);
+    mbarrier_arrive_warp(given.k_free(stage));
+    to_weights(first, factors);
+    if constexpr (kHasDecay<W>) mbarrier_arrive_warp(given.decay_free(stage));
+    if (!kHasFactors && f.gate) gate(f, head, tiles[first], x[0]);
     rounded<T>(weights, x[0]);
   }
 #pragma unroll 1
-  for (int i = 1; i < own; ++i) {
+  for (int i = first + 1; i < end; ++i) {
     const ForwardMemory<C> memory = given.in_round(i);
     const int stage = i % kStages, previous = (i - 1) % kStages;
     load_next_tile(i);
@@ -318,15 +366,16 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     begin_qk<T>(x[0], memory, warpgroup, stage);
     mbarrier_wait(memory.v_full(previous), phase(i - 1));
     begin_pv<T>(sums.N[0], weights, memory, previous);
+    if constexpr (kHasDecay<W>) mbarrier_wait(memory.decay_full(stage), phase(i));
     const auto factors = rows.of_tile(memory.decay_factors(stage), i >= log_space_at);
     wgmma_wait<1>();
     register_fence(x[0]);
-    if (!kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));
+    mbarrier_arrive_warp(memory.k_free(stage));
     to_weights(i, factors);
-    if (kHasDecay<W>) mbarrier_arrive_warp(memory.k_free(stage));  // decay factors are read
+    if constexpr (kHasDecay<W>) mbarrier_arrive_warp(memory.decay_free(stage));
     // The compiler does not move wgmma_wait across this branch; without it, the wait below would be
     // hoisted above the weights.
-    if (!kHasFactors && f.gate) gate(f, head, begin + i * kKeys, x[0]);
+    if (!kHasFactors && f.gate) gate(f, head, tiles[i], x[0]);
     wgmma_wait<0>();
     register_fence(sums.N[0]), register_fence(weights);
     mbarrier_arrive_warp(memory.v_free(previous));
@@ -335,20 +384,14 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     rounded<T>(weights, x[0]);
   }
   if (own > 0) {
-    const int last = (own - 1) % kStages;
-    mbarrier_wait(given.v_full(last), phase(own - 1));
+    const int last = (end - 1) % kStages;
+    mbarrier_wait(given.v_full(last), phase(end - 1));
     begin_pv<T>(sums.N[0], weights, given, last);
     wgmma_wait<0>();
     register_fence(sums.N[0]), register_fence(weights);
     mbarrier_arrive_warp(given.v_free(last));
   }
-  for (int i = own; i < tiles; ++i) {  // tiles that only other warpgroups see
-    load_next_tile(i);
-    mbarrier_wait(given.k_full(i % kStages), phase(i));
-    mbarrier_arrive_warp(given.k_free(i % kStages));
-    mbarrier_wait(given.v_full(i % kStages), phase(i));
-    mbarrier_arrive_warp(given.v_free(i % kStages));
-  }
+  if constexpr (!kDecayInScores<W>) pass(own, tiles.tiles);
   if (kHasFactors && log_space_at >= own) decay_sums();
   if constexpr (kHasFactors && !decltype(sums)::kScaled)  // only whether there are weights
 #pragma unroll
@@ -382,32 +425,40 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void hopper_forwar
   const HopperSchedule work(f.B * f.H, blocks, kNumSMs * Shape::kBlocks);
   const Head head(f, work.head);
   const int t0 = (blocks - 1 - work.block) * Shape::kQueries;
-  const int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
+  int begin = f.seen.lo(t0) / Shape::kKeys * Shape::kKeys;
   const auto tiles_of = [&](int queries) {
     const int end = f.seen.hi(min(t0 + queries, f.T) - 1);
     return end > begin ? (end - begin + Shape::kKeys - 1) / Shape::kKeys : 0;
   };
-  if (threadIdx.x == 0) memory.init_barriers();
+  if constexpr (kHasDecay<W>) {
+    const int all = tiles_of(Shape::kQueries);
+    const auto ends = [&](int i) {
+      return is_decayed(f, head, t0, begin + (all - i) * Shape::kKeys - 1);
+    };
+    begin += (all - tiles_before(all, ends)) * Shape::kKeys;
+  }
+  if (threadIdx.x == 0) memory.template init_barriers<kHasDecay<W>>();
   __syncthreads();
-  const int warpgroup = warpgroup_index(), tiles = tiles_of(Shape::kQueries);
+  const int warpgroup = warpgroup_index();
+  const ForwardTiles<W, Shape::kKeys> tiles{begin, tiles_of(Shape::kQueries)};
   const int own = t0 + 64 * warpgroup < f.T ? tiles_of(64 * (warpgroup + 1)) : 0;
   const auto sum = [&]() __attribute__((always_inline)) {
     with_degree(w, degree_of(w), [&](const auto& weight) __attribute__((always_inline)) {
-      sum_key_tiles<T>(f, w, weight, memory, maps, head, t0 + 64 * warpgroup, begin, own, tiles);
+      sum_key_tiles<T>(f, w, weight, memory, maps, head, t0 + 64 * warpgroup, tiles, own);
     });
   };
   if constexpr (!Shape::kHasProducer) {
     if (threadIdx.x == 0) {
       load_queries(maps, memory, head, t0);
-      for (int i = 0; i < min(tiles, Shape::kStages - 1); ++i)
-        load_key_tile(f, w, maps, memory, head, begin, i);
+      for (int i = 0; i < min(tiles.tiles, Shape::kStages - 1); ++i)
+        load_key_tile(f, w, maps, memory, head, tiles, i);
     }
     sum();
   } else if (warpgroup == Shape::kWarpgroups) {
     decrease_registers<Shape::kProducerRegisters>();
     if (threadIdx.x % 128 != 0) return;
     load_queries(maps, memory, head, t0);
-    for (int i = 0; i < tiles; ++i) load_key_tile(f, w, maps, memory, head, begin, i);
+    for (int i = 0; i < tiles.tiles; ++i) load_key_tile(f, w, maps, memory, head, tiles, i);
   } else {
     increase_registers<Shape::kConsumerRegisters>();
     sum();

@@ -57,8 +57,15 @@ static void with_kernel(const Fused& p, const Weights& weights, const float* fac
     p.centre ? with_channels(p, WithCentre<W>{w}, f) : with_channels(p, w, f);
   };
   if (const Exp* w = std::get_if<Exp>(&weights))
-    return p.softcap != 0 ? with_channels(p, WithCap<Exp>{*w}, f) : with(*w);
+    return p.softcap != 0 ? with_channels(p, with_cap<HORNER_DTYPE>(*w, p), f) : with(*w);
   with(std::get<Polynomial>(weights));
+}
+
+// The problem that kernels of this weight get.
+template <class W>
+static Fused problem_of(Fused f) {
+  if (kHasCap<W>) f.scale = f.softcap;
+  return f;
 }
 
 // Folds the scale into the coefficients, where the kernel is specialized by degree.
@@ -80,7 +87,7 @@ void HopperLaunch<HORNER_DTYPE>::forward(const Fused& f, const Weights& weights,
                            tensor_map(f.v, f.E, f.S, f.G, f.B, Shape::kKeys)};
     const int bytes = kHasDecay<W> ? Shape::kBytesWithDecay : Shape::kBytes;
     const Grid grid{heads(f) * ceil_div(f.T, Shape::kQueries), 1, Shape::kThreads, bytes};
-    launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+    launch(hopper_forward_kernel<HORNER_DTYPE, C, W>, grid, stream, problem_of<W>(f),
            fold_scale(w, f.scale, degree_of(w)), maps);
   };
   if constexpr (std::is_same_v<HORNER_DTYPE, bf16>)
@@ -99,8 +106,8 @@ void HopperLaunch<HORNER_DTYPE>::backward(const Fused& f, const Weights& weights
                             tensor_map(f.v, f.E, f.S, f.G, f.B, Shape::kKeys),
                             tensor_map(f.d_o, f.E, f.T, f.H, f.B, Shape::kQueries)};
     const Grid grid{f.B * f.G * ceil_div(f.S, Shape::kKeys), 1, Shape::kThreads,
-                    kHasCentre<W> ? BackwardMemory<C>::kBytesCentred : BackwardMemory<C>::kBytes};
-    launch(hopper_backward_kernel<HORNER_DTYPE, C, W>, grid, stream, f,
+                    kSumsDx<W> ? BackwardMemory<C>::kBytesWithSums : BackwardMemory<C>::kBytes};
+    launch(hopper_backward_kernel<HORNER_DTYPE, C, W>, grid, stream, problem_of<W>(f),
            fold_scale(w, f.scale, slope_degree_of(w)), maps);
   });
 }

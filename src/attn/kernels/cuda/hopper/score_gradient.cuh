@@ -23,6 +23,10 @@ template <class W, class F>
 __device__ __forceinline__ void with_slopes(const WithCentre<W>& w, const F& f) {
   with_slopes(w.of, f);
 }
+template <class W, class F>
+__device__ __forceinline__ void with_slopes(const WithCap<W>& w, const F& f) {
+  f(w);
+}
 
 // Subtracts the centres from products, in place.
 __device__ __forceinline__ void subtract_centres(const QueryColumns& of, float (&x)[8][4]) {
@@ -102,6 +106,19 @@ __device__ __forceinline__ void hide(uint32_t seen, uint32_t (&weights)[4][4]) {
     weights[j / 4][j % 4] &= (two & 1 ? 0xffff : 0) | (two & 2 ? 0xffff0000 : 0);
   }
 }
+// Negates weights and slopes where a is negative.
+__device__ __forceinline__ void negate(const QueryColumns& of, float (&x)[8][4],
+                                       uint32_t (&weights)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t signs = of.negative[j / 4] >> (8 * j % 32 + lane() % 4 * 2);
+    const uint32_t flips = (signs & 1 ? 0x8000u : 0) | (signs & 2 ? 0x80000000u : 0);
+    weights[j / 2][j % 2 * 2] ^= flips, weights[j / 2][j % 2 * 2 + 1] ^= flips;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (signs >> i % 2 & 1) x[j][i] = -x[j][i];
+  }
+}
 // From products to weights times a, rounded; x becomes the slopes (Exp: weights times a).
 template <class T, int, bool has_decay>
 __device__ __forceinline__ void to_weights(const Fused& f, const Exp&, const QueryColumns& of,
@@ -129,6 +146,26 @@ __device__ __forceinline__ void to_weights(const Fused& f, const Exp&, const Que
       }
   }
   rounded<T>(weights, x);
+  if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
+}
+// The same of capped scores: x is tanh, and becomes the weights times a and the slope of the cap.
+template <class T, int>
+__device__ __forceinline__ void to_weights(const Fused& f, const WithCap<Exp>&,
+                                           const QueryColumns& of, uint32_t flags,
+                                           const MaskBits& bits, const KeyDecay<false>&,
+                                           float (&x)[8][4], uint32_t (&weights)[4][4]) {
+  const float scale = f.scale * kLog2e;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 sub = *reinterpret_cast<const float2*>(of.first + 8 * j + lane() % 4 * 2);
+    const auto y =
+        vec<4>([&](int i) { return exp2_fast(x[j][i] * scale - (i % 2 ? sub.y : sub.x)); });
+    uint32_t* const to = weights[j / 2] + j % 2 * 2;
+    to[0] = pack2(T(), y[0], y[1]), to[1] = pack2(T(), y[2], y[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[j][i] = y[i] * (1 - x[j][i] * x[j][i]);
+  }
+  if (flags & QueryColumns::kNegative) negate(of, x, weights);
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 // Weights and slopes of a polynomial, for the n / 4 columns from j on.
@@ -209,17 +246,7 @@ __device__ __forceinline__ void to_weights(const Fused&, const LogSpace<linear>&
       for (int c = 0; c < 4; ++c) x[j + i][c] = y.dw[4 * i + c] * w.per_scale * a[c];
     }
   }
-  if (flags & QueryColumns::kNegative) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint32_t signs = of.negative[j / 4] >> (8 * j % 32 + lane() % 4 * 2);
-      const uint32_t flips = (signs & 1 ? 0x8000u : 0) | (signs & 2 ? 0x80000000u : 0);
-      weights[j / 2][j % 2 * 2] ^= flips, weights[j / 2][j % 2 * 2 + 1] ^= flips;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (signs >> i % 2 & 1) x[j][i] = -x[j][i];
-    }
-  }
+  if (flags & QueryColumns::kNegative) negate(of, x, weights);
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
 template <class T, int batch, class Weight>
@@ -244,17 +271,19 @@ __device__ __forceinline__ void to_weights(const Fused& f, const Weight& w, cons
   }
   if (flags & QueryColumns::kMasked) hide(bits.seen, weights);
 }
-// Adds score gradients to those of the decay: to their queries' part, and to `keys`.
+// Adds `some` of the score gradients to those of the decay: to their queries' part, and to `keys`.
 __device__ __forceinline__ void add_decay_gradients(const Fused& f, const Head& head, int t0,
-                                                    const float (&dx)[8][4], float (&keys)[2]) {
+                                                    uint32_t some, const float (&dx)[8][4],
+                                                    float (&keys)[2]) {
   float sum[2] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     ColumnSums sums;
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; ++j) {
-      sums.add(j % 4, dx[j][0] + dx[j][2], dx[j][1] + dx[j][3]);
-      sum[0] += dx[j][0] + dx[j][1], sum[1] += dx[j][2] + dx[j][3];
+      const auto y = vec<4>([&](int i) { return some >> (4 * j + i) & 1 ? dx[j][i] : 0; });
+      sums.add(j % 4, y[0] + y[2], y[1] + y[3]);
+      sum[0] += y[0] + y[1], sum[1] += y[2] + y[3];
     }
     const int t = t0 + 32 * half + ColumnSums::column();
     const float total = sums.total();
@@ -263,8 +292,9 @@ __device__ __forceinline__ void add_decay_gradients(const Fused& f, const Head& 
   keys[0] += sum[0], keys[1] += sum[1];
 }
 
-// From slopes and the products dp of values and gradients to score gradients, rounded. `keys`: the
-// keys' part of the decay's gradient, if that is in the scores.
+// From slopes and the products dp of values and gradients to score gradients, rounded. The gradient
+// of a decay in the scores sums them as they are, so that what cancels does, and those that a clamp
+// takes from them: `keys` is the keys' part of these.
 template <class T, class W>
 __device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Head& head, int t0,
                                                        const QueryColumns& of, const MaskBits& bits,
@@ -285,15 +315,8 @@ __device__ __forceinline__ void hopper_score_gradients(const Fused& f, const Hea
       dp[j][i] = x[j][i] * ((i % 2 ? a.y : a.x) * dp[j][i] + (i % 2 ? d.y : d.x));
   }
   if constexpr (kDecayInScores<W>)
-    if (f.d_decay_key) {
-      if (bits.some) {
-#pragma unroll
-        for (int j = 0; j < 32; ++j)
-          if (!(bits.seen >> j & 1)) dp[j / 4][j % 4] = 0;
-      }
-      add_decay_gradients(f, head, t0, dp, keys);
-    }
-  if constexpr (kHasCap<W>) cap_slopes(f, of.first, x, dp);
+    if (f.d_decay_key && bits.some && __any_sync(~0u, bits.seen & ~bits.live))
+      add_decay_gradients(f, head, t0, bits.seen & ~bits.live, dp, keys);
   if (bits.some) {
 #pragma unroll
     for (int j = 0; j < 32; ++j)

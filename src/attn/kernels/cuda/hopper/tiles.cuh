@@ -43,11 +43,12 @@ struct BackwardMemory {
   uint32_t at;
   static constexpr int kBarriers = Shape::kOf + Shape::kStages * int(sizeof(QueryColumns));
   static constexpr int kBytes = kBarriers + (5 + 2 * Shape::kStages) * 8;
-  // With centred scores: ones, for sums next to dq, and the intervals of keys in bytes.
+  // With sums of dx: ones, for sums next to dq; with centred scores also intervals of keys in
+  // bytes.
   static constexpr int kUnit = C == 64 ? 1024 : 16, kOnes = (kBytes + kUnit - 1) / kUnit * kUnit;
   static constexpr int kSeen8At = kOnes + (C == 64 ? 2048 : 128);
-  static constexpr int kBytesCentred = kSeen8At + Shape::kStages * 128;
-  static_assert(kBytesCentred <= 227 << 10);
+  static constexpr int kBytesWithSums = kSeen8At + Shape::kStages * 128;
+  static_assert(kBytesWithSums <= 227 << 10);
 
   // The same, but the compiler sees a value that depends on iteration i: it computes addresses
   // where they are used and does not keep them in registers.
@@ -112,6 +113,13 @@ struct QueryTiles {
     s0 = work.block * Shape::kKeys;
     begin = f.seen.first_query(s0) / Shape::kQueries * Shape::kQueries;
     end = f.seen.end_query(min(s0 + Shape::kKeys, f.S));
+  }
+  // Leaves out queries to which no decay is left.
+  __device__ void end_with_decay(const Fused& f, int keys) {
+    const auto ends = [&](int i) {
+      return is_decayed(f, Head(b, 0, g), begin + 64 * i, s0 + keys - 1);
+    };
+    if (begin < end) end = min(end, begin + 64 * tiles_before((end - begin + 63) / 64, ends));
   }
 };
 // One such tile.

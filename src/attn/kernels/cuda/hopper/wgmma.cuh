@@ -96,12 +96,14 @@ enum class Major { k, mn };
   else                                                                                             \
     HORNER_WGMMA_SS(128, type, HORNER_NAMES_64, "%64", "%65", "%66", "%67", "%68",                 \
                     HORNER_SUMS_64(m, c))
-#define HORNER_WGMMA_RS_N(type)                                                  \
-  if constexpr (n == 64)                                                         \
-    HORNER_WGMMA_RS(64, type, HORNER_NAMES_32, "%32,%33,%34,%35", "%36", "%37",  \
-                    HORNER_SUMS_32("+f", c));                                    \
-  else                                                                           \
-    HORNER_WGMMA_RS(128, type, HORNER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", \
+#define HORNER_WGMMA_RS_N(type)                                                                    \
+  if constexpr (n == 8)                                                                            \
+    HORNER_WGMMA_RS(8, type, "%0,%1,%2,%3", "%4,%5,%6,%7", "%8", "%9", HORNER_SUMS_4("+f", c, 0)); \
+  else if constexpr (n == 64)                                                                      \
+    HORNER_WGMMA_RS(64, type, HORNER_NAMES_32, "%32,%33,%34,%35", "%36", "%37",                    \
+                    HORNER_SUMS_32("+f", c));                                                      \
+  else                                                                                             \
+    HORNER_WGMMA_RS(128, type, HORNER_NAMES_64, "%64,%65,%66,%67", "%68", "%69",                   \
                     HORNER_SUMS_64("+f", c))
 
 // Issues C [64, n] (+)= X [64, 16] Y [16, n], asynchronous until `wgmma_wait`.
@@ -124,7 +126,7 @@ template <class T, Major Y, int columns>
 __device__ __forceinline__ void wgmma_rs(float (&c)[columns][4], const uint32_t (&x)[4],
                                          uint64_t y) {
   constexpr int n = 8 * columns;
-  static_assert(n == 64 || n == 128);
+  static_assert(n == 8 || n == 64 || n == 128);
   if constexpr (std::is_same_v<T, bf16>) {
     HORNER_WGMMA_RS_N("bf16");
   } else {
