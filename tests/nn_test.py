@@ -1,5 +1,6 @@
 """horner.nn: a block holds the weights of a layer of `horner train`, under the same names, and computes the same."""
 
+import inspect
 import os
 import subprocess
 
@@ -248,3 +249,16 @@ def test_convolutions_and_no_positions_in_transformers(variant, tmp_path):
     gpt2 = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99)
     with pytest.raises(NotImplementedError, match="does not project them one by one|takes none that could be left out"):
         transformers.AutoModelForCausalLM.from_config(gpt2, attn_implementation=f"horner:{variant}")
+
+
+def test_a_block_names_the_options_of_its_attention():
+    """With the same defaults: editors see them."""
+    for method, own in (("__init__", {"own"}), ("forward", {"own"})):
+        block, attention = (inspect.signature(getattr(kind, method)).parameters for kind in (horner.nn.TransformerBlock, horner.nn.Attention))
+        assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in [*block.values(), *attention.values()])
+        assert {name: p for name, p in attention.items() if name not in own}.items() <= dict(block).items()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'varaint'"):
+        horner.nn.TransformerBlock(64, 4, varaint="l2")
+    block = horner.nn.TransformerBlock(64, 4, rope_theta=None, execution="reference", dropout=0.25, mask="window(3)")
+    a = block.self_attn
+    assert (a.rope_theta, a.execution, a.dropout, a.mask) == (None, "reference", 0.25, "window(3)")

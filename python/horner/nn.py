@@ -427,18 +427,47 @@ class TransformerBlock(nn.Module):
     `hidden` is 8/3 dim, rounded up to a multiple of 64; the rest goes to `Attention`.
     """
 
-    def __init__(self, dim: int, heads: int, *, hidden: Optional[int] = None, eps: float = 1e-5, bias: bool = False,
-                 device=None, dtype=None, **attention):  # fmt: skip
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        hidden: Optional[int] = None,
+        eps: float = 1e-5,
+        variant: str = "softmax",
+        kv_heads: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        bias: bool = False,
+        rope_theta: Optional[float] = 10000.0,
+        short_conv: Optional[int] = None,
+        mask: Optional[str] = None,
+        execution: str = "auto",
+        dropout: float = 0.0,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         hidden = hidden or -(-8 * dim // 3 // 64) * 64
         self.input_layernorm = nn.RMSNorm(dim, eps=eps, **where)
-        self.self_attn = a = Attention(dim, heads, bias=bias, own=False, **where, **attention)
+        self.self_attn = a = Attention(
+            dim, heads, variant=variant, kv_heads=kv_heads, head_dim=head_dim, bias=bias, rope_theta=rope_theta,
+            short_conv=short_conv, mask=mask, execution=execution, dropout=dropout, own=False, **where,
+        )  # fmt: skip
         self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps, **where)
         self.mlp = _Mlp(dim, hidden, bias, **where)
-        sizes = {"heads": heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim}
-        self.horner = _own(dim, attention.get("variant", "softmax"), attention.get("short_conv"), **sizes, **where)
+        self.horner = _own(dim, variant, short_conv, heads=heads, kv_heads=a.kv_heads, head_dim=a.head_dim, **where)
 
-    def forward(self, x: torch.Tensor, **masks: Optional[torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        *,
+        keep: Optional[torch.Tensor] = None,
+        cu_seqlens: Optional[torch.Tensor] = None,
+        bias: Optional[torch.Tensor] = None,
+        prefix: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """The keywords are those of `Attention.forward`."""
+        masks = {"keep": keep, "cu_seqlens": cu_seqlens, "bias": bias, "prefix": prefix}
         x = x + self.self_attn(self.input_layernorm(x), own=self.horner, **masks)
         return x + self.mlp(self.post_attention_layernorm(x))
