@@ -23,7 +23,7 @@ if not _library.exists():
     raise ImportError(f"{_library} is missing: build horner first (make build, or pip install .)")
 _check_torch(torch.__version__)
 torch.ops.load_library(_library)
-from . import _transforms  # noqa: E402  (needs the operators)
+from . import _masks, _transforms  # noqa: E402  (need the operators)
 
 _ops = torch.ops.horner
 _attend_quick = _ops.attend_quick.default._op  # without a frame of its own
@@ -86,11 +86,11 @@ def _shape_text(shape):
     return "[" + ", ".join(x.upper() + " or 1" if x.islower() and x != "n" else x for x in shape) + "]"
 
 
-def _check_tensors(q, k, v, inputs):
+def _check_tensors(q, k, v, inputs, **more):
     unknown = [name for name in inputs if name not in _INPUTS]
     if unknown:
         raise TypeError(f"unknown input {unknown[0]!r}; possible: {', '.join(_INPUTS)}")
-    for name, x in (("q", q), ("k", k), ("v", v), *inputs.items()):
+    for name, x in (("q", q), ("k", k), ("v", v), *inputs.items(), *more.items()):
         if x is None:
             continue
         if not isinstance(x, torch.Tensor):
@@ -155,6 +155,17 @@ def _settings(variant, execution, mask, scale, temperature, clamp):
     )
 
 
+def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
+    """The settings and inputs of a call; a mask that is a tensor is one of the inputs."""
+    dense = isinstance(mask, torch.Tensor)
+    _check_tensors(q, k, v, inputs, **({"mask": mask} if dense else {}))
+    if dense:
+        variant, mask, inputs = _masks.as_bias(_text("variant", variant), mask, q, k, inputs)
+    elif mask is not None and not isinstance(mask, str):
+        raise TypeError(f"mask must be a str or a torch.Tensor, got {_kind(mask)}")
+    return _settings(variant, execution, mask, *numbers), inputs
+
+
 def _with_dropout(variant, p, q, inputs):
     """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
     p, seed = _number("dropout_p", p), inputs.get("seed")
@@ -177,7 +188,7 @@ def attend(
     *,
     variant: str = "softmax",
     execution: str = "auto",
-    mask: Optional[str] = None,
+    mask: Union[str, torch.Tensor, None] = None,
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
@@ -199,7 +210,9 @@ def attend(
     variant           a name from `variants()`, and after a colon the stages to change, if any: "taylor4:norm=l2"
     execution         "auto" or a name from `executions()`
     mask              "causal", "full", "window(128)", "window(64,ahead=64)", "chunks(128)", "streaming(first=4,size=128)" or
-                      "prefix"; None keeps the mask of the variant
+                      "prefix"; None keeps the mask of the variant. Or a tensor that broadcasts to [B, H, T, S], as in torch's
+                      attention, in place of the variant's mask: of bool, where True shows a key, or of floats, which are
+                      added to the scores (and to `bias`); not of variants that count keys or weigh a score of -inf.
     scale             factor of q.k; None keeps the scale of the variant, in most 1/sqrt(D)
     temperature       divides the scale
     clamp             upper bound of the scores
@@ -228,8 +241,7 @@ def attend(
             return _attend_quick(q, k, v, variant, execution)
     if dropout_p != 0 or "seed" in inputs:
         variant, inputs = _with_dropout(_text("variant", variant), dropout_p, q, inputs)
-    _check_tensors(q, k, v, inputs)
-    settings = _settings(variant, execution, mask, scale, temperature, clamp)
+    settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
     more = ()
     if return_weights:
         _check_matrix(q, k)
@@ -254,7 +266,7 @@ def statistics(
     *,
     variant: str = "softmax",
     execution: str = "auto",
-    mask: Optional[str] = None,
+    mask: Union[str, torch.Tensor, None] = None,
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
@@ -266,8 +278,7 @@ def statistics(
     entropy: -sum a/A log(a/A); largest: the largest a/A; first: a/A of the first key; negative: the sum of a/A over
     negative weights. The arguments are those of `attend`.
     """
-    _check_tensors(q, k, v, inputs)
-    settings = _settings(variant, execution, mask, scale, temperature, clamp)
+    settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
     out, rows = _attend_rows(4, q, k, v, *settings, **inputs)
     return out, dict(zip(("entropy", "largest", "first", "negative"), rows.unbind(0)))
 
@@ -278,7 +289,7 @@ def weights(
     k: torch.Tensor,
     *,
     variant: str = "softmax",
-    mask: Optional[str] = None,
+    mask: Union[str, torch.Tensor, None] = None,
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
@@ -289,9 +300,9 @@ def weights(
     The result of `attend` is post_t * norm(out_t * (weights @ v)). The arguments are those of `attend`; the inputs of
     the output gate, the post gate and the norm may be left out.
     """
-    _check_tensors(q, k, k, inputs)
+    settings, inputs = _settings_of(q, k, k, inputs, variant, "reference", mask, scale, temperature, clamp)
     _check_matrix(q, k)
-    return _ops.attend_weights.default(q, k, k, *_settings(variant, "reference", mask, scale, temperature, clamp), **inputs)
+    return _ops.attend_weights.default(q, k, k, *settings, **inputs)
 
 
 @_with_inputs
@@ -302,15 +313,15 @@ def why_not(
     *,
     execution: str,
     variant: str = "softmax",
-    mask: Optional[str] = None,
+    mask: Union[str, torch.Tensor, None] = None,
     scale: Optional[float] = None,
     temperature: Optional[float] = None,
     clamp: Optional[float] = None,
     **inputs: Unpack[Inputs],
 ) -> str:
     """Why an execution cannot run these inputs; "" if it can. The arguments are those of `attend`."""
-    _check_tensors(q, k, v, inputs)
-    return _why_not(q, k, v, *_settings(variant, execution, mask, scale, temperature, clamp), **inputs)
+    settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
+    return _why_not(q, k, v, *settings, **inputs)
 
 
 class State:
@@ -371,6 +382,14 @@ class State:
         copy = object.__new__(State)
         copy._state = self._state.select(rows)
         return copy
+
+    def merge(self, later: "State") -> None:
+        """Appends the tokens that `later`, another state of the same variant and sizes, has seen: as if this one had stepped
+        through them after its own. `later` stays as it is. The sums of both add, so the parts of a long text can be read
+        apart. Refused for values that depend on the sums before them (the delta rule) or on their place in the stream."""
+        if not isinstance(later, State):
+            raise TypeError(f"later must be a horner.State, got {_kind(later)}")
+        self._state.merge(later._state)
 
     @property
     def tokens(self) -> int:

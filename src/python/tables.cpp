@@ -8,6 +8,7 @@
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/spec_text.h"
+#include "core/check.h"
 #include "python/spec.h"
 
 namespace horner::python {
@@ -106,8 +107,44 @@ static std::tuple<std::string, std::vector<int64_t>, bool> mask_and_scale(const 
           attn::is<attn::Fixed>(spec.scale)};
 }
 
+// Whether a score of -inf leaves its key out of the row, as a mask does.
+struct LeavesOut {
+  bool operator()(attn::Exp) const { return true; }
+  bool operator()(attn::Taylor) const { return false; }
+  bool operator()(attn::Power) const { return false; }
+  bool operator()(attn::Sigmoid) const { return true; }
+  bool operator()(attn::Entmax) const { return true; }
+  bool operator()(attn::TopK) const { return true; }
+  bool operator()(attn::SelfAdjusted) const { return false; }  // its least score becomes -inf
+  bool operator()(attn::Softpick) const { return false; }      // W sums |e^x - 1|, which is 1
+  bool operator()(attn::StickBreaking) const { return true; }
+};
+
+// Why a tensor of 0 and -inf that is added to the scores is not a mask of this variant; "" if it
+// is. And whether the variant has a bias.
+static std::tuple<std::string, bool> mask_as_bias(const std::string& variant) {
+  attn::Spec spec = make_spec(variant, std::nullopt);
+  const bool bias = spec.bias;
+  spec.bias = true, spec.mask = attn::Full{};
+  try {
+    attn::check_spec(spec);
+  } catch (const Error& error) {
+    return {error.what(), bias};
+  }
+  const auto* sum = std::get_if<attn::Sum>(&spec.denominator);
+  const bool counts = spec.less_log_count || !attn::is<attn::Flat>(spec.sharpness) ||
+                      !attn::is<attn::AsGiven>(spec.values) ||
+                      attn::is<attn::Count>(spec.denominator) ||
+                      attn::is<attn::CumulativeGate>(spec.denominator) || (sum && sum->floor != 0);
+  if (!std::visit(LeavesOut{}, spec.weight)) return {"a score of -inf has a weight there", bias};
+  if (spec.centred) return {"the mean score of a row would be -inf", bias};
+  if (counts) return {"it counts the keys of a row, and would count hidden ones", bias};
+  return {"", bias};
+}
+
 TORCH_LIBRARY_FRAGMENT(horner, m) {
   m.def("inputs", &inputs);
+  m.def("mask_as_bias(str variant) -> (str, bool)", &mask_as_bias);
   m.def("mask_and_scale(str variant) -> (str, int[], bool)", &mask_and_scale);
   m.def("version() -> str", [] { return std::string(HORNER_VERSION); });
   m.def("variants() -> str[]", &variants);
