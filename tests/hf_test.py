@@ -203,8 +203,6 @@ REFUSED = {
     "output_attentions with packed sequences": lambda ids: model("llama")(ids, output_attentions=True, use_cache=False, position_ids=torch.arange(20).remainder(7).expand(3, -1)),
     "head masks (head_mask)": lambda ids: model("llama")(ids, head_mask=torch.ones(4)),
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),
-    "ready-made mask, got (3, 1, 20, 20)": lambda ids: model("llama")(ids, attention_mask=torch.ones(3, 1, 20, 20, dtype=torch.bool)),
-    "or_mask": lambda ids: model("gemma3", use_bidirectional_attention=True)(ids),
     "does not project them one by one": lambda ids: model("gpt2", "horner:gated_conv")(ids),
     "takes none that could be left out": lambda ids: model("gpt2", "horner:forgetting")(ids),
     "remove one": lambda ids: model("llama", "horner:l2", horner_variant="taylor2")(ids),

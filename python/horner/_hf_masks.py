@@ -7,12 +7,14 @@ import torch
 from transformers import __version__ as _version
 from transformers.masking_utils import sdpa_mask
 
+import horner
+
 if "q_offset" not in inspect.signature(sdpa_mask).parameters:
     raise ImportError(f"horner.hf requires transformers 5, got {_version}: its masks lack the positions of the queries")
 
 
 class Seen(NamedTuple):
-    """Replaces a mask [B, 1, T, S]: the keys that a query sees are always an interval."""
+    """Replaces a mask [B, 1, T, S]: the keys that a query sees are nearly always an interval."""
 
     causal: bool
     window: Optional[int] = None  # the last keys, its own among them; on either side of it if not causal
@@ -20,6 +22,7 @@ class Seen(NamedTuple):
     cu_seqlens: Optional[torch.Tensor] = None  # where packed sequences begin in the B*T tokens, and their end
     length: Optional[int] = None  # how many keys hold tokens (static caches)
     place: Optional[torch.Tensor] = None  # of one query among the keys, where it is not the last (static caches)
+    dense: Optional[torch.Tensor] = None  # a mask [B or 1, H or 1, T, S] after all, where its form is not known here
 
     # transformers treats masks as tensors and reads these
 
@@ -43,26 +46,15 @@ _KNOWN_MASKS = {
 }  # fmt: skip
 
 
-def _check_mask(function):
-    """Raises unless every part of the mask is known here. Closures cannot be read under torch.compile."""
-    if function.__qualname__ == "and_masks.<locals>.and_mask":
-        for part in inspect.getclosurevars(function).nonlocals["mask_functions"]:
-            _check_mask(part)
-    elif function.__qualname__ == "remap_positions_for_packed_sequence.<locals>.inner_mask":
-        _check_mask(inspect.getclosurevars(function).nonlocals["mask_function"])
-    elif function.__qualname__ not in _KNOWN_MASKS:
-        raise NotImplementedError(
-            f"attn_implementation='horner' does not support the mask {function.__qualname__.partition('.')[0]}; "
-            "it supports causal and full masks, sliding windows, chunks, padding and packed sequences"
-        )
-
-
-def _refuse_custom_mask(mask_function, use_vmap):
+def _is_known(function, use_vmap):
+    """Whether every part of a mask is known here. Closures cannot be read under torch.compile."""
     if torch.compiler.is_compiling():
-        if use_vmap or mask_function.__name__ == "or_mask":
-            raise NotImplementedError("attn_implementation='horner' does not support a custom mask function")
-    else:
-        _check_mask(mask_function)
+        return not use_vmap and function.__name__ != "or_mask"
+    if function.__qualname__ == "and_masks.<locals>.and_mask":
+        return all(_is_known(part, False) for part in inspect.getclosurevars(function).nonlocals["mask_functions"])
+    if function.__qualname__ == "remap_positions_for_packed_sequence.<locals>.inner_mask":
+        return _is_known(inspect.getclosurevars(function).nonlocals["mask_function"], False)
+    return function.__qualname__ in _KNOWN_MASKS
 
 
 def _cu_seqlens(mask_function, batch, length, device):
@@ -78,6 +70,16 @@ def _cu_seqlens(mask_function, batch, length, device):
     return torch.cat([starts, starts.new_full((1,), batch * length)])
 
 
+def check_form(mask, axes):
+    """Raises unless the mask that a model was called with is a tensor with so many axes."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() != axes:
+        what = f"of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"that is a {type(mask).__name__}"
+        raise NotImplementedError(
+            f"attn_implementation='horner' does not support a mask {what}: pass [batch, tokens] for padding, or a tensor "
+            "[batch, heads, queries, keys]"
+        )
+
+
 def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
          local_size=None, use_vmap=False, config=None, device="cpu", **kwargs):  # fmt: skip
     """transformers calls this once for each kind of layer, instead of building a mask [B, 1, T, S]."""
@@ -86,7 +88,16 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     chunk = getattr(config, "attention_chunk_size", None)
     chunked = chunk is not None and local_size == chunk
     causal = "allow_is_bidirectional_skip" not in kwargs  # only the bidirectional callers pass it
-    _refuse_custom_mask(mask_function, use_vmap)
+
+    def dense_mask():
+        made = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
+                         allow_is_causal_skip=False, use_vmap=use_vmap, device=device)  # fmt: skip
+        return Seen(causal, dense=made)
+
+    if attention_mask is not None:
+        check_form(attention_mask, 2)
+    if not _is_known(mask_function, use_vmap):
+        return dense_mask()
     keep = None
     if attention_mask is not None:
         keep = attention_mask[:, kv_offset : kv_offset + kv_length]
@@ -101,7 +112,7 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
         keep = torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
     whole = q_length == keys and kv_offset == 0
     if chunked and not whole:
-        raise NotImplementedError("attn_implementation='horner' does not support several tokens after a cache of chunks")
+        return dense_mask()
     cu_seqlens = None
     if chunked or causal and attention_mask is None and whole and mask_function.__name__ == "and_mask":
         cu_seqlens = _cu_seqlens(mask_function, batch_size, q_length, device)
@@ -127,8 +138,23 @@ def within(variant, seen):
     return seen.keep if r.back is None else seen.keep & ((s > seen.place - r.back) | (s < r.first))
 
 
+def _tensor(variant, seen, keys):
+    """A mask that is a tensor, for `horner.attend`."""
+    why_not = horner._masks.why_not(variant.run)
+    if variant.mask != "causal":
+        why_not = f"it has the mask {variant.mask} of its own"
+    if why_not:
+        raise NotImplementedError(
+            f"variant {variant.text!r} does not support a mask [batch, heads, queries, keys], which this model or its caller gives: "
+            f"{why_not}. Choose a variant such as softmax, or pass padding as [batch, tokens] and packed sequences as position_ids"
+        )
+    return seen.dense[..., :keys]
+
+
 def mask_text(variant, seen, keys):
     """The mask of `horner.attend` for a variant in a layer that sees this; keys: how many there are, if that is known."""
+    if seen.dense is not None:
+        return _tensor(variant, seen, keys)
     without = seen.window is None or variant.whole or keys is not None and seen.window >= keys
     window = None if without else seen.window
     if seen.place is not None:  # `within` has its mask

@@ -214,6 +214,11 @@ def own_bias(module, part, variant, queries, keys, seen):
         return None
     if not seen.causal and seen.place is None and queries != keys:
         return own.bias.new_zeros(1, 1, queries, keys)
+    if seen.dense is not None and queries != keys:
+        raise NotImplementedError(
+            f"variant {variant.text!r} learns a bias by distance, and a mask [batch, heads, queries, keys] does not say where {queries} "
+            f"queries are among {keys} keys: pass padding as [batch, tokens], or use_cache=False"
+        )
     ahead = variant.mask == "prefix" or variant.reach.ahead > 0 or not seen.causal and seen.place is None
     return own.relative_bias(queries, keys, ahead, seen.place)
 

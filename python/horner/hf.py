@@ -27,7 +27,7 @@ import horner.nn
 from ._heads import all_heads, some_heads, variants_of
 from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules
-from ._hf_masks import Seen, mask, mask_text, within
+from ._hf_masks import Seen, check_form, mask, mask_text, within
 from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, rows_of, tied
 from ._hf_variants import SHAPES, find, of_layer, turn, with_sink, with_stages
 
@@ -216,11 +216,11 @@ def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
             raise NotImplementedError(
                 "attn_implementation='horner' takes the sliding window from the mask, but this model gives none"
             )
-    if not isinstance(seen, Seen):
-        raise NotImplementedError(
-            f"attn_implementation='horner' does not support a ready-made mask, got {tuple(seen.shape)}: "
-            "pass padding as [batch, tokens] and packed sequences as position_ids"
-        )
+    if not isinstance(seen, Seen):  # from the caller: transformers hands it on
+        check_form(seen, 4)
+        seen = Seen(getattr(module, "is_causal", True), dense=seen)
+    if seen.dense is not None:
+        return seen
     if is_causal is not None and is_causal != seen.causal and query.shape[2] > 1:
         raise NotImplementedError(f"is_causal={is_causal} with a mask that is {'' if seen.causal else 'not '}causal")
     if seen.cu_seqlens is None and kwargs.get("cu_seq_lens_q") is not None:
@@ -332,6 +332,11 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
     stream, weights = getattr(key, "_horner_layer", None), bool(_asking) or bool(kwargs.get("output_attentions"))
     if weights:
         _check_weights(stream, cache, seen)
+    if seen.dense is not None and (stream is not None or cache is not None):
+        raise NotImplementedError(
+            f"{'a RecurrentCache' if cache is None else 'a paged cache'} does not support a mask [batch, heads, queries, keys]: pass "
+            "padding as [batch, tokens]"
+        )
     if stream is not None and dropout:
         raise NotImplementedError("a RecurrentCache does not support attention dropout: call model.eval()")
     call = _Call(module, rows_of(module), seen, stream, cache, weights, scaling, softcap, prefix, dropout, kwargs)
@@ -343,6 +348,8 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
             k, v = (some_heads(x, part.key_heads) for x in (key, value))
             sink = None if s_aux is None else some_heads(s_aux[None], part.heads)[0]
             bias = position_bias if position_bias is None or position_bias.shape[1] == 1 else some_heads(position_bias, part.heads)
+            if seen.dense is not None and seen.dense.shape[1] != 1:
+                call = call._replace(seen=seen._replace(dense=some_heads(seen.dense, part.heads)))
             results.append(_part(call, i, variant, some_heads(query, part.heads), k, v, sink, bias))
         out = all_heads(layer.parts.groups, [out for out, _ in results])
         matrix = all_heads(layer.parts.groups, [matrix for _, matrix in results]) if weights else None
