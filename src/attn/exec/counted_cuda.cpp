@@ -163,7 +163,7 @@ at::Tensor divisor_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys&
 
 at::Tensor scale_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
   if (!is<LogLength>(spec.sharpness) || by_tensors(spec, in))
-    return scale(spec, in, counted.count());
+    return scale(spec, in, counted.count().to(at::kDouble)).to(at::kFloat);
   CountedJob<cuda::CountedRows> job(spec, in);
   job.p.scale = float(scale_factor(spec, in));
   return counted_rows(job, in.length_scale).unsqueeze(-1);

@@ -45,16 +45,27 @@ struct CudaJob {
 
   // Whether the score gradients of a row share sums.
   bool shares_gradients() const {
+    return thresholds.defined() && std::holds_alternative<cuda::RuntimeWeight>(weights) &&
+           !is_softpick();
+  }
+  bool is_softpick() const {
     const auto* w = std::get_if<cuda::RuntimeWeight>(&weights);
-    return thresholds.defined() && w && w->kind != cuda::RuntimeWeight::softpick;
+    return w && w->kind == cuda::RuntimeWeight::softpick;
   }
   bool has_g() const { return epilogue.norm != cuda::Epilogue::none; }
   // Whether backward subtracts from the gradient its part along the row.
   bool projects() const { return has_g() || (epilogue.by_sum && !epilogue.detach); }
+  // Whether it does so with more bits of the row than its dtype has. In bfloat16 only where a row
+  // may be no mean of values: dropout scales what is left, and softpick's sum can be near 0.
+  bool keeps_rest(cuda::Dtype dtype) const {
+    const bool wide = dropout.pairs.seed || is_softpick();
+    return projects() &&
+           (dtype == cuda::Dtype::float16 || (dtype == cuda::Dtype::bfloat16 && wide));
+  }
 };
 
-// u is undefined where it equals o. rest: what rounding took from it, in float16. rows: W, shift, r
-// and the mean of a LayerNorm, [3 or 4, B, H, T]. decay: the running sums.
+// u is undefined where it equals o. rest: what rounding took from it, where it is kept. rows: W,
+// shift, r and the mean of a LayerNorm, [3 or 4, B, H, T]. decay: the running sums.
 struct CudaResult {
   at::Tensor o, u, rest, rows, decay;
 
@@ -108,10 +119,9 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
   CudaResult r;
   r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
   if (for_backward && (x.norm_weight.defined() || x.post_gate.defined())) r.u = at::empty_like(r.o);
-  if (for_backward && f.dtype == cuda::Dtype::float16 && job.projects())
-    r.rest = at::empty_like(r.o);
-  const bool keeps_mean =
-      f.epilogue.norm == cuda::Epilogue::layer && f.dtype != cuda::Dtype::bfloat16;
+  if (for_backward && job.keeps_rest(f.dtype)) r.rest = at::empty_like(r.o);
+  const bool keeps_mean = f.epilogue.norm == cuda::Epilogue::layer &&
+                          (f.dtype != cuda::Dtype::bfloat16 || r.rest.defined());
   if (for_backward || job.statistics.defined() || job.log_sum.defined())
     r.rows = at::empty({keeps_mean ? 4 : 3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
   r.decay = decay_sums(x.decay, job.gated);

@@ -132,9 +132,13 @@ NearResult forward(const NearJob& job, const NearTensors& x, bool) {
 }
 
 // The gradients of one pass from g and a `Query` of each row: [B, H, T, 4].
-NearTensors pass_gradients(const NearJob& job, const Pass& p, const NearTensors& x,
-                           const at::Tensor& decay, const at::Tensor& g,
-                           const at::Tensor& queries) {
+struct PassGradients {
+  NearTensors d;
+  DecayGradient d_decay;
+};
+PassGradients pass_gradients(const NearJob& job, const Pass& p, const NearTensors& x,
+                             const at::Tensor& decay, const at::Tensor& g,
+                             const at::Tensor& queries) {
   Fused f = problem(job, p, x, decay);
   const FusedTensors of = x.of(p);
   NearTensors d;
@@ -149,8 +153,7 @@ NearTensors pass_gradients(const NearJob& job, const Pass& p, const NearTensors&
   f.d_gate = memory<float>(d.gate);
   cuda::fused_backward(f, p.weights, stream());
   cuda::fused_dq(f, p.weights, stream());
-  d.decay = d_decay.of_gates(x.decay);
-  return d;
+  return {d, d_decay};
 }
 
 NearTensors backward(const NearJob& job, const NearTensors& x, const NearResult& r,
@@ -169,11 +172,13 @@ NearTensors backward(const NearJob& job, const NearTensors& x, const NearResult&
   if (job.gated) spoil_rows(x.decay, job.keys.seen, job.keys.lists, {whole, rest});
   const at::Tensor near = at::stack({r.shift * M_LOG2E, no_limit, whole, dW}, -1);
   const at::Tensor far = at::stack({none, no_limit, rest * kept, dW * rest}, -1);
-  NearTensors d = pass_gradients(job, job.near, x, decay, g, near);
-  const NearTensors more = pass_gradients(job, job.far, x, decay, g, far);
+  auto [d, d_decay] = pass_gradients(job, job.near, x, decay, g, near);
+  const auto [more, more_decay] = pass_gradients(job, job.far, x, decay, g, far);
   d.q = more.q, d.k = more.k, d.v += more.v;
   if (d.gate.defined()) d.gate += more.gate;
-  if (d.decay.defined()) d.decay += more.decay;
+  // Over both passes a row's sum is near 0: it cancels before anything is rounded.
+  if (d_decay.key.defined()) d_decay.key += more_decay.key, d_decay.query += more_decay.query;
+  d.decay = d_decay.of_gates(x.decay);
   return d;
 }
 

@@ -168,7 +168,7 @@ __device__ inline void remove_along_row(const Vec<8>& row, int channels, Sum alo
 }
 // From the result's gradient to the gradient of y divided by r, rounded, in place. `mean` is what a
 // LayerNorm subtracted from the row, times r.
-template <class T, int lanes_per_row, bool learned, class Sum>
+template <class T, int lanes_per_row, bool learned, bool exact_along_row, class Sum>
 __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float shift, float mean,
                                       const Vec<8>& u, Vec<8>& du, LaneNorm& norm) {
   const Epilogue& p = f.epilogue;
@@ -192,7 +192,7 @@ __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float s
     for (int i = 0; i < 8; ++i) less += Sum(du[i]);
     less = row_sum<lanes_per_row>(less) / Sum(f.channels);
   }
-  if constexpr (!kExactAlongRow<T>) {
+  if constexpr (!exact_along_row) {
     du = vec<8>([&](int i) { return du[i] - less - u[i] * by_u; });
     return sums;
   }
@@ -215,7 +215,7 @@ __device__ inline RowSums normed_sums(const Fused& f, float on, float r, float s
   return sums;
 }
 
-template <class T, int C, RowKind kind>
+template <class T, int C, RowKind kind, bool has_rest = std::is_same_v<T, fp16>>
 __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid_constant__ Fused f,
                                                                     bool is_exp) {
   constexpr int kLanes = C / 8, kRows = 32 / kLanes;  // rows at once per warp
@@ -236,23 +236,23 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
   const bool needs_dot = kind != RowKind::plain || needs_row_dot(f);
   RowSums own_sums{};
   Vector8<T> u_words[kAhead] = {}, du_words[kAhead] = {};
-  constexpr bool kHasRest = std::is_same_v<T, fp16>;
+  constexpr bool kExact = kExactAlongRow<T> || has_rest;
   const T* const rests = static_cast<const T*>(f.rest) + at_head;
-  Vector8<T> rest_words[kHasRest ? kAhead : 1] = {};
+  Vector8<T> rest_words[has_rest ? kAhead : 1] = {};
 #pragma unroll 1
   for (int k = 0; needs_dot && k < 32 && first_row + k < f.T; k += kAhead * kRows) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const int64_t t = min(first_row + k + j * kRows + sub, f.T - 1);
       if (real) u_words[j].load(us + t * f.E), du_words[j].load(dus + t * f.d_o.row);
-      if (kHasRest && f.rest && real) rest_words[j].load(rests + t * f.E);
+      if (has_rest && f.rest && real) rest_words[j].load(rests + t * f.E);
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const int row = k + j * kRows + sub, t = first_row + row;  // row: in the warp
       const float on = __shfl_sync(~0u, own.on, row), r = __shfl_sync(~0u, own.r, row);
       Vec<8> u = u_words[j].numbers();
-      if constexpr (kHasRest) u = u + rest_words[j].numbers() * kRestUnit;
+      if constexpr (has_rest) u = u + rest_words[j].numbers() * kRestUnit;
       Vec<8> du = du_words[j].numbers();
       RowSums sums;
       using Sum = std::conditional_t<sizeof(T) == 4, double, float>;
@@ -260,16 +260,16 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
         sums = plain_sums<kLanes, Sum>(u, du, on);
       } else {
         const float shift = __shfl_sync(~0u, own.shift, row);
-        const float mean = kExactAlongRow<T> ? __shfl_sync(~0u, own.mean, row) : 0;
+        const float mean = kExact ? __shfl_sync(~0u, own.mean, row) : 0;
         constexpr bool kLearned = kind == RowKind::learned;
-        sums = normed_sums<T, kLanes, kLearned, Sum>(f, on, r, shift, mean, u, du, norm);
+        sums = normed_sums<T, kLanes, kLearned, kExact, Sum>(f, on, r, shift, mean, u, du, norm);
         if (real && t < f.T) du_words[j].store(gs + int64_t(t) * f.E, du);
       }
       // Send to the lane that owns the row.
       const float dot = __shfl_sync(~0u, sums.dot, lane() % kRows * kLanes);
       const float d_post = __shfl_sync(~0u, sums.d_post, lane() % kRows * kLanes);
       float along = 0;
-      if constexpr (kHasRest) along = __shfl_sync(~0u, sums.along, lane() % kRows * kLanes);
+      if constexpr (has_rest) along = __shfl_sync(~0u, sums.along, lane() % kRows * kLanes);
       if (lane() / kRows == k / kRows + j) own_sums = {dot, d_post, along};
     }
   }

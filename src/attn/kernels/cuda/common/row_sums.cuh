@@ -28,6 +28,10 @@ struct RunningSums {
   static constexpr bool kScaled = std::is_same_v<W, Polynomial> && std::is_same_v<T, fp16>;
   // Whether it has code for changed scores, of which the decay of exp is one.
   static constexpr bool kChanges = Shape::kDecay && (factored || !kHasDecayFactors<T, W>);
+  // Whether `f.rest` may be wanted.
+  static constexpr bool kHasRest =
+      sizeof(T) == 2 &&
+      (std::is_same_v<T, fp16> || std::is_same_v<W, RuntimeWeight> || kIsSpecial<Shape>);
   using Products = float[kAtoms][kTiles][4];
 
   const Fused& f;
@@ -318,7 +322,7 @@ struct RunningSums {
     for (int j = 0; j < C / 4; ++j) N[i / 2][j / 2][i % 2 * 2 + j % 2] = x[j];
     if (f.W && lane() % 4 == 0 && query(i) < f.T) {
       f.W[at] = W_t, f.shift[at] = by, f.r[at] = r;
-      if constexpr (kExactAlongRow<T>)
+      if constexpr (kExactAlongRow<T> || kHasRest)
         if (f.mean) f.mean[at] = mean;
     }
     return r;
@@ -370,7 +374,7 @@ struct RunningSums {
     for (int i = 0; i < 2 * kAtoms; ++i) {
       const float r = normalise(i);
       if (f.u) store(f.u, i);
-      if constexpr (std::is_same_v<T, fp16>)
+      if constexpr (kHasRest)
         if (f.rest) store<true>(f.rest, i);
       scale(i, r);
       store(f.o, i);

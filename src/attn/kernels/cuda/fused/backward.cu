@@ -27,11 +27,21 @@ int FusedLaunch<T>::shared_memory(int channels) {
 template <>
 void FusedLaunch<T>::row_gradients(const Fused& f, bool is_exp, Stream stream) {
   with_channels(f, [&]<int C>(std::integral_constant<int, C>) {
-    const auto kernel = f.epilogue.norm_weight ? row_gradients_kernel<T, C, RowKind::learned>
-                        : f.epilogue.norm != Epilogue::none
-                            ? row_gradients_kernel<T, C, RowKind::norm_row>
-                            : row_gradients_kernel<T, C, RowKind::plain>;
-    launch(kernel, {row_blocks(f), 1, kRowThreads, 0}, stream, f, is_exp);
+    const auto start = [&]<bool has_rest>(std::bool_constant<has_rest>) {
+      const auto kernel = f.epilogue.norm_weight
+                              ? row_gradients_kernel<T, C, RowKind::learned, has_rest>
+                          : f.epilogue.norm != Epilogue::none
+                              ? row_gradients_kernel<T, C, RowKind::norm_row, has_rest>
+                              : row_gradients_kernel<T, C, RowKind::plain, has_rest>;
+      launch(kernel, {row_blocks(f), 1, kRowThreads, 0}, stream, f, is_exp);
+    };
+    if constexpr (std::is_same_v<T, fp16>) {
+      start(std::true_type());
+    } else if constexpr (std::is_same_v<T, bf16>) {
+      f.rest ? start(std::true_type()) : start(std::false_type());
+    } else {
+      start(std::false_type());
+    }
   });
 }
 

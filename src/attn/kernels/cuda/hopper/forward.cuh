@@ -315,7 +315,8 @@ __device__ __forceinline__ void sum_key_tiles(const Fused& f, const W& w, const 
     const bool masked = s0 < first_seen || s0 + kKeys > last_seen;
     bool bounded = false;
     if constexpr (kHasCap<W>)
-      bounded = cap<T, kCapPolynomialForward>(w, x[0]) && !masked && kCapIsBounded<T>;
+      bounded = cap<T, kCapPolynomialForward>(w, x[0]) && !masked && kCapIsBounded<T> &&
+                sums.f.clamp >= 0;
     tile_weights(
         sums, weight, x, s0, masked, bounded,
         rows.decay(given.in_round(i).decay_factors(i % kStages), factors, i >= log_space_at));
