@@ -126,6 +126,7 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
                            "gated_decay",
                            "linear_decay",
                            "gla",
+                           "alibi",
                            "softmax:mask=window(7)",
                            "softcap",
                            "near_taylor2",
@@ -158,6 +159,36 @@ TEST(States, MergeAsIfOneHadFollowedTheOther) {
   for (const char* name : {"delta", "lolcats"}) {
     State c = make_state(find(name).spec, {1, 1, 4, 4});
     EXPECT_THROW(merge(c, c), Error);
+  }
+}
+
+TEST(States, RepeatAStream) {
+  for (const char* name : {"softmax", "alibi", "sink"}) {
+    const Spec spec = find(name).spec;
+    const Inputs in = random_inputs(spec, small(7));
+    State state = make_state(spec, shape_of(in), at::kDouble, 0);
+    State other = make_state(spec, shape_of(in), at::kDouble, 0);
+    stream(state, in, {20}), stream(other, in, {20});
+    repeat(state, 39);
+    stream(other, in, {19});
+    const Inputs next = tokens(in, 20, 21);
+    expect_near(step(state, next), step(other, next), 1e-12, name);
+    EXPECT_EQ(state.tokens, 40);
+  }
+}
+
+// Only near keys, of low scores: what is far has a factor e^200, and no keys.
+TEST(States, OfOnlyNearKeysOfLowScores) {
+  for (const char* name : {"near_taylor2", "near_centred_taylor3", "linear_elu:near=window(5)"}) {
+    const Spec spec = find(name).spec;
+    Inputs in = random_inputs(spec, {.T = 3, .S = 3, .D = 4, .E = 4});
+    in.q = at::full_like(in.q, 10), in.k = at::full_like(in.k, -10);
+    const at::Tensor truth = execution("reference").run(spec, in_double(in), nullptr);
+    EXPECT_TRUE(truth.isfinite().all().item<bool>()) << name;
+    for (const char* other : {"reference", "chunked", "recurrent"})
+      expect_near(execution(other).run(spec, in, nullptr).to(at::kDouble), truth, 1e-5, other);
+    State state = make_state(spec, shape_of(in), at::kFloat);
+    expect_near(stream(state, in, {1, 2, 3}).to(at::kDouble), truth, 1e-5, name);
   }
 }
 

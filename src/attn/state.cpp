@@ -387,6 +387,11 @@ static Inputs held_keys(const State& later, int64_t n) {
     const at::Tensor& x = later.recent.*i.at;
     if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, n);
   }
+  if (is<HeadSlope>(later.spec.decay) && later.held > 0) {  // equal steps between the sums
+    const at::Tensor& sums = later.decay_sums;
+    const at::Tensor before = later.held > 1 ? sums.select(2, 1) : 2 * sums.select(2, 0);
+    keys.slope = (sums.select(2, 0) - before).select(0, 0);
+  }
   return keys;
 }
 

@@ -364,6 +364,8 @@ Action bench(CLI::App& app) {
     if (!o->svg.empty()) files::check_output({.path = o->svg, .ours = is_chart}, o->force);
     if (o->what == "order") return bench_order(o->seed, {o->json, o->svg});
     if (o->what != "decode") return run(*o);
+    horner::check(o->dtypes.size() == 1, "bench decode takes exactly one --dtype, got ",
+                  o->dtypes.size());
     if (!o->models.empty()) {
       ModelTiming t{.device = cli::device(o->device)};
       if (app.count("--dtype") > 0) t.dtype = cli::dtype(o->dtypes[0]);
@@ -374,8 +376,6 @@ Action bench(CLI::App& app) {
     if (app.count("--shape") == 0) o->shapes = {"1,8,65536,64"};
     horner::check(o->shapes.size() == 1, "bench decode takes exactly one --shape, got ",
                   o->shapes.size());
-    horner::check(o->dtypes.size() == 1, "bench decode takes exactly one --dtype, got ",
-                  o->dtypes.size());
     instruments::Case c = bench_case(o->shapes[0]);
     c.dtype = cli::dtype(o->dtypes[0]), c.device = cli::device(o->device);
     return bench_decode(select(o->variants), c, o->repeats, {o->json, o->svg});

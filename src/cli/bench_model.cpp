@@ -48,18 +48,24 @@ static ModelRow measure(const std::string& name, const ModelTiming& t) {
   const at::ScalarType dtype = m.embedding.scalar_type();
   const nn::ModelConfig config = m.config;
   std::vector<nn::LayerState> states = nn::empty_states(m, 1);
-  m.config.positions = 2 * kLongest;
-  const at::Tensor prompt =
-      at::randint(m.config.V, {1, kShortest}, m.embedding.options().dtype(at::kLong));
+  if (!m.positions.defined()) m.config.positions = 2 * kLongest;  // learned ones: as many as it has
+  const int64_t most = m.config.positions - (t.runs + 1);         // before the timed tokens
+  horner::check(most > 0 && m.config.positions >= kShortest, "model '", name, "' has ",
+                m.config.positions, " learned positions; bench decode requires at least ",
+                kShortest, ", and more than --repeats");
+  const at::Tensor prompt = at::randint(m.config.V, {1, std::min(kShortest, most)},
+                                        m.embedding.options().dtype(at::kLong));
   nn::hidden(m, prompt, {.states = &states});
   ModelRow row{name, {}, {}};
   constexpr double kGrowth = 3;  // a cache that grows has twice the room, and is copied
-  for (int64_t n = kShortest; n <= kLongest && !stopped(); n *= 4) {
+  for (int64_t n = kShortest; n <= std::min(kLongest, m.config.positions); n *= 4) {
     const bool fits = kGrowth * kept(config, at::kFloat, n) < instruments::free_bytes();
     if (n > kShortest && t.device.is_cpu() && !fits) break;
     for (nn::LayerState& layer : states)
-      for (attn::State& part : layer.parts) attn::repeat(part, n);
-    row.us.push_back(time_token(m, states, t.runs));
+      for (attn::State& part : layer.parts) attn::repeat(part, std::min(n, most));
+    const double us = time_token(m, states, t.runs);
+    if (stopped()) break;
+    row.us.push_back(us);
     row.bytes.push_back(kept(config, dtype, n));
   }
   return row;

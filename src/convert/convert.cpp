@@ -93,6 +93,8 @@ static std::vector<Kept> kept_curves(const Task& t, const Measures& m,
 
 // Measures, trials and the plan; what is in files already is read.
 static void plan_stage(const Task& t, Result& r) {
+  if (t.s.costs)  // says now whether the text of kept_curves is there
+    t.sequences(0, 1, t.s.measure_tokens, train::Split::validation);
   r.measures = measure(t);
   const std::map<std::string, nn::Model> students = trials(t);
   measure_trials(t, students, r.measures);

@@ -18,9 +18,9 @@ at::Tensor hidden_with(const nn::Model& m, const at::Tensor& tokens, std::span<c
         if (layer == o.layer) here.push_back(head);
       if (here.empty()) continue;
       const at::Tensor index = at::tensor(here, at::kLong).to(o.result.device());
-      const at::Tensor other = swap.with
-                                   ? nn::heads_of_layer(*swap.with, size_t(o.layer), rows, o.in)
-                                   : o.result.mean(at::IntArrayRef({0, 2}), true).expand_as(o.result);
+      const at::Tensor other =
+          swap.with ? nn::heads_of_layer(*swap.with, size_t(o.layer), rows, o.in)
+                    : o.result.mean(at::IntArrayRef({0, 2}), true).expand_as(o.result);
       const at::Tensor chosen = other.index_select(1, index).to(o.result.scalar_type());
       at::Tensor(o.result).index_copy_(1, index, chosen);
     }

@@ -32,7 +32,8 @@ Near::Near(const Spec& spec, const Inputs& in, const at::Tensor& values, const C
   Spec plain{.temperature = spec.temperature};
   if (is<Identity>(spec.features)) plain.scale = spec.scale;
   scale_ = scale_factor(plain, in);
-  if (spec.near_share) share_ = in.near_share.sigmoid().view({-1, 1, 1});
+  if (spec.near_share)
+    share_ = in.near_share.to(wide(in.k.scalar_type())).sigmoid().view({-1, 1, 1});
   const at::Tensor seen =
       in.keep.defined() ? in.keep : at::ones({B, S}, in.k.options().dtype(at::kBool));
   all_k_ = after(last.near_k, in.k, n_, 2), all_v_ = after(last.near_v, values, n_, 2);
@@ -107,7 +108,7 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count,
   if (!share_.defined()) shift = at::where(near < count, shift.clamp_min(0), shift);
   shift = shift.masked_fill(shift == -INFINITY, 0);
   at::Tensor P = (x - blocks(shift, dtype)).masked_fill(hidden, -INFINITY).exp();
-  at::Tensor rest = (-shift).exp();
+  at::Tensor rest = (-shift).exp().masked_fill(near >= count, 0);  // 0 * inf where none are far
   if (share_.defined()) {  // the largest score is part of the weights
     P = P * blocks(share_.to(dtype).expand({B, H, T, 1}), dtype);
     shift = at::zeros({1}, x.options()), rest = at::ones({1}, x.options());

@@ -345,7 +345,7 @@ static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::
   shift = at::where(not_far.all(-1, true), shift, shift.clamp_min(0));
   const at::Tensor exact = (x_near - shift).masked_fill(not_near, -INFINITY).exp();
   const at::Tensor far = std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight);
-  return exact + far * (-shift).exp();
+  return exact + far * (-shift).exp().masked_fill(not_far.all(-1, true), 0);
 }
 
 at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& seen,

@@ -184,7 +184,7 @@ struct Step {
     const bool any = far_count() > 0;
     for (int r = 0; r < heads; ++r) {
       if (any && top[r] < 0) raise(r, top[r], 0), top[r] = 0;
-      rest[r] = top[r] == -INFINITY ? R(1) : std::exp(-top[r]);
+      rest[r] = any ? std::exp(-top[r]) : R(0);
     }
   }
   // The largest near score, in `rest`, is not a shift but part of the near weights.
