@@ -149,3 +149,111 @@ def test_masks_and_packing_under_transforms():
         close(jacrev(f)(q), jacfwd(f)(q), torch.double)
     keeps = torch.stack([keep, ~keep.flip(0)])
     close(vmap(lambda keep: horner.attend(q, k, v, keep=keep))(keeps)[1], horner.attend(q, k, v, keep=keeps[1]), torch.double)
+
+
+def rows_of(variant, **more):
+    """The result, and the statistics of its rows, or the logs of their sums, as a function of q, k and v."""
+    if more.pop("lse", False):
+        return lambda q, k, v: horner.attend(q, k, v, variant=variant, return_lse=True, **more)
+
+    def function(q, k, v):
+        out, rows = horner.statistics(q, k, v, variant=variant, **more)
+        return out, torch.stack([*rows.values()], -1)
+
+    return function
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+@pytest.mark.parametrize("variant, more", [
+    ("softmax", {"lse": True}), ("l2", {"lse": True, "mask": torch.rand(5, 5) < 0.6}), ("softmax", {}), ("taylor3", {}), ("entmax15", {}),
+])  # fmt: skip
+def test_statistics_of_rows(variant, more, dtype):
+    """Numbers as without a transform, and no gradient: that of the result is as of `attend` alone."""
+    torch.manual_seed(5)
+    f = rows_of(variant, **more)
+    x = [x.detach() for x in inputs(variant, dtype)[:3]]
+    t = directions(x)
+    out, rows = f(*x)
+
+    def loss(*x):
+        out, rows = f(*x)
+        return out.sin().sum() + rows.sum(), (out, rows)
+
+    leaves = [a.clone().requires_grad_() for a in x]
+    wanted = torch.autograd.grad(f(*leaves)[0].sin().sum(), leaves)
+    gradients, aux = grad(loss, (0, 1, 2), has_aux=True)(*x)
+    close(gradients, wanted, dtype)
+    close(aux, (out, rows), dtype)
+    primals, tangents = jvp(f, tuple(x), t)
+    close(primals, (out, rows), dtype)
+    close((tangents[0] * out.cos()).sum(), sum((a * b).sum() for a, b in zip(wanted, t)), dtype)
+    assert not tangents[1].any()
+    with forward_ad.dual_level():
+        dual = f(*(forward_ad.make_dual(a, b) for a, b in zip(x, t)))
+        close(forward_ad.unpack_dual(dual[0]).tangent, tangents[0], dtype)
+        assert forward_ad.unpack_dual(dual[1]).tangent is None
+    two = [torch.stack([a, a + 0.1 * b]) for a, b in zip(x, t)]
+    each = [torch.stack(parts) for parts in zip(f(*x), f(*(a[1] for a in two)))]
+    close(vmap(f)(*two), each, dtype)
+    close(vmap(lambda q: f(q, *x[1:]), 1)(two[0].movedim(0, 1))[1][0], rows, dtype)
+    close([g[0] for g in vmap(grad(lambda *x: loss(*x)[0], (0, 1, 2)))(*two)], wanted, dtype)
+    close(hessian(lambda q: loss(q, *x[1:])[0])(x[0]), jacrev(jacrev(lambda q: f(q, *x[1:])[0].sin().sum()))(x[0]), dtype)
+
+
+def test_statistics_of_gates_that_are_mapped():
+    """Parameters with the mapped axis go one by one, also with their statistics."""
+    q, k, v, more = inputs("gated", torch.double)
+    weights = torch.stack([more.pop("norm_weight"), torch.rand(2, dtype=torch.double)]).detach()
+
+    def f(w):
+        out, rows = horner.statistics(q, k, v, variant="gated", norm_weight=w, **more)
+        return out, rows["entropy"]
+
+    close(vmap(f)(weights), [torch.stack(parts) for parts in zip(*map(f, weights))], torch.double)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "dual", "nested"])
+def test_what_has_no_transform_says_so(transform):
+    q, k, v = (x.detach().float() for x in inputs("taylor2")[:3])
+    state = horner.State("taylor2", batch=2, heads=2, dim=3, value_dim=2)
+    other = horner.State("taylor2", batch=2, heads=2, dim=3, value_dim=2)
+
+    def refused(f):
+        words = r"(horner\.State|why_not) is not supported under torch.func's transforms and forward-mode differentiation: (it changes|call it)"
+        with pytest.raises(RuntimeError, match=words):
+            if transform == "vmap":
+                vmap(f)(torch.stack([q, q]))
+            elif transform == "grad":
+                grad(lambda q: f(q).sum())(q)
+            elif transform == "jvp":
+                jvp(f, (q,), (q,))
+            elif transform == "nested":
+                vmap(grad(lambda q: f(q).sum()))(torch.stack([q, q]))
+            else:
+                with forward_ad.dual_level():
+                    f(forward_ad.make_dual(q, q))
+
+    refused(lambda q: state.step(q, k, v))
+    assert state.tokens == 0
+    if transform == "dual":  # which only concerns tensors with a tangent
+        with forward_ad.dual_level():
+            assert state.step(q, k, v).shape == (2, 4, 5, 2) and horner.why_not(q, k, v, execution="reference") == ""
+        return
+    refused(lambda q: state.select(q[:, 0, 0, 0].long()))
+    refused(lambda q: state.merge(other))
+    refused(lambda q: horner.State("taylor2", batch=2, heads=2, dim=3).step(q, k, v))
+    refused(lambda q: horner.why_not(q, k, v, execution="reference"))
+
+
+def test_transforms_and_compile():
+    """Of what is compiled, and vmap within; gradients within are refused with what to do."""
+    q, k, v = (x.detach().float() for x in inputs("softmax")[:3])
+
+    def f(q):
+        return horner.attend(q, k, v).sin().sum()
+
+    close(grad(torch.compile(f, backend="aot_eager"))(q), grad(f)(q), torch.float)
+    inside = torch.compile(lambda q: vmap(f)(q), backend="aot_eager")
+    close(inside(torch.stack([q, q])), vmap(f)(torch.stack([q, q])), torch.float)
+    with pytest.raises(RuntimeError, match="transform the compiled one, torch.func.grad"):
+        torch.compile(lambda q: grad(f)(q), backend="aot_eager")(q)

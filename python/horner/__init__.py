@@ -180,6 +180,16 @@ def _with_dropout(variant, p, q, inputs):
     return f"{variant}{',' if ':' in variant else ':'}dropout={float(p)!r}", {**inputs, "seed": seed}
 
 
+def _transformed():
+    return not torch.compiler.is_compiling() and _transforms.active()
+
+
+def _with_rows(n, settings, q, k, v, inputs):
+    if _transformed():
+        return _transforms.attend_rows(n, settings, q, k, v, inputs)
+    return _attend_rows(n, q, k, v, *settings, **inputs)
+
+
 @_with_inputs
 def attend(
     q: torch.Tensor,
@@ -246,13 +256,11 @@ def attend(
     if return_weights:
         _check_matrix(q, k)
         more = (_ops.attend_weights.default(q, k, k, *settings, **inputs),)
-    if not torch.compiler.is_compiling() and _transforms.active():
-        if return_lse:
-            raise RuntimeError("return_lse is not supported under torch.func's transforms and forward-mode differentiation")
-        out = _transforms.attend(settings, q, k, v, inputs)
-    elif return_lse:
-        out, rows = _attend_rows(1, q, k, v, *settings, **inputs)
+    if return_lse:
+        out, rows = _with_rows(1, settings, q, k, v, inputs)
         more = (rows[0], *more)
+    elif _transformed():
+        out = _transforms.attend(settings, q, k, v, inputs)
     else:
         out = _attend(q, k, v, *settings, **inputs)
     return (out, *more) if more else out
@@ -279,7 +287,7 @@ def statistics(
     negative weights. The arguments are those of `attend`.
     """
     settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
-    out, rows = _attend_rows(4, q, k, v, *settings, **inputs)
+    out, rows = _with_rows(4, settings, q, k, v, inputs)
     return out, dict(zip(("entropy", "largest", "first", "negative"), rows.unbind(0)))
 
 
@@ -321,7 +329,11 @@ def why_not(
 ) -> str:
     """Why an execution cannot run these inputs; "" if it can. The arguments are those of `attend`."""
     settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
+    _transforms.check_none("why_not", "call it outside")
     return _why_not(q, k, v, *settings, **inputs)
+
+
+_NOT_A_STATE = "horner.State", "it changes in place. Call horner.attend there, or use a State of a larger batch instead of vmap"
 
 
 class State:
@@ -367,18 +379,21 @@ class State:
         sizes = {"batch": batch, "heads": heads, "dim": dim, "value_dim": dim if value_dim is None else value_dim}
         shape = [_size(name, n) for name, n in sizes.items()]
         variant, _, *settings = _settings(variant, "auto", mask, scale, temperature, clamp)
+        _transforms.check_none(*_NOT_A_STATE)
         self._state = torch.classes.horner.State(variant, *settings, shape, dtype, device)
 
     @_with_inputs
     def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **inputs: Unpack[Inputs]) -> torch.Tensor:
         """Adds T tokens and returns their results [B, H, T, E]. The inputs are those of `attend`."""
         _check_tensors(q, k, v, inputs)
+        _transforms.check_none(*_NOT_A_STATE, q, k, v, *inputs.values())
         return self._state.step([q, k, v, *(inputs.get(name) for name in _INPUTS)])
 
     def select(self, rows: torch.Tensor) -> "State":
         """A copy with these rows of the batch, in this order."""
         if not isinstance(rows, torch.Tensor):
             raise TypeError(f"rows must be a torch.Tensor, got {_kind(rows)}")
+        _transforms.check_none(*_NOT_A_STATE)
         copy = object.__new__(State)
         copy._state = self._state.select(rows)
         return copy
@@ -389,6 +404,7 @@ class State:
         apart. Refused for values that depend on the sums before them (the delta rule) or on their place in the stream."""
         if not isinstance(later, State):
             raise TypeError(f"later must be a horner.State, got {_kind(later)}")
+        _transforms.check_none(*_NOT_A_STATE)
         self._state.merge(later._state)
 
     @property

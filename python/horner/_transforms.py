@@ -22,16 +22,28 @@ def active() -> bool:
     return _are_active() or forward_ad._current_level >= 0
 
 
+def check_none(what, instead, *tensors):
+    """Raises where a transform is at work, or one of the tensors has a tangent."""
+    dual = forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None)
+    if dual or _are_active():
+        raise RuntimeError(f"{what} is not supported under torch.func's transforms and forward-mode differentiation: {instead}")
+
+
 def attend(settings, q, k, v, inputs) -> torch.Tensor:
     """The tensors are those of the library's table, in its order; absent ones are None."""
     return _Attend.apply(_Settings(tuple(settings)), q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
 
 
+def attend_rows(rows, settings, q, k, v, inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """With statistics of each row [rows, B, H, T], which have no gradient."""
+    return _AttendRows.apply(_Settings(tuple(settings), rows=rows), q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
+
+
 class _Settings:
     """What torch.func takes for one argument and not for a tree of them. `wanted`: the places of gradients."""
 
-    def __init__(self, values, wanted=()):
-        self.values, self.wanted = values, wanted
+    def __init__(self, values, wanted=(), rows=0):
+        self.values, self.wanted, self.rows = values, wanted, rows
 
     def call(self, op, first, tensors):
         return op(*first, *tensors[:3], *self.values, **dict(zip(_NAMES[3:], tensors[3:])))
@@ -128,6 +140,34 @@ class _Attend(_Saved):
         if not _can_fold(in_dims, tensors):
             return torch.stack(_one_by_one(n, in_dims, tensors, lambda *x: _Attend.apply(settings, *x))), 0
         return _Attend.apply(settings, *_folded(n, in_dims, tensors)).unflatten(0, (n, -1)), 0
+
+
+class _AttendRows(_Attend):
+    @staticmethod
+    def forward(settings, *tensors):
+        return settings.call(_ops.attend_rows.default, (settings.rows,), tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Saved.setup_context(ctx, inputs, output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return _Attend.backward(ctx, grad)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        return _Attend.jvp(ctx, *tangents), None
+
+    @staticmethod
+    def vmap(info, in_dims, settings, *tensors):
+        n, in_dims = info.batch_size, in_dims[1:]
+        if not _can_fold(in_dims, tensors):
+            each = _one_by_one(n, in_dims, tensors, lambda *x: _AttendRows.apply(settings, *x))
+            return tuple(torch.stack(list(x)) for x in zip(*each)), (0, 0)
+        out, rows = _AttendRows.apply(settings, *_folded(n, in_dims, tensors))
+        return (out.unflatten(0, (n, -1)), rows.unflatten(1, (n, -1))), (0, 1)
 
 
 class _Gradients(_Saved):

@@ -375,7 +375,13 @@ static void with_autograd(const c10::OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, kArguments);
   const at::Tensor& q = arguments[0].toTensor();
   bool plain = q.is_cpu() || q.is_cuda();
-  for (const IValue& x : arguments) plain &= !x.isTensor() || !is_stand_in(x.toTensor());
+  for (const IValue& x : arguments) {
+    if (!x.isTensor()) continue;
+    plain &= !is_stand_in(x.toTensor());
+    check(!x.toTensor().key_set().has(c10::DispatchKey::FuncTorchGradWrapper),
+          "torch.func's grad, vjp and jvp are not supported in a compiled function: transform the "
+          "compiled one, torch.func.grad(torch.compile(function))");
+  }
   if (plain) return of_plain(op, stack);
   const Call c = Call::read(*stack, first);
   const Tensors results =
