@@ -70,7 +70,7 @@ if(NOT HORNER_SANITIZED)
   target_link_libraries(report_tool PRIVATE horner_report)
   add_executable(safetensors_tool tests/safetensors_tool.cpp)
   target_link_libraries(safetensors_tool PRIVATE horner_files)
-  foreach(name python_test dropout_test packing_test mask_tensor_test state_merge_test transforms_test compile_test nn_test fuzz_test peers_test hf_test hf_rows_test hf_families_test hf_heads_test hf_masks_test cli_test recurrent_cli_test bench_test layers_test pip_test install_test safetensors_test tokenizer_test data_test model_test pattern_test train_test comm_test scale_test events_test report_test study_test numbers_test docs_test folders_test diagnose_test comfort_test cluster_test convert_test)
+  foreach(name python_test dropout_test packing_test mask_tensor_test state_merge_test transforms_test compile_test nn_test fuzz_test peers_test hf_test hf_rows_test hf_families_test hf_heads_test hf_masks_test hf_own_test cli_test recurrent_cli_test bench_test layers_test pip_test install_test safetensors_test tokenizer_test data_test model_test pattern_test train_test comm_test scale_test events_test report_test study_test numbers_test docs_test folders_test diagnose_test comfort_test cluster_test convert_test)
     add_test(NAME ${name} COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
              ${CMAKE_SOURCE_DIR}/tests/${name}.py)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT

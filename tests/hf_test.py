@@ -203,8 +203,6 @@ REFUSED = {
     "output_attentions with packed sequences": lambda ids: model("llama")(ids, output_attentions=True, use_cache=False, position_ids=torch.arange(20).remainder(7).expand(3, -1)),
     "head masks (head_mask)": lambda ids: model("llama")(ids, head_mask=torch.ones(4)),
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),
-    "does not project them one by one": lambda ids: model("gpt2", "horner:gated_conv")(ids),
-    "takes none that could be left out": lambda ids: model("gpt2", "horner:forgetting")(ids),
     "remove one": lambda ids: model("llama", "horner:l2", horner_variant="taylor2")(ids),
     "has 3 layers, but the model has 2": lambda ids: model("llama", horner_variant=["l2", "softmax", "l2"])(ids),
     "or a list of variants, got 17": lambda ids: model("llama", horner_variant=17)(ids),

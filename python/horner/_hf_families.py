@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 
+from torch.nn import Module
 from transformers import PreTrainedModel
 
 
@@ -29,8 +30,15 @@ def _own_attention(family):
 @functools.cache
 def _takes_attention(kind):
     """Whether a class of attention modules calls the function that the interface names."""
-    sources = [_source(part) for part in kind.__mro__ if issubclass(part, PreTrainedModel.__mro__[1])]
+    sources = [_source(part) for part in kind.__mro__ if issubclass(part, Module)]
     return any(code is None or "ALL_ATTENTION_FUNCTIONS" in code for code in sources)
+
+
+@functools.cache
+def adds_positions(kind):
+    """Whether a class of attention modules adds positions to q, k or their scores. GPT-2 has added its own to the tokens."""
+    sources = [_source(part) for part in kind.__mro__ if issubclass(part, Module) and part is not Module]
+    return any(code is None or re.search("rotary|rope|alibi|relative|position_(emb|bias)|distance", code, re.I) for code in sources)
 
 
 def _is_attention(module):

@@ -10,10 +10,14 @@ from torch.nn import functional as F
 import horner.nn
 
 from ._hf_cache import past_of
+from ._hf_families import adds_positions
 from ._hf_variants import SHAPES, of_layer
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_OTHER_PROJECTIONS = ("query", "key", "value")  # BERT
+_JOINED = {"GPT2Attention": "c_attn", "Phi3Attention": "qkv_proj"}  # one of q, k and v, one after the other
 _OF_HEADS = (*_PROJECTIONS, "q_norm", "k_norm")  # which a Mamba-2 block does not have
+_OTHER_ROWS = ("key_value_states", "encoder_hidden_states")  # of keys and values in cross-attention
 
 
 class _FromMamba(torch.nn.Module):
@@ -50,11 +54,12 @@ def add_own(model):
         _check_module(module, first)
         if hasattr(layer, "horner"):
             del layer.horner
-        module._horner_variant, module._horner_rope = wanted.text, first.rope
+        module._horner_variant, module._horner_rope = wanted.text, first.rope or not adds_positions(type(module))
+        module._horner_others = [name for name in _OTHER_ROWS if _takes(module, name)]
         module.__dict__["_horner_own"] = None  # not a submodule of its own: the layer has it
         _place_projections(module, first)
         needs = any(_makes(module, variant) for variant in wanted.variants)
-        if (needs or not first.rope) and not hasattr(module, "_horner_hook"):
+        if (needs or not module._horner_rope) and not hasattr(module, "_horner_hook"):
             module._horner_hook = module.register_forward_pre_hook(_remember, with_kwargs=True)
         if not needs:
             continue
@@ -62,7 +67,7 @@ def add_own(model):
         module.__dict__["_horner_own"] = layer.horner
         if first.short_conv and not first.mamba and not hasattr(module, "_horner_convolved"):
             rows, module._horner_convolved = 0, []
-            for projection in (getattr(module, name) for name in _PROJECTIONS):
+            for projection in _projections(module):
                 hook = functools.partial(_convolved, module, rows)
                 module._horner_convolved.append(projection.register_forward_hook(hook))
                 rows += projection.weight.shape[0]
@@ -108,7 +113,7 @@ def _own(module, part):
 
 def _given(module):
     """The inputs that the code of the family makes itself: T5 a bias by distance."""
-    return ("bias",) if "position_bias" in inspect.signature(type(module).forward).parameters else ()
+    return ("bias",) if _takes(module, "position_bias") else ()
 
 
 def _place_projections(module, variant):
@@ -127,14 +132,31 @@ def _place_projections(module, variant):
             setattr(module, name, projection.to(like.device, like.dtype))
 
 
+def _takes(module, name):
+    return name in inspect.signature(type(module).forward).parameters
+
+
+def _projections(module):
+    """The modules that make q, k and v, or the one that makes all three; () if they are of another form."""
+    joined = getattr(module, _JOINED.get(type(module).__name__, ""), None)
+    if joined is not None and not getattr(module, "is_cross_attention", False):
+        return (joined,)
+    for names in (_PROJECTIONS, _OTHER_PROJECTIONS):
+        found = tuple(getattr(module, name, None) for name in names)
+        if all(isinstance(x, (torch.nn.Linear, _FromMamba)) for x in found):
+            return found
+    return ()
+
+
 def _check_module(module, variant):
     """Raises where the code of the family leaves no place for what the variant has."""
-    what = ""
-    projections = [getattr(module, name, None) for name in _PROJECTIONS]
-    if variant.short_conv and not all(isinstance(x, (torch.nn.Linear, _FromMamba)) for x in projections):
-        what = f"convolves q, k and v, but {type(module).__name__} does not project them one by one ({', '.join(_PROJECTIONS)})"
-    elif not variant.rope and "position_embeddings" not in inspect.signature(type(module).forward).parameters:
-        what = f"has no positions, but {type(module).__name__} takes none that could be left out (position_embeddings)"
+    what, name = "", type(module).__name__
+    if variant.mamba and not (_takes(module, "position_embeddings") and all(hasattr(module, each) for each in _PROJECTIONS)):
+        what = f"puts a block in the place of {', '.join(_PROJECTIONS)}, but {name} has other projections or positions"
+    elif variant.short_conv and not _projections(module):
+        what = f"convolves q, k and v, but {name} does not project them one by one ({', '.join(_PROJECTIONS)})"
+    elif not variant.rope and adds_positions(type(module)) and not _takes(module, "position_embeddings"):
+        what = f"has no positions, but {name} takes none that could be left out (position_embeddings)"
     if what:
         raise NotImplementedError(f"variant {variant.text!r} {what}: use a family like Llama's, horner.nn or 'horner train'")
 
@@ -143,6 +165,7 @@ def _remember(module, args, kwargs):
     """The rows of the tokens, from which gates are made, and what they see; transformers gives an attention function only
     q, k and v. A variant without positions gets a rotation by nothing."""
     module.__dict__["_horner_rows"] = args[0] if args else kwargs["hidden_states"]
+    module.__dict__["_horner_crossed"] = any(kwargs.get(name) is not None for name in module._horner_others)
     module.__dict__["_horner_seen"] = kwargs.get("attention_mask")
     module.__dict__["_horner_past"] = past_of(kwargs.get("past_key_values"), module.layer_idx)
     if getattr(own := module.__dict__["_horner_own"], "mamba", None) is not None:
@@ -197,8 +220,13 @@ def own_inputs(module, part, variant, rows, keys):
     if variant.mamba:
         inputs |= module.__dict__["_horner_mamba"]["steps"]
     by_key = [name for name in inputs if SHAPES[name].startswith("B") and "S" in SHAPES[name]]
+    what = f"gates of its keys ({', '.join(by_key)})" if by_key else "a convolution"
+    if module.__dict__["_horner_crossed"] and (by_key or variant.short_conv):
+        raise NotImplementedError(
+            f"variant {variant.text!r} has {what}, which are made of the tokens of a layer, but the keys of {type(module).__name__} "
+            "are those of other tokens: choose a variant without them for a model with cross-attention"
+        )
     if keys != rows.shape[1] and (by_key or variant.short_conv):
-        what = f"gates of its keys ({', '.join(by_key)})" if by_key else "a convolution"
         raise NotImplementedError(
             f"variant {variant.text!r} has {what}, which a KV cache of transformers does "
             "not hold: decode with past_key_values=horner.hf.RecurrentCache(model.config), or use_cache=False"
