@@ -246,9 +246,21 @@ def test_convolutions_and_no_positions_in_transformers(variant, tmp_path):
             return
         with pytest.raises(NotImplementedError, match="gates of its keys"):
             model.generate(tokens, max_new_tokens=3, do_sample=False)
-    gpt2 = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99)
-    with pytest.raises(NotImplementedError, match="does not project them one by one|takes none that could be left out"):
-        transformers.AutoModelForCausalLM.from_config(gpt2, attn_implementation=f"horner:{variant}")
+
+
+@pytest.mark.parametrize(
+    "variant, words",
+    [
+        ("bias", "adds a bias to each score, which models of the command do not make: use horner.nn or horner.hf"),
+        ("softmax:bias", "or an attention with slopes (alibi)"),
+        ("prefix_lm", "takes the length of a prefix of each sequence, which the command does not read: use horner.nn or horner.hf"),
+        ("softmax,l2:mask=prefix", "or the mask causal"),
+    ],
+)
+def test_what_the_command_does_not_train_is_in_the_package(variant, words, tmp_path):
+    done = subprocess.run([TOOL, "new", "tiny", variant, "3", tmp_path / "model"], capture_output=True, text=True)
+    assert done.returncode != 0 and words in done.stderr
+    assert horner.nn.Attention(64, 4, variant=variant.split(",")[-1])(torch.randn(1, 5, 64)).shape == (1, 5, 64)
 
 
 def test_a_block_names_the_options_of_its_attention():

@@ -199,8 +199,12 @@ static LayerConfig layer_config(const Json& j, const ModelConfig& c, int64_t lay
   LayerConfig l{name, layer_rope(j, f, window), parts_of(c, name)};
   const Json own = j.value("horner", Json::object());
   for (Part& p : l.parts) {
-    check(!p.attention.bias && !attn::is<attn::Prefix>(p.attention.mask), "attention '", p.variant,
-          "' takes an input of each score that a model does not make: call the operator yourself");
+    check(!p.attention.bias, "attention '", p.variant,
+          "' adds a bias to each score, which models of the command do not make: use horner.nn or "
+          "horner.hf, where a layer learns one by distance, or an attention with slopes (alibi)");
+    check(!attn::is<attn::Prefix>(p.attention.mask), "attention '", p.variant,
+          "' takes the length of a prefix of each sequence, which the command does not read: use "
+          "horner.nn or horner.hf, whose models take one, or the mask causal");
     check(p.attention.dropout == 0, "attention '", p.variant,
           "' has dropout, which training by the command does not support: use horner.nn or "
           "horner.hf");
