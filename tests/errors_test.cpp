@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <sstream>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
@@ -176,6 +178,27 @@ TEST(Names, OfVariantsHaveASuggestion) {
   expect_parts(of_name(""), {"no attention variant ''"});
   expect_parts(of_name("softmax@code"), {"no attention variant 'softmax@code'", "'softmax"});
   expect_parts(of_name("sofmax:norm=l2"), {"no attention variant 'sofmax'"});
+}
+
+TEST(Names, OfTheFieldAreThoseOfOneRow) {
+  const std::pair<const char*, const char*> kNames[] = {
+      {"fox", "forgetting"},  {"gdn", "gated_delta"},        {"deltanet", "delta"},
+      {"kda", "kda"},         {"kimi_linear", "kda"},        {"gla", "gla"},
+      {"hgrn2", "hgrn2"},     {"retnet", "retention"},       {"alibi", "alibi"},
+      {"lolcats", "lolcats"}, {"mamba2", "linear_mamba"},    {"gpt_oss", "sink"},
+      {"gemma2", "softcap"},  {"sb_attn", "stick_breaking"}, {"streaming_llm", "streaming"}};
+  for (const auto& [name, row] : kNames) EXPECT_EQ(find(name).name, row) << name;
+  std::map<std::string, std::string> rows;  // by name
+  const auto claim = [&](const std::string& name, const Variant& v) {
+    EXPECT_TRUE(rows.emplace(name, v.name).second)
+        << "'" << name << "' is " << rows[name] << " and " << v.name;
+    EXPECT_EQ(find(name).name, v.name);
+  };
+  for (const Variant& v : variants()) {
+    claim(v.name, v);
+    std::istringstream aliases(v.aliases);
+    for (std::string alias; aliases >> alias;) claim(alias, v);
+  }
 }
 
 TEST(Names, OfExecutionsAreListed) {

@@ -313,5 +313,13 @@ TEST(States, OfLongStreamsStayRight) {
     expect_little_drift(name, 20'000, true);
 }
 
+TEST(States, OfAMillionSingleTokensStayRight) {
+  if (!std::getenv("HORNER_LONG")) GTEST_SKIP() << "takes minutes: set HORNER_LONG=1";
+  for (const char* name :
+       {"gla", "hgrn2", "delta", "delta_negative", "gated_delta", "kda", "delta_taylor2",
+        "hedgehog", "lolcats", "near_taylor2", "near_taylor2:decay=token_gate", "retention"})
+    expect_little_drift(name, 1'000'000, true);
+}
+
 }  // namespace
 }  // namespace horner::attn

@@ -17,9 +17,10 @@ void use_own_stream(at::Device);
 std::shared_ptr<CapturedWork> capture(const std::function<void()>& work);
 void launch(CapturedWork&);
 
-void wait_for(at::Device);       // until its work is done
-void begin_peak(at::Device);     // resets the peak memory statistics
-int64_t peak_bytes(at::Device);  // since begin_peak; on a CPU, of the process
+void wait_for(at::Device);                 // until its work is done
+void begin_peak(at::Device);               // resets the peak memory statistics
+int64_t peak_bytes(at::Device);            // since begin_peak; on a CPU, of the process
+int64_t peak_allocated_bytes(at::Device);  // the part that tensors have on a GPU; 0 on a CPU
 std::string device_name(at::Device);
 
 }  // namespace horner::train

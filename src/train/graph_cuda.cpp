@@ -49,6 +49,11 @@ int64_t peak_bytes(at::Device device) {
   return stats.reserved_bytes[0].peak;
 }
 
+int64_t peak_allocated_bytes(at::Device device) {
+  if (!device.is_cuda()) return 0;
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
+}
+
 std::string device_name(at::Device device) {
   if (!device.is_cuda()) return processor_name();
   cudaDeviceProp properties;

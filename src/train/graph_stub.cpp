@@ -17,6 +17,9 @@ void begin_peak(at::Device) {}
 int64_t peak_bytes(at::Device) {
   return process_peak_bytes();
 }
+int64_t peak_allocated_bytes(at::Device) {
+  return 0;
+}
 std::string device_name(at::Device) {
   return processor_name();
 }

@@ -222,6 +222,7 @@ Json result(const Trainer& r) {
           {"flops_per_second", speed * r.flops_per_token},
           {"share_of_peak", number(speed * r.flops_per_token / r.peak)},
           {"peak_bytes", peak_bytes(t.device)},
+          {"peak_allocated_bytes", peak_allocated_bytes(t.device)},
           {"spikes", t.at.spikes},
           {"skipped", t.at.skipped},
           {"processes", t.group.ranks().world},
