@@ -173,12 +173,24 @@ def settings(rng):
     return out
 
 
+def dense(rng, inputs, device):
+    """A mask that is a tensor, in place of its name."""
+    q, k = inputs.get("q"), inputs.get("k")
+    shape = (*q.shape[:3], k.shape[2]) if all(isinstance(x, torch.Tensor) and not x.is_nested and x.dim() == 4 for x in (q, k)) else (2, 4, 5, 5)
+    shape = [n if rng.random() < 0.8 else 1 for n in shape][rng.choice([0, 0, 0, 1, 2, 3]) :]
+    some = {"mask": torch.randn(shape, device=device).to(rng.choice([torch.float32, torch.bfloat16, torch.float64]))}
+    some["mask"] = some["mask"] > 0 if rng.random() < 0.6 else some["mask"]
+    if rng.random() < 0.5:
+        spoil(rng, some, device)
+    return some.get("mask")
+
+
 def stepped(rng, inputs, options, device):
     """A state that fits the inputs, or not, and a step or two."""
     options.pop("execution", None)
     k, v = inputs.get("k"), inputs.get("v")
     shape = {"batch": 2, "heads": 2, "dim": 3, "value_dim": 5, "device": device}
-    if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and not k.is_nested and k.dim() == 4 and v.dim() == 4:
+    if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and not (k.is_nested or v.is_nested) and k.dim() == 4 and v.dim() == 4:
         shape.update(batch=k.shape[0], heads=k.shape[1], dim=k.shape[3], value_dim=v.shape[3], dtype=k.dtype)
     if rng.random() < 0.3:
         shape[rng.choice(list(shape))] = rng.choice(KINDS + NUMBERS + [torch.int64, "cuda:99", "meta"])
@@ -188,6 +200,8 @@ def stepped(rng, inputs, options, device):
     if rng.random() < 0.5:
         rows = rng.choice([torch.tensor([0]), torch.tensor([0, 99]), torch.tensor([-1]), torch.tensor([0.5]), torch.tensor(0), [0], None])
         state = state.select(rows)
+    if rng.random() < 0.2:
+        state.merge(rng.choice([state, horner.State(**{**shape, **options}), horner.State(**{**shape, **options, "variant": "taylor2"}), None]))
     return out if rng.random() < 0.5 else state.step(q, k, v, **inputs)
 
 
@@ -207,6 +221,8 @@ def call(rng, device):
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         spoil(rng, inputs, device)
     options = {"variant": variant, **settings(rng)}
+    if rng.random() < 0.2:
+        options["mask"] = dense(rng, inputs, device)
     how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step"])
     around = rng.choice(["", "", "", "autocast", "no_grad", "inference_mode"])
 
@@ -225,7 +241,7 @@ def call(rng, device):
     def text(x):
         return f"{x.layout} {x.dtype} {x.device} {x.shape if not x.is_nested else 'nested'}" if isinstance(x, torch.Tensor) else repr(x)[:60]
 
-    return run, f"{how} {around} {options!r:.300} " + ", ".join(f"{name}: {text(x)}" for name, x in inputs.items())
+    return run, f"{how} {around} " + ", ".join(f"{name}: {text(x)}" for name, x in {**options, **inputs}.items())
 
 
 def outcome(number, device):

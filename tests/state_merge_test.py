@@ -113,6 +113,23 @@ def test_smaller_dtypes(dtype):
         torch.testing.assert_close(one.step(**last), state(variant, first, later, dtype=dtype).step(**last), atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float, torch.half])
+def test_autocast_changes_nothing(dtype):
+    """A state computes in the dtype that it was made for."""
+    for variant in ("near_taylor2", "based", "delta_exp", "softmax"):
+        parts = cut(stream(variant, dtype), 0, 20, 39, 40)
+        results = []
+        for enabled in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                one = state(variant, parts[0], dtype=dtype)
+                if variant == "delta_exp":
+                    one.step(**parts[1])
+                else:
+                    one.merge(state(variant, parts[1], dtype=dtype))
+                results.append(one.step(**parts[2]))
+        assert results[0].dtype == dtype and torch.equal(*results)
+
+
 @pytest.mark.parametrize(
     "other, error, words",
     [

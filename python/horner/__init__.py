@@ -168,15 +168,15 @@ def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
 
 def _with_dropout(variant, p, q, inputs):
     """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
-    p, seed = _number("dropout_p", p), inputs.get("seed")
+    p, seed, device = _number("dropout_p", p), inputs.get("seed"), getattr(q, "device", None)
     if isinstance(seed, int):
         if not -(2**63) <= seed < 2**63:
             raise RuntimeError(f"seed must be an integer of 64 bits, got {seed}")
-        seed = torch.tensor([seed], device=q.device)
+        seed = torch.tensor([seed], device=device)
     if p == 0:
         return variant, {**inputs, "seed": seed if "dropout=" in variant else None}
     if seed is None:
-        seed = torch.randint(2**63 - 1, (1,), device=q.device)
+        seed = torch.randint(2**63 - 1, (1,), device=device)
     return f"{variant}{',' if ':' in variant else ':'}dropout={float(p)!r}", {**inputs, "seed": seed}
 
 

@@ -4,6 +4,8 @@ from typing import Optional, Union
 
 import torch
 
+from . import _transforms
+
 _ops = torch.ops.horner
 _known: dict[str, tuple[str, bool]] = {}
 
@@ -38,6 +40,15 @@ def _fits(bias, full):
     return bias.shape[0] in (1, full[0]) and bias.shape[1] in (1, full[1]) and tuple(bias.shape[2:]) == full[2:]
 
 
+def _check_memory(name, x):
+    """Raises where torch's operators would read what is not there; the library looks at its own inputs."""
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta or 0 in x.shape or _transforms.active():
+        return
+    last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
+    if (last + 1) * x.itemsize > x.untyped_storage().nbytes():
+        raise RuntimeError(f"{name} must be in memory, got a tensor whose storage was freed")
+
+
 def as_bias(variant: str, mask: torch.Tensor, q, k, inputs) -> tuple[str, Optional[str], dict[str, Union[torch.Tensor, int, None]]]:
     """The variant, the text of the mask and the inputs that compute this mask."""
     if mask.dtype != torch.bool and mask.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
@@ -51,13 +62,20 @@ def as_bias(variant: str, mask: torch.Tensor, q, k, inputs) -> tuple[str, Option
             f"variant {variant!r} does not support a tensor as mask, which is added to the scores as 0 and -inf: {reason}. "
             "Pass the name of a mask, keep or cu_seqlens instead"
         )
-    given, full = inputs.get("bias"), (*q.shape[:3], *k.shape[2:3])
+    given = inputs.get("bias")
+    if q is None or k is None:
+        return variant, "full", inputs  # which the operator refuses
+    full = (*q.shape[:3], *k.shape[2:3])
     if q.dim() != 4 or k.dim() != 4 or (given is not None) != own or own and not _fits(given, full):
         return variant, "full", inputs  # which the library refuses
     shape = _shape(mask, full)
     for name, x in (("mask", mask), ("bias", given)):
-        if x is not None and x.device != q.device:
+        if x is None:
+            continue
+        if x.device != q.device:
             raise RuntimeError(f"{name} must be on the same device as q ({q.device}), got {x.device}")
+        if not torch.compiler.is_compiling():
+            _check_memory(name, x)
     bias = mask
     if mask.dtype == torch.bool:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32

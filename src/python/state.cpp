@@ -38,6 +38,11 @@ static StreamPtr make_stream(const std::string& variant, const Text& mask, Numbe
   return c10::make_intrusive<Stream>(attn::make_state(spec, s, dtype, attn::kWaiting, device));
 }
 
+// What a state holds keeps its dtype under autocast.
+struct WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard off{c10::autocast_dispatch_keyset};
+};
+
 // `tensors`: in the order of the table.
 static at::Tensor step(const StreamPtr& self,
                        const std::vector<std::optional<at::Tensor>>& tensors) {
@@ -46,6 +51,7 @@ static at::Tensor step(const StreamPtr& self,
   attn::Inputs in;
   for (size_t i = 0; i < kInputCount; ++i)
     in.*attn::input_table()[i].at = tensors[i].value_or(at::Tensor());
+  const WithoutAutocast exact;
   return attn::step(self->state, in);
 }
 
@@ -89,6 +95,7 @@ static void merge(const StreamPtr& self, const StreamPtr& later) {
       attn::text(first.spec) == attn::text(second.spec) && a.B == b.B && a.G == b.G && a.D == b.D;
   if (alike && second.tokens == 0) return;
   if (self == later) parts(second, [](const at::Tensor& x) { return x.clone(); });
+  const WithoutAutocast exact;
   attn::merge(first, second);
 }
 
