@@ -68,7 +68,8 @@ def beside(family, model, variant):
 @torch.no_grad()
 @pytest.mark.parametrize("family", OF)
 def test_attention_is_that_of_horner_nn(family):
-    rows = {"BERT": ["gated_conv", "stick_breaking"], "GPTBigCode": ["forgetting", "alibi", "gla"], "OPT": ["delta", "gated_delta", "kda"]}.get(family, ROWS)
+    rows = {"BERT": ["gated_conv", "stick_breaking"], "GPTBigCode": ["forgetting", "alibi", "gla"],
+            "OPT": [*ROWS, "linear_elu", "softmax:scale=fixed(0.3)", "cosine_softmax", "l2"]}.get(family, ROWS)  # fmt: skip
     for variant in rows:
         model = families.build(family, f"horner:{variant}")
         pairs = list(beside(family, model, variant))

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 
+import torch
 from torch.nn import Module
 from transformers import PreTrainedModel
 
@@ -39,6 +40,17 @@ def adds_positions(kind):
     """Whether a class of attention modules adds positions to q, k or their scores. GPT-2 has added its own to the tokens."""
     sources = [_source(part) for part in kind.__mro__ if issubclass(part, Module) and part is not Module]
     return any(code is None or re.search("rotary|rope|alibi|relative|position_(emb|bias)|distance", code, re.I) for code in sources)
+
+
+_scaling: dict[type, bool] = {}
+
+
+@torch.compiler.assume_constant_result
+def scales_queries(kind):
+    """Whether a class of attention modules multiplies its queries by its `scaling` itself, as those of OPT and Whisper."""
+    if kind not in _scaling:
+        _scaling[kind] = re.search(r"q_proj\(\w+\) \* self\.scaling", _source(kind) or "") is not None
+    return _scaling[kind]
 
 
 def _is_attention(module):
