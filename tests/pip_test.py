@@ -114,7 +114,7 @@ def test_every_example_of_the_page(installed, tmp_path):
     run(["bash", "-ec", blocks("python.md", "sh")[1]], cwd=tmp_path, env=installed.environment)
     code = "".join(blocks("python.md", "python"))
     said = run([installed.python, "-W", "error::FutureWarning", "-c", code], cwd=tmp_path, env=installed.environment)
-    assert len(printed(code)) == 28 and said.splitlines() == printed(code)
+    assert len(printed(code)) == 31 and said.splitlines() == printed(code)
 
 
 def compile_commands(build, source):
