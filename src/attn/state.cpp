@@ -396,9 +396,12 @@ static Inputs held_keys(const State& later, int64_t n) {
 }
 
 void merge(State& state, const State& later) {
-  check(text(state.spec) == text(later.spec) && state.dtype == later.dtype,
-        "cannot merge states of two variants: '", text(state.spec), "' and '", text(later.spec),
-        "'");
+  check(text(state.spec) == text(later.spec), "cannot merge states of two variants: '",
+        text(state.spec), "' and '", text(later.spec), "'");
+  check(state.dtype == later.dtype, "cannot merge states of two dtypes: ", dtype_name(state.dtype),
+        " and ", dtype_name(later.dtype));
+  const at::Device here = state.carry.count.device(), there = later.carry.count.device();
+  check(here == there, "cannot merge states on two devices: ", here.str(), " and ", there.str());
   check(!is<Delta>(state.spec.values),
         "cannot merge states of the delta rule: later values depend on the sums before them");
   const bool near = state.finite && !is<NoKeys>(state.spec.near);
@@ -411,7 +414,11 @@ void merge(State& state, const State& later) {
   const StateShape &a = state.shape, &b = later.shape;
   check(a.B == b.B && a.G == b.G && a.D == b.D && a.E == b.E,
         "cannot merge states of two shapes: k is [", a.B, ", ", a.G, ", T, ", a.D, "] and [", b.B,
-        ", ", b.G, ", T, ", b.D, "]");
+        ", ", b.G, ", T, ", b.D, "], v [.., ", a.E, "] and [.., ", b.E, "]");
+  const int chunk = reach(state.spec.mask).chunk;
+  check(chunk == 0 || state.tokens % chunk == 0, "cannot merge states of chunks of ", chunk,
+        " tokens after ", state.tokens, " tokens: the chunks of `later` begin elsewhere");
+  if (later.tokens == 0) return;
   if (!state.finite) {
     append(state, held_keys(later, later.held), later.held);
   } else {

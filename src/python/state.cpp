@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include "attn/inputs.h"
-#include "attn/mask.h"
 #include "attn/spec_text.h"
 #include "core/check.h"
 #include "python/spec.h"
@@ -79,24 +78,10 @@ static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
 
 // Appends the tokens of `later`.
 static void merge(const StreamPtr& self, const StreamPtr& later) {
-  attn::State &first = self->state, second = later->state;
-  const at::Device here = first.carry.count.device(), there = second.carry.count.device();
-  check(here == there, "cannot merge states on two devices: ", here.str(), " and ", there.str());
-  check(first.dtype == second.dtype,
-        "cannot merge states of two dtypes: ", attn::dtype_name(first.dtype), " and ",
-        attn::dtype_name(second.dtype));
-  const attn::StateShape &a = first.shape, &b = second.shape;
-  check(a.E == b.E, "cannot merge states of two shapes: v is [", a.B, ", ", a.G, ", T, ", a.E,
-        "] and [", b.B, ", ", b.G, ", T, ", b.E, "]");
-  const int chunk = attn::reach(first.spec.mask).chunk;
-  check(chunk == 0 || first.tokens % chunk == 0, "cannot merge states of chunks of ", chunk,
-        " tokens after ", first.tokens, " tokens: the chunks of `later` begin elsewhere");
-  const bool alike =
-      attn::text(first.spec) == attn::text(second.spec) && a.B == b.B && a.G == b.G && a.D == b.D;
-  if (alike && second.tokens == 0) return;
-  if (self == later) parts(second, [](const at::Tensor& x) { return x.clone(); });
+  attn::State other = later->state;
+  if (self == later) parts(other, [](const at::Tensor& x) { return x.clone(); });
   const WithoutAutocast exact;
-  attn::merge(first, second);
+  attn::merge(self->state, other);
 }
 
 // A state as it is pickled: its spec, its numbers, and its tensors, of which some may be undefined.
