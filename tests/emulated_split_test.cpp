@@ -95,8 +95,8 @@ Results over_ranks(const Trial& t, Ranks& ranks) {
       each.push_back(x.grad().defined() ? x.grad() : at::zeros_like(x));
     }
     const int64_t axis = axis_of(i, "TS");
-    r.gradients.emplace_back(&i, axis < 0 ? at::stack(each).to(at::kDouble).sum(0)
-                                          : at::cat(each, axis));
+    r.gradients.emplace_back(
+        &i, axis < 0 ? at::stack(each).to(at::kDouble).sum(0) : at::cat(each, axis));
   }
   return r;
 }
@@ -107,9 +107,9 @@ struct Row {
 };
 
 std::vector<Row> rows() {
-  std::vector<std::string> names = {"softmax:mask=window(17)", "gated_decay:mask=window(17)",
+  std::vector<std::string> names = {"softmax:mask=window(17)",     "gated_decay:mask=window(17)",
                                     "softmax:mask=streaming(3,9)", "gated:mask=streaming(3,9)",
-                                    "forgetting:mask=chunks(8)", "sigmoid:decay=token_gate"};
+                                    "forgetting:mask=chunks(8)",   "sigmoid:decay=token_gate"};
   for (const Variant& v : variants()) {
     const Spec& s = v.spec;
     const bool allowed = !sees_future(s.mask) && s.dropout == 0 && !s.bias;
@@ -166,8 +166,9 @@ TEST(EmulatedSplitStates, AreOfOneSize) {
     for (const int i : {0, 1}) {
       const int64_t T = i == 0 ? 48 : 480;
       Ranks ranks;
-      over_ranks(trial(find(variant).spec, {.B = 1, .H = 2, .G = 1, .T = T, .S = T, .D = 4, .E = 4}),
-                 ranks);
+      over_ranks(
+          trial(find(variant).spec, {.B = 1, .H = 2, .G = 1, .T = T, .S = T, .D = 4, .E = 4}),
+          ranks);
       EXPECT_EQ(ranks.passes, 0) << variant;
       largest[i] = ranks.largest;
     }

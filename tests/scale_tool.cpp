@@ -2,10 +2,11 @@
 //   scale_tool steps SETTINGS STEPS     steps of a run with these settings (JSON); prints what it
 //                                       took and what train/scale.h says, as JSON
 //   scale_tool reopen RUN OUT SETTINGS  opens the newest checkpoint of RUN and writes it to OUT
-//   scale_tool attend VARIANT TOKENS D PACKED [--device cuda] [--dtype bfloat16]
-//                                       one sequence over all ranks, against this process alone:
-//                                       outputs and gradients; PACKED: 1 for sequences of uneven
-//                                       lengths; prints errors, memory and messages as JSON
+//   scale_tool attend 'VARIANT ..' TOKENS D PACKED [--device cuda] [--dtype bfloat16]
+//                                       one sequence over all ranks; with ALONE=1 against this
+//                                       process alone: outputs and gradients. PACKED: 1 for
+//                                       sequences of uneven lengths. Prints errors, memory and
+//                                       messages as JSON, a line for each variant
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
@@ -58,9 +60,9 @@ static train::Group join(at::Device device = at::kCPU) {
   const train::Ranks r = train::ranks_from_environment();
   if (r.world == 1) return {};
   return train::Group(r, {.device = device, .lost = [](const std::string& reason) {
-                        std::cerr << reason << std::endl;
-                        std::_Exit(3);
-                      }});
+                            std::cerr << reason << std::endl;
+                            std::_Exit(3);
+                          }});
 }
 
 static train::Source tokens_of(int64_t V) {
@@ -167,7 +169,7 @@ static attn::Inputs inputs_of(const attn::Spec& spec, int64_t T, int64_t D, bool
   }
   if (packed)
     in.cu_seqlens =
-        at::tensor({int64_t(0), T / 7, T / 3, T / 3 + 1, T / 2, T - T / 5, T}, at::kLong)
+        at::tensor({int64_t(0), T / 7, T / 3, T / 3 + 1, T / 2 + 9, T - T / 5, T}, at::kLong)
             .to(options.device());
   return in;
 }
@@ -212,16 +214,14 @@ struct Messages {
   }
 };
 
-static int attend(const std::string& variant, int64_t T, int64_t D, bool packed,
-                  const at::TensorOptions& options) {
+static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed,
+                   const at::TensorOptions& options, const train::Group& group,
+                   const attn::Split& connected) {
   const attn::Spec spec = attn::find(variant).spec;
   const at::Device device = options.device();
-  if (device.is_cuda()) train::use_own_stream(device);
-  const train::Group group = join(device);
   const train::Ranks& r = group.ranks();
-  const train::Context context = train::context_of(r, r.world);
   Messages messages;
-  const attn::Split split = messages.count(train::make_split(group, context));
+  const attn::Split split = messages.count(connected);
   const at::Generator g = at::detail::createCPUGenerator(5);
   attn::Inputs all = inputs_of(spec, T, D, packed, options);
   const at::Tensor d = at::randn({1, all.q.size(1), T, all.v.size(3)}, g).to(options);
@@ -234,7 +234,8 @@ static int attend(const std::string& variant, int64_t T, int64_t D, bool packed,
   o.backward(d.narrow(2, from, n));
   const int64_t bytes = train::bytes_sent() - sent, peak = resident(device, false) - before;
   group.barrier();
-  Json out{{"peak", peak},
+  Json out{{"variant", variant},
+           {"peak", peak},
            {"sent", bytes},
            {"gathered", messages.gathered},
            {"passed", messages.passed},
@@ -255,8 +256,28 @@ static int attend(const std::string& variant, int64_t T, int64_t D, bool packed,
     }
     out["errors"] = errors;
   }
-  std::cout << out.dump() << std::endl;
-  group.barrier();
+  return out;
+}
+
+static int attend(const std::vector<std::string>& a) {
+  at::TensorOptions options;
+  for (size_t i = 5; i + 1 < a.size(); i += 2) {
+    const std::string& value = a[i + 1];
+    if (a[i] == "--device" && value == "cuda")
+      options = options.device(device_of({.device = value}, train::ranks_from_environment()));
+    if (a[i] == "--dtype" && value == "bfloat16") options = options.dtype(at::kBFloat16);
+  }
+  if (options.device().is_cuda()) train::use_own_stream(options.device());
+  const train::Group group = join(options.device());
+  const attn::Split split =
+      train::make_split(group, train::context_of(group.ranks(), group.ranks().world));
+  std::istringstream variants(a[1]);
+  for (std::string each; variants >> each;) {
+    const Json out =
+        attend(each, std::stoll(a[2]), std::stoll(a[3]), a[4] == "1", options, group, split);
+    std::cout << out.dump() << std::endl;
+    group.barrier();
+  }
   return 0;
 }
 
@@ -265,16 +286,7 @@ int main(int argc, char** argv) {
   try {
     if (a[0] == "steps") return steps(a[1], std::stoll(a[2]));
     if (a[0] == "reopen") return reopen(a[1], a[2], a[3]);
-    if (a[0] == "attend") {
-      at::TensorOptions options;
-      for (size_t i = 5; i + 1 < a.size(); i += 2) {
-        const std::string& value = a[i + 1];
-        if (a[i] == "--device" && value == "cuda")
-          options = options.device(device_of({.device = value}, train::ranks_from_environment()));
-        if (a[i] == "--dtype" && value == "bfloat16") options = options.dtype(at::kBFloat16);
-      }
-      return attend(a[1], std::stoll(a[2]), std::stoll(a[3]), a[4] == "1", options);
-    }
+    if (a[0] == "attend") return attend(a);
   } catch (const Error& e) {
     std::cerr << e.what() << "\n";
   }

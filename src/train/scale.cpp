@@ -195,8 +195,8 @@ static Sent sequence_bytes(const ModelConfig& c, const nn::Part& part, const Lay
   // Keys and values, with their gates and running sums; in backward once more, with gradients.
   const bool decays = !attn::is<attn::NoDecay>(spec.decay);
   const double multiple = l.cpu ? 16 : 8;  // of the kernels
-  const double channels = padded(double(attn::mapped_channels(spec, c.D)), multiple) +
-                          padded(double(c.D), multiple);
+  const double channels =
+      padded(double(attn::mapped_channels(spec, c.D)), multiple) + padded(double(c.D), multiple);
   const double gates = spec.input_gate * kFloat + decays * kDouble;
   const double block = tokens * G * (channels * e + gates),
                gradients = tokens * G * (channels * kFloat + gates);

@@ -78,8 +78,7 @@ std::string why_no_series(const Spec& spec) {
   return "";
 }
 
-at::Tensor attend_by_series(const Spec& spec, const Inputs& in, const Carry& before,
-                            Carry& after) {
+at::Tensor attend_by_series(const Spec& spec, const Inputs& in, const Carry& before, Carry& after) {
   Sums sums = sums_by_series(spec, in, &before, &after);
   const at::Tensor count = counted(in, &before);
   after.count = count.select(2, in.q.size(2) - 1).reshape({-1}).expand({in.k.size(0)});

@@ -185,7 +185,7 @@ at::Tensor attend_round_on_gpu(const Spec& given, const Inputs& own, const Ring&
     x.centre = plain(
         count.clamp_min(1).log().squeeze(-1).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
   if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined())
-    x.decay = logs.to(at::kDouble).cumsum(-1) + ring.decay_before.unsqueeze(-1);
+    x.decay = (logs.to(at::kDouble).cumsum(-1) + ring.decay_before.unsqueeze(-1)).contiguous();
   const RoundResult r = differentiable(kFusedCuda.name, job, x, forward, backward);
   const at::Tensor N = r.N.narrow(-1, 0, in.v.size(-1));
   return rest.finish(finish(
