@@ -18,12 +18,12 @@ STEPS = 100 if LONG else 5
 
 
 def tool(world, *arguments, **more):
-    """What each rank prints."""
+    """What the ranks print."""
     runs = ranks(world, *arguments, tool=TOOL, **more) if world > 1 else [started(TOOL, *arguments, **more)]
     seconds = 600 if LONG else 120
     out = [p.communicate(timeout=seconds) for p in runs]
     assert [p.returncode for p in runs] == [0] * world, [e for _, e in out]
-    return [json.loads(o) for o, _ in out]
+    return [json.loads(line) for o, _ in out for line in o.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +178,17 @@ def test_a_sequence_over_ranks(variant, packed):
         assert max(got["errors"].values()) < 2e-5, got
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("packed", [0, 1])
+def test_a_sequence_over_ranks_on_a_gpu(packed, dtype):
+    """The same with the tensors of both ranks on one GPU, whose messages go through the CPU."""
+    variants = " ".join(STATES + BLOCKS + ALL_KEYS)
+    for got in tool(2, "attend", variants, 384, 16, packed, "--device", "cuda", "--dtype", dtype, ALONE="1"):
+        assert (got["passed"] > 0) == (got["variant"] in BLOCKS)
+        assert max(got["errors"].values()) < (1e-4 if dtype == "float32" else 0.03), got
+
+
 @pytest.mark.skipif(not LONG, reason="minutes: make test-long")
 @pytest.mark.parametrize("variant", ["linear", "gated_delta"])
 def test_a_million_tokens_over_four_ranks(variant):
@@ -215,8 +226,11 @@ def test_plan_adds_up():
     shared = plan(*base, "--context-parallel", 8, "--attention", "gated_delta", "--bandwidth", 10)
     assert shared["times"] == [{"gigabytes_per_second": 10, "seconds": shared["sent_bytes"]["all"] / 1e10}]
     longer = plan(*base[:-1], 8192, "--context-parallel", 8, "--attention", "gated_delta")
-    assert longer["sent_bytes"]["sequence"] == pytest.approx(2 * shared["sent_bytes"]["sequence"], rel=1e-2)  # but for the rows of convolutions
-    assert shared["along_the_sequence"] == "keys and values, gathered" and none["along_the_sequence"] == ""
+    assert longer["sent_bytes"]["sequence"] == shared["sent_bytes"]["sequence"]  # states, whatever the length
+    assert shared["along_the_sequence"] == "states" and none["along_the_sequence"] == ""
+    for attention, along in (("softmax", "keys and values, in a ring"), ("gla", "keys and values, gathered"),
+                             ("entmax15", "keys and values, gathered")):  # fmt: skip
+        assert plan(*base, "--context-parallel", 8, "--attention", attention)["along_the_sequence"] == along
 
 
 @pytest.mark.parametrize("options, said", [

@@ -1,13 +1,12 @@
 // One rank, for scale_test.py:
-//   scale_tool steps SETTINGS STEPS             steps of a run with these settings (JSON); prints
-//   what
-//                                               it took and what train/scale.h says, as JSON
-//   scale_tool reopen RUN OUT SETTINGS          opens the newest checkpoint of RUN and writes it to
-//   OUT scale_tool attend VARIANT TOKENS D PACKED   one sequence over all ranks, against this
-//   process
-//                                               alone: outputs and gradients; PACKED: 1 for
-//                                               sequences of uneven lengths; prints errors and
-//                                               memory as JSON
+//   scale_tool steps SETTINGS STEPS     steps of a run with these settings (JSON); prints what it
+//                                       took and what train/scale.h says, as JSON
+//   scale_tool reopen RUN OUT SETTINGS  opens the newest checkpoint of RUN and writes it to OUT
+//   scale_tool attend 'VARIANT ..' TOKENS D PACKED [--device cuda] [--dtype bfloat16]
+//                                       one sequence over all ranks; with ALONE=1 against this
+//                                       process alone: outputs and gradients. PACKED: 1 for
+//                                       sequences of uneven lengths. Prints errors, memory and
+//                                       messages as JSON, a line for each variant
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/CPUAllocator.h>
@@ -15,12 +14,14 @@
 #include <atomic>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
 #include "core/check.h"
 #include "core/machine.h"
 #include "files/json.h"
+#include "train/graph.h"
 #include "train/scale.h"
 #include "train/session.h"
 #include "train/trace.h"
@@ -55,13 +56,13 @@ struct Counting final : c10::Allocator {
 };
 static Counting counting;
 
-static train::Group join() {
+static train::Group join(at::Device device = at::kCPU) {
   const train::Ranks r = train::ranks_from_environment();
   if (r.world == 1) return {};
-  return train::Group(r, {.lost = [](const std::string& reason) {
-                        std::cerr << reason << std::endl;
-                        std::_Exit(3);
-                      }});
+  return train::Group(r, {.device = device, .lost = [](const std::string& reason) {
+                            std::cerr << reason << std::endl;
+                            std::_Exit(3);
+                          }});
 }
 
 static train::Source tokens_of(int64_t V) {
@@ -146,7 +147,8 @@ static int reopen(const std::string& run, const std::string& out, const std::str
 }
 
 // Random inputs of all tokens, the same on every rank.
-static attn::Inputs inputs_of(const attn::Spec& spec, int64_t T, int64_t D, bool packed) {
+static attn::Inputs inputs_of(const attn::Spec& spec, int64_t T, int64_t D, bool packed,
+                              const at::TensorOptions& options) {
   const at::Generator g = at::detail::createCPUGenerator(3);
   constexpr int64_t kHeads = 2, kKeyHeads = 1;
   attn::Inputs in;
@@ -163,11 +165,12 @@ static attn::Inputs inputs_of(const attn::Spec& spec, int64_t T, int64_t D, bool
     at::Tensor x = at::randn(shape, g);
     if (i.role == attn::Role::gate) x = x.sigmoid();
     if (i.role == attn::Role::log_gate) x = at::log_sigmoid(x + 4);
-    in.*i.at = x;
+    in.*i.at = x.to(options);
   }
   if (packed)
     in.cu_seqlens =
-        at::tensor({int64_t(0), T / 7, T / 3, T / 3 + 1, T / 2, T - T / 5, T}, at::kLong);
+        at::tensor({int64_t(0), T / 7, T / 3, T / 3 + 1, T / 2 + 9, T - T / 5, T}, at::kLong)
+            .to(options.device());
   return in;
 }
 
@@ -178,36 +181,65 @@ static void track(attn::Inputs& in) {
 }
 
 static double relative(const at::Tensor& x, const at::Tensor& truth) {
-  const double scale = truth.abs().max().item<double>();
-  return scale > 0 ? (x - truth).abs().max().item<double>() / scale : x.abs().max().item<double>();
+  const at::Tensor wanted = truth.to(at::kDouble), error = (x.to(at::kDouble) - wanted).abs();
+  const double scale = wanted.abs().max().item<double>(), largest = error.max().item<double>();
+  return scale > 0 ? largest / scale : largest;
 }
 
-// Bytes of this process that are in memory, at their peak since it was reset.
-static int64_t resident(bool reset) {
+// Bytes of this process that are in memory, or of its tensors on a GPU, at their peak since it was
+// reset.
+static int64_t resident(at::Device device, bool reset) {
+  if (device.is_cuda()) {
+    if (reset) train::begin_peak(device);
+    return train::peak_bytes(device);
+  }
   if (reset) std::ofstream("/proc/self/clear_refs") << "5";
   return std::stoll(proc_value("/proc/self/status", "VmHWM")) * 1024;
 }
 
-static int attend(const std::string& variant, int64_t T, int64_t D, bool packed) {
+// Messages, by their bytes.
+struct Messages {
+  int64_t gathered = 0, passed = 0;
+
+  attn::Split count(attn::Split split) {
+    split.gather = [this, gather = split.gather](const at::Tensor& x) {
+      gathered += int64_t(x.nbytes());
+      return gather(x);
+    };
+    split.pass = [this, pass = split.pass](const at::Tensor& x) {
+      passed += int64_t(x.nbytes());
+      return pass(x);
+    };
+    return split;
+  }
+};
+
+static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed,
+                   const at::TensorOptions& options, const train::Group& group,
+                   const attn::Split& connected) {
   const attn::Spec spec = attn::find(variant).spec;
-  const train::Group group = join();
+  const at::Device device = options.device();
   const train::Ranks& r = group.ranks();
-  const train::Context context = train::context_of(r, r.world);
-  const attn::Split split = train::make_split(group, context);
+  Messages messages;
+  const attn::Split split = messages.count(connected);
   const at::Generator g = at::detail::createCPUGenerator(5);
-  attn::Inputs all = inputs_of(spec, T, D, packed);
-  const at::Tensor d = at::randn({1, all.q.size(1), T, all.v.size(3)}, g);
+  attn::Inputs all = inputs_of(spec, T, D, packed, options);
+  const at::Tensor d = at::randn({1, all.q.size(1), T, all.v.size(3)}, g).to(options);
   const int64_t n = T / r.world, from = r.rank * n;
   attn::Inputs own = tokens(all, from, from + n);
   own.cu_seqlens = all.cu_seqlens;
   track(own);
-  const int64_t before = resident(true), sent = train::bytes_sent();
+  const int64_t before = resident(device, true), sent = train::bytes_sent();
   const at::Tensor o = attend_split(spec, own, split);
   o.backward(d.narrow(2, from, n));
-  const int64_t bytes = train::bytes_sent() - sent, peak = resident(false) - before;
+  const int64_t bytes = train::bytes_sent() - sent, peak = resident(device, false) - before;
   group.barrier();
-  Json out{{"peak", peak},
+  Json out{{"variant", variant},
+           {"peak", peak},
            {"sent", bytes},
+           {"gathered", messages.gathered},
+           {"passed", messages.passed},
+           {"backend", group.backend()},
            {"scan", attn::why_no_scan(spec, own).empty()},
            {"ring", attn::why_no_ring(spec, own).empty()}};
   if (std::getenv("ALONE")) {  // the whole sequence in this process, in the same dtype
@@ -224,8 +256,28 @@ static int attend(const std::string& variant, int64_t T, int64_t D, bool packed)
     }
     out["errors"] = errors;
   }
-  std::cout << out.dump() << std::endl;
-  group.barrier();
+  return out;
+}
+
+static int attend(const std::vector<std::string>& a) {
+  at::TensorOptions options;
+  for (size_t i = 5; i + 1 < a.size(); i += 2) {
+    const std::string& value = a[i + 1];
+    if (a[i] == "--device" && value == "cuda")
+      options = options.device(device_of({.device = value}, train::ranks_from_environment()));
+    if (a[i] == "--dtype" && value == "bfloat16") options = options.dtype(at::kBFloat16);
+  }
+  if (options.device().is_cuda()) train::use_own_stream(options.device());
+  const train::Group group = join(options.device());
+  const attn::Split split =
+      train::make_split(group, train::context_of(group.ranks(), group.ranks().world));
+  std::istringstream variants(a[1]);
+  for (std::string each; variants >> each;) {
+    const Json out =
+        attend(each, std::stoll(a[2]), std::stoll(a[3]), a[4] == "1", options, group, split);
+    std::cout << out.dump() << std::endl;
+    group.barrier();
+  }
   return 0;
 }
 
@@ -234,7 +286,7 @@ int main(int argc, char** argv) {
   try {
     if (a[0] == "steps") return steps(a[1], std::stoll(a[2]));
     if (a[0] == "reopen") return reopen(a[1], a[2], a[3]);
-    if (a[0] == "attend") return attend(a[1], std::stoll(a[2]), std::stoll(a[3]), a[4] == "1");
+    if (a[0] == "attend") return attend(a);
   } catch (const Error& e) {
     std::cerr << e.what() << "\n";
   }

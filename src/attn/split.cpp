@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "attn/exec/by_series.h"
 #include "attn/exec/chunked.h"
 #include "attn/exec/exec.h"
-#include "attn/exec/ring_cpu.h"
+#include "attn/exec/ring.h"
 #include "attn/inputs.h"
 #include "attn/plan.h"
 #include "attn/recompute.h"
@@ -60,12 +61,19 @@ at::Tensor rows_before(const Split& split, const at::Tensor& x, int64_t axis, in
   return gathered(split, x.narrow(axis, T - n, n)).narrow(0, before, one).sum(0);
 }
 
-std::string why_no_scan(const Spec& spec, const Inputs& in) {
+std::string why_no_scan(const Spec& spec, bool on_gpu) {
   if (!is<NoKeys>(spec.near)) return "near keys are no state";
   if (is<CountPower>(spec.values)) return "values depend on the count of keys before them";
+  return on_gpu ? exec::why_no_series(spec) : why_no_state(spec);
+}
+
+std::string why_no_scan(const Spec& spec, const Inputs& in) {
+  const bool on_gpu = in.q.is_cuda();
+  if (const std::string reason = why_no_scan(spec, on_gpu); !reason.empty()) return reason;
   Inputs one = in;
   one.cu_seqlens = at::Tensor();
-  if (const std::string reason = exec::why_no_stream(spec, one); !reason.empty()) return reason;
+  if (!on_gpu)
+    if (const std::string reason = exec::why_no_stream(spec, one); !reason.empty()) return reason;
   return why_too_large(spec, {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)});
 }
 
@@ -75,6 +83,7 @@ std::string why_no_ring(const Spec& spec) {
   if (!is<AsGiven>(spec.values)) return "values depend on the keys before them";
   if (spec.centred) return "scores depend on the mean of all keys";
   if (is<CumulativeGate>(spec.denominator)) return "its denominator is a sum over all keys";
+  if (is<ChannelGate>(spec.decay)) return "each channel has a decay of its own";
   return "";
 }
 
@@ -82,7 +91,8 @@ std::string why_no_ring(const Spec& spec, const Inputs& in, std::string_view exe
   if (const std::string reason = why_no_ring(spec); !reason.empty()) return reason;
   if (in.keep.defined()) return "padding (keep) is counted over all keys";
   const Execution& chosen = choose(spec, in, execution);
-  if (&chosen == &exec::fused_cpu) return "";
+  for (const Execution* e : {&exec::fused_cpu, &exec::fused_cuda, &exec::hopper_cuda})
+    if (&chosen == e) return "";
   return "execution '" + std::string(chosen.name) + "' does not merge blocks of keys";
 }
 
@@ -166,7 +176,8 @@ std::pair<at::Tensor, Carry> attend_on(const Spec& spec, const Inputs& in, const
       if (has_sum(spec, each)) start.*each = given[next++];
     if (only_sums && is<Delta>(spec.values))
       piece.v = at::constant_pad_nd(piece.v, {0, start.S.size(3) - piece.v.size(3)});
-    const at::Tensor o = attend_from(spec, piece, start, &after);
+    const at::Tensor o = piece.q.is_cuda() ? exec::attend_by_series(spec, piece, start, after)
+                                           : attend_from(spec, piece, start, &after);
     Tensors left;
     for (at::Tensor Carry::* each : kSums)
       if (has_sum(spec, each)) left.push_back(after.*each);
@@ -296,7 +307,7 @@ at::Tensor by_keys(const Spec& spec, const Inputs& in, const Split& split,
 exec::Intervals keys_of_all(const Spec& spec, const Inputs& in, const Places& at) {
   const int64_t n = at.from + at.T;
   Inputs all;  // of their shapes alone
-  all.q = all.k = at::empty({1, 1, n, 0}, in.q.options());
+  all.q = all.k = at::empty({1, 1, n, 0});
   if (in.cu_seqlens.defined()) all.cu_seqlens = at::tensor(at.within(0, n), at::kLong);
   exec::Intervals seen(spec.mask, all);
   for (at::Tensor* end : {&seen.lo, &seen.hi, &seen.from, &seen.to})
@@ -312,7 +323,7 @@ at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
   exec::Ring ring{split.rank, split.ranks, split.pass, keys_of_all(spec, in, at), {}};
   if (const at::Tensor logs = log_gates(spec.decay, own); logs.defined())
     ring.decay_before = sum_before(split, logs.to(at::kDouble).sum(-1));
-  return exec::attend_round(spec, own, ring);
+  return (in.q.is_cuda() ? exec::attend_round_on_gpu : exec::attend_round)(spec, own, ring);
 }
 
 }  // namespace

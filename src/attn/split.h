@@ -8,6 +8,8 @@
 //     one rank after another. Each rank adds what its queries take from a block to their sums; the
 //     gradients of a block travel with it and come home.
 //   otherwise: the keys and values of all ranks are gathered.
+// On an NVIDIA GPU the states are those of exec/series.h and the blocks run on the kernels of
+// fused_cuda; gates of channels, centred and sharpened polynomials are gathered.
 #pragma once
 
 #include <functional>
@@ -34,10 +36,12 @@ at::Tensor rows_before(const Split&, const at::Tensor& x, int64_t axis, int64_t 
 // Sum over the ranks before this one; zeros on the first.
 at::Tensor sum_before(const Split&, const at::Tensor& x);
 
-// Why the keys and values travel and not a state; "" if a state does.
+// Why the keys and values travel and not a state; "" if a state does. The first is without limits
+// of memory.
+std::string why_no_scan(const Spec&, bool on_gpu);
 std::string why_no_scan(const Spec&, const Inputs&);
 
-// Why they are gathered and do not go round; "" if they do. On a GPU they are gathered always.
+// Why they are gathered and do not go round; "" if they do.
 std::string why_no_ring(const Spec&);
 std::string why_no_ring(const Spec&, const Inputs&, std::string_view execution = "auto");
 

@@ -19,8 +19,14 @@ Context context_of(const Ranks& r, int64_t parts) {
   return {n, r.rank % n, r.world / n, r.rank / n};
 }
 
+// Gloo sends from the memory of the CPU: tensors on a GPU go through it.
+static bool through_cpu(const Backend& backend, const at::Tensor& x) {
+  return !x.is_cpu() && backend->getBackendName() != "nccl";
+}
+
 static at::Tensor gather(const Link& link, const Backend& backend, int parts, const at::Tensor& x) {
   const c10::NoGradGuard without_gradients;
+  if (through_cpu(backend, x)) return gather(link, backend, parts, x.cpu()).to(x.device());
   std::vector<int64_t> shape = x.sizes().vec();
   shape.insert(shape.begin(), parts);
   at::Tensor flat = at::empty({parts * x.numel()}, x.options());
@@ -35,6 +41,7 @@ static at::Tensor gather(const Link& link, const Backend& backend, int parts, co
 static at::Tensor scatter_sum(const Link& link, const Backend& backend, int parts,
                               const at::Tensor& x) {
   const c10::NoGradGuard without_gradients;
+  if (through_cpu(backend, x)) return scatter_sum(link, backend, parts, x.cpu()).to(x.device());
   at::Tensor all = x.detach().reshape({-1});
   const bool nccl = backend->getBackendName() == "nccl";
   at::Tensor to = at::empty({nccl ? all.numel() / parts : all.numel()}, x.options());
@@ -57,6 +64,7 @@ static at::Tensor scatter_sum(const Link& link, const Backend& backend, int part
 static at::Tensor pass(const Link& link, const Backend& backend, const Context& c,
                        const at::Tensor& x) {
   const c10::NoGradGuard without_gradients;
+  if (through_cpu(backend, x)) return pass(link, backend, c, x.cpu()).to(x.device());
   at::Tensor mine = x.detach().contiguous(), to = at::empty_like(mine);
   at::Tensor from = mine.view({-1}).view(at::kByte), all = to.view({-1}).view(at::kByte);
   std::vector<int64_t> sent(size_t(c.parts)), received(size_t(c.parts));

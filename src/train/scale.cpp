@@ -68,9 +68,7 @@ static double gate_bytes(const nn::Part& part, const ModelConfig& c, bool of_key
 
 Travels travels(const nn::Part& part, const ModelConfig& c, const Layout& l) {
   const attn::Spec& spec = part.attention;
-  if (!l.cpu) return Travels::all_keys;
-  const bool state = attn::why_no_state(spec).empty() && attn::is<attn::NoKeys>(spec.near) &&
-                     !attn::is<attn::CountPower>(spec.values) &&
+  const bool state = attn::why_no_scan(spec, /*on_gpu=*/!l.cpu).empty() &&
                      attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
   return state                             ? Travels::states
          : attn::why_no_ring(spec).empty() ? Travels::blocks_of_keys
@@ -114,6 +112,9 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
                  of_keys = gate_bytes(part, c, true);
     attention += e * (in_chain(c, part, l) ? 1 : 2) * rows + kFloat * 3 * double(part.heads.size());
     gates += 2 * (of_keys + gate_bytes(part, c, false));
+    // On a GPU the result of a ring is tensor code of its sums, in float32.
+    if (!l.cpu && l.context > 1 && travels(part, c, l) == Travels::blocks_of_keys)
+      attention += kFloat * rows;
     // The keys of all ranks, where they are gathered.
     if (l.context > 1 && travels(part, c, l) == Travels::all_keys)
       others +=
@@ -160,8 +161,8 @@ struct Sent {
   double forward = 0, backward = 0;
 };
 
-static double padded(double n) {
-  return std::ceil(n / 16) * 16;
+static double padded(double n, double multiple = 16) {
+  return std::ceil(n / multiple) * multiple;
 }
 
 static double state_bytes(const ModelConfig& c, const attn::Spec& spec, double B, double G) {
@@ -193,7 +194,9 @@ static Sent sequence_bytes(const ModelConfig& c, const nn::Part& part, const Lay
     return both(tokens * (G * 2 * double(c.D) * e + gate_bytes(part, c, true)));
   // Keys and values, with their gates and running sums; in backward once more, with gradients.
   const bool decays = !attn::is<attn::NoDecay>(spec.decay);
-  const double channels = padded(double(attn::mapped_channels(spec, c.D))) + padded(double(c.D));
+  const double multiple = l.cpu ? 16 : 8;  // of the kernels
+  const double channels =
+      padded(double(attn::mapped_channels(spec, c.D)), multiple) + padded(double(c.D), multiple);
   const double gates = spec.input_gate * kFloat + decays * kDouble;
   const double block = tokens * G * (channels * e + gates),
                gradients = tokens * G * (channels * kFloat + gates);

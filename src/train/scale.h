@@ -20,7 +20,7 @@ struct Layout {
   bool cpu = false;
 };
 
-// What travels along a sequence that several processes share. On GPUs it is always all keys.
+// What travels along a sequence that several processes share.
 enum class Travels { states, blocks_of_keys, all_keys };
 Travels travels(const nn::Part&, const nn::ModelConfig&, const Layout&);
 

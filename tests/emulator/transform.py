@@ -73,7 +73,7 @@ def main():
             continue
         if file.parent.name == "hopper" and file.suffix.startswith(".cu"):
             continue  # the emulator does not have their instructions
-        launches = file.name == "state.cpp" or ("cuda" in file.name and file.parent.name == "exec")
+        launches = file.name in ("split.cpp", "state.cpp") or ("cuda" in file.name and file.parent.name == "exec")
         text = transformed(file.read_text(), launches)
         to = out / file.relative_to(source)
         to.parent.mkdir(parents=True, exist_ok=True)

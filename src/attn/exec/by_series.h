@@ -2,15 +2,24 @@
 // GPU.
 #pragma once
 
+#include <string>
+
 #include "attn/attend.h"
 #include "attn/carry.h"
 #include "attn/stages.h"
 
 namespace horner::attn::exec {
 
-// N and W of a spec with a polynomial weight, causal and without gates of channels, with near keys;
-// after a state, unless that is null, which becomes the one after these tokens. Without `count`.
-Sums sums_by_series(const Spec&, const Inputs&, Carry* = nullptr);
+// N and W of a spec with a polynomial weight, causal and without gates of channels, with near keys.
+// Continues from the state `before` and writes the one after these tokens to `after`, unless null:
+// S without padding, and in double, as is z. Without `count`.
+Sums sums_by_series(const Spec&, const Inputs&, const Carry* before = nullptr,
+                    Carry* after = nullptr);
+
+// [B, H, T, E] of tokens that follow `before`, differentiable like attend_from (state.h). "": it
+// can be done, for a spec without near keys.
+std::string why_no_series(const Spec&);
+at::Tensor attend_by_series(const Spec&, const Inputs&, const Carry& before, Carry& after);
 
 // Multiplications of a forward pass, for each query head.
 double work_by_series(const Spec&, const Inputs&);

@@ -91,13 +91,12 @@ bool is_listed(const Mask& mask, const Inputs& in) {
 
 // A query sees key s from the first with hi > s to the first with lo > s; one of the first keys, to
 // the end of its sequence.
-static void list_keys(const Mask& mask, const Inputs& in, SeenKeys& keys) {
-  const KeysSeen k = keys_seen(mask, in);
+void list_keys(const KeysSeen& k, int64_t S, SeenKeys& keys) {
   const auto words = [](const at::Tensor& x) {
     return x.defined() ? x.to(at::kInt).contiguous() : x;
   };
   keys.lo = words(k.lo), keys.hi = words(k.hi), keys.from = words(k.from), keys.to = words(k.to);
-  const at::Tensor s = at::arange(in.k.size(2), keys.lo.options());
+  const at::Tensor s = at::arange(S, keys.lo.options());
   const auto above = [&](const at::Tensor& bounds) {  // how many bounds are at most s
     const at::Tensor each = bounds.dim() == 1 ? s : s.expand({bounds.size(0), -1}).contiguous();
     return at::searchsorted(bounds, each, /*out_int32=*/true, /*right=*/true);
@@ -105,15 +104,15 @@ static void list_keys(const Mask& mask, const Inputs& in, SeenKeys& keys) {
   keys.first_query = above(keys.hi), keys.end_query = above(keys.lo);
   if (keys.from.defined()) {
     const at::Tensor end = above(keys.from);  // of the sequence that key s is in
-    const at::Tensor begin = keys.from.index_select(0, (end - 1).clamp_min(0));
-    keys.end_query = at::where(s < begin + reach(mask).first, end, keys.end_query);
+    const at::Tensor is_first = s < keys.to.index_select(0, (end - 1).clamp_min(0));
+    keys.end_query = at::where(is_first.logical_and(end > 0), end, keys.end_query);
   }
   cuda::SeenLists& to = keys.lists;
   to.lo = memory<int32_t>(keys.lo), to.hi = memory<int32_t>(keys.hi);
   to.from = memory<int32_t>(keys.from), to.to = memory<int32_t>(keys.to);
   to.first_query = memory<int32_t>(keys.first_query);
   to.end_query = memory<int32_t>(keys.end_query);
-  if (keys.hi.dim() == 2) to.hi_batch = int(in.q.size(2)), to.first_batch = int(in.k.size(2));
+  if (keys.hi.dim() == 2) to.hi_batch = int(keys.hi.size(1)), to.first_batch = int(S);
 }
 
 SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
@@ -125,7 +124,7 @@ SeenKeys seen_keys(const Mask& mask, const Inputs& in) {
   if (seen.causal) seen.ahead = std::min(r.ahead, seen.S + seen.T);
   if (in.keep.defined()) keys.keep = in.keep.contiguous();
   if (is_listed(mask, in)) {
-    if (seen.T > 0) list_keys(mask, in, keys);
+    if (seen.T > 0) list_keys(keys_seen(mask, in), in.k.size(2), keys);
   } else if (in.cu_seqlens.defined()) {
     std::tie(keys.begin, keys.end) = sequences(in);
   }

@@ -5,6 +5,7 @@
 
 #include "attn/attend.h"
 #include "attn/kernels/cuda/common/problem.h"
+#include "attn/stages.h"
 
 namespace horner::attn::exec {
 
@@ -23,6 +24,7 @@ struct SeenKeys {
   at::Tensor lo, hi, from, to, first_query, end_query;
 };
 SeenKeys seen_keys(const Mask&, const Inputs&);
+void list_keys(const KeysSeen&, int64_t S, SeenKeys&);
 
 // Dropout as the kernels take it, with the memory of its seed.
 struct DropoutOnGpu {

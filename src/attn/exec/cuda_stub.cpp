@@ -2,6 +2,7 @@
 #include "attn/exec/decode_cuda.h"
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
+#include "attn/exec/ring.h"
 #include "core/check.h"
 
 namespace horner::attn::exec {
@@ -25,6 +26,9 @@ std::string why_no_linear(const Spec&, const StateShape&) {
   return kReason;
 }
 Sums step_linear(const Spec&, const Inputs&, Carry&) {
+  fail(kReason);
+}
+at::Tensor attend_round_on_gpu(const Spec&, const Inputs&, const Ring&) {
   fail(kReason);
 }
 void apply_state_on_gpu(const kernels::Decode<float>&, const at::Tensor&) {

@@ -241,7 +241,15 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& given) {
 
 Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
   const c10::cuda::CUDAGuard guard(in.q.device());
-  if (is_by_series(spec)) return sums_by_series(spec, in, &carry);
+  if (is_by_series(spec)) {
+    Carry after = carry;
+    const Sums sums = sums_by_series(spec, in, &carry, &after);
+    carry.S.narrow(3, 0, after.S.size(3)).copy_(after.S), carry.z.copy_(after.z);
+    if (carry.decay.defined()) carry.decay.copy_(after.decay);
+    after.S = carry.S, after.z = carry.z, after.decay = carry.decay;
+    carry = after;
+    return sums;
+  }
   const Prepared p(spec, in, carry.count);
   const at::Tensor gates = exp_of(p.x.logs);
   const auto step = [&](const TokensInputs& x, const at::Tensor& state, int64_t row) {

@@ -102,6 +102,7 @@ struct LargeAllocator final : c10::Allocator {
 }  // namespace
 
 at::Tensor large_empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) return at::empty(sizes, options);
   static LargeAllocator allocator;
   return at::detail::empty_generic(sizes, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU),
                                    c10::typeMetaToScalarType(options.dtype()), std::nullopt);
