@@ -9,7 +9,7 @@
 //     gradients of a block travel with it and come home.
 //   otherwise: the keys and values of all ranks are gathered.
 // On an NVIDIA GPU the states are those of exec/series.h and the blocks run on the kernels of
-// fused_cuda; gates of channels, centred and sharpened polynomials are gathered.
+// fused_cuda; gates of channels and polynomials of centred scores are gathered.
 #pragma once
 
 #include <functional>
