@@ -191,7 +191,7 @@ static double relative(const at::Tensor& x, const at::Tensor& truth) {
 static int64_t resident(at::Device device, bool reset) {
   if (device.is_cuda()) {
     if (reset) train::begin_peak(device);
-    return train::peak_bytes(device);
+    return train::peak_allocated_bytes(device);
   }
   if (reset) std::ofstream("/proc/self/clear_refs") << "5";
   return std::stoll(proc_value("/proc/self/status", "VmHWM")) * 1024;
