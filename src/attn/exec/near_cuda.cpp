@@ -12,6 +12,7 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/fused_cuda.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/stages.h"
 
@@ -142,17 +143,16 @@ PassGradients pass_gradients(const NearJob& job, const Pass& p, const NearTensor
   Fused f = problem(job, p, x, decay);
   const FusedTensors of = x.of(p);
   NearTensors d;
-  const at::Tensor dq = at::empty({f.B, f.H, f.T, f.D}, of.q.options());
   const at::Tensor dk = at::empty({f.B, f.G, f.S, f.D}, of.k.options());
-  (p.is_exp() ? d.near_q : d.q) = dq, (p.is_exp() ? d.near_k : d.k) = dk;
+  (p.is_exp() ? d.near_k : d.k) = dk;
   d.v = at::empty({f.B, f.G, f.S, f.E}, of.v.options());
   if (x.gate.defined()) d.gate = at::zeros_like(x.gate);
   const DecayGradient d_decay(f, x.decay);
   f.d_o = view(g), f.queries = memory<cuda::Query>(queries);
-  f.dq = dq.data_ptr(), f.dk = dk.data_ptr(), f.dv = d.v.data_ptr();
+  f.dk = dk.data_ptr(), f.dv = d.v.data_ptr();
   f.d_gate = memory<float>(d.gate);
-  cuda::fused_backward(f, p.weights, stream());
-  cuda::fused_dq(f, p.weights, stream());
+  const at::Tensor dq = fused_gradients(f, p.weights, of.q);
+  (p.is_exp() ? d.near_q : d.q) = dq.to(of.q.scalar_type());
   return {d, d_decay};
 }
 

@@ -1,7 +1,6 @@
 // fused_cuda for a sequence over several ranks: its kernels on one block of keys after another. The
 // rest, from the denominator on, is tensor code.
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <cmath>
@@ -11,6 +10,7 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/fused_cuda.h"
 #include "attn/exec/ring.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/plan.h"
@@ -96,17 +96,6 @@ RoundResult forward(const RoundJob& job, const FusedTensors& own, bool) {
   return {all.N, all.W, all.shift};
 }
 
-// Where atomic additions sum dq; undefined where algorithms must be deterministic. With them the
-// gradients of queries' and keys' decays are sums of the same numbers.
-at::Tensor dq_sums(Fused& f, const at::Tensor& q) {
-  if (at::globalContext().deterministicAlgorithms()) return {};
-  f.dq_rows = cuda::dq_in_fragments(f) ? cuda::kDqTile : 1, f.dq_row = f.D;
-  const int64_t rows = (f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
-  const at::Tensor sums = at::zeros({f.B, f.H, rows, f.dq_row}, q.options().dtype(at::kFloat));
-  f.dq_sum = memory<float>(sums);
-  return sums;
-}
-
 // Of N and W, which are relative to the shift of all blocks.
 FusedTensors backward(const RoundJob& job, const FusedTensors& own, const RoundResult& r,
                       const RoundResult& grads) {
@@ -121,24 +110,17 @@ FusedTensors backward(const RoundJob& job, const FusedTensors& own, const RoundR
     Fused& f = b.f;
     const at::Tensor limit = (cuda::last_clamp(f) - by) * per;
     const at::Tensor queries = at::stack({sub * per, limit, at::ones_like(by), grads.W}, -1);
-    const at::Tensor dq = at::empty({f.B, f.H, f.T, f.D}, own.q.options());
     const at::Tensor dk = at::empty({f.B, f.G, f.S, f.D}, own.k.options());
     const at::Tensor dv = at::empty({f.B, f.G, f.S, f.E}, own.v.options());
     at::Tensor d_gate;
     if (b.x.gate.defined()) d_gate = at::zeros_like(b.x.gate);
     const DecayGradient d_decay(f, own.decay);
     f.d_o = view(g), f.queries = memory<cuda::Query>(queries);
-    f.dq = dq.data_ptr(), f.dk = dk.data_ptr(), f.dv = dv.data_ptr();
+    f.dk = dk.data_ptr(), f.dv = dv.data_ptr();
     f.d_gate = memory<float>(d_gate);
-    const at::Tensor dq_sum = dq_sums(f, own.q);
-    cuda::fused_backward(f, job.weights, stream());
-    if (!f.dq_sum)
-      cuda::fused_dq(f, job.weights, stream());
-    else if (cuda::dq_in_fragments(f))
-      cuda::unpack_dq(f, stream());
+    const at::Tensor dq = fused_gradients(f, job.weights, own.q);
     const auto sums = [&](const at::Tensor& x) { return x.narrow(2, 0, f.T).to(at::kFloat); };
-    const bool in_rows = f.dq_sum && !cuda::dq_in_fragments(f);
-    FusedTensors d{in_rows ? dq_sum : dq.to(at::kFloat), sums(dk), sums(dv)};
+    FusedTensors d{dq.to(at::kFloat), sums(dk), sums(dv)};
     if (d_gate.defined()) d.gate = d_gate.narrow(2, 0, f.T);
     if (d_decay.key.defined()) {
       d.decay = d_decay.key.narrow(2, 0, f.T);
