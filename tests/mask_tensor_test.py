@@ -145,3 +145,18 @@ def test_a_bias_still_needs_its_stage():
         horner.attend(q, k, v, variant="bias", mask=mask, bias=torch.zeros(5, 7))
     with pytest.raises(TypeError, match="mask must be a str, got Tensor"):
         horner.State(batch=1, heads=1, dim=2, mask=mask)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("variant", ["softmax", "l2", "entmax15", "sink", "softcap"])
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_cuda_is_the_cpu(variant, dtype):
+    q, k, v, more, mask = case(variant, torch.float, T=70, S=90)
+    results = []
+    for device in ("cpu", "cuda"):
+        x = [t.detach().to(device, dtype if device == "cuda" else torch.float).requires_grad_() for t in (q, k, v)]
+        out = horner.attend(*x, variant=variant, mask=mask.to(device), **{name: t.detach().to(device) for name, t in more.items()})
+        assert not out[0, 1, 2].any()
+        results.append([out, *torch.autograd.grad(out, x, torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(out))])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b.cpu().float(), rtol=0, atol=(1e-4 if dtype == torch.float else 0.05) * a.abs().max().item())
