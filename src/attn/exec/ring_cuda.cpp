@@ -89,8 +89,10 @@ RoundResult forward(const RoundJob& job, const FusedTensors& own, bool) {
     f.o = o.data_ptr(), f.W = memory<float>(rows);
     f.shift = f.W + rows[0].numel(), f.r = f.shift + rows[0].numel();
     cuda::fused_forward(f, job.weights, stream());
-    const at::Tensor W = rows[0], N = o.to(at::kFloat);
-    return BlockSums{job.is_exp() ? N * W.unsqueeze(-1) : N, W, rows[1]};
+    const at::Tensor W = rows[0];
+    at::Tensor N = o.to(at::kFloat);
+    if (job.is_exp()) N.mul_(W.unsqueeze(-1));
+    return BlockSums{N, W, rows[1]};
   };
   const BlockSums all = sums_round(job.ring, own, job.is_exp(), of_block);
   return {all.N, all.W, all.shift};
