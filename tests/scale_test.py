@@ -203,6 +203,14 @@ def test_a_million_tokens_over_four_ranks(variant):
         assert max(checked["errors"].values()) < 1e-4, checked
 
 
+@pytest.mark.skipif(not LONG, reason="minutes: make test-long")
+def test_a_rank_of_a_ring_holds_one_block():
+    """Less than one process with all keys, although sums and blocks are held twice; nothing is gathered."""
+    got, [one] = tool(4, "attend", "softmax", 1 << 16, 64, 0), tool(1, "attend", "softmax", 1 << 16, 64, 0)
+    for rank in got:
+        assert rank["peak"] < 0.8 * one["peak"] and rank["gathered"] == 0, (rank, one)
+
+
 def plan(*options):
     return json.loads(subprocess.run([HORNER, "plan", "--train", "--json", *map(str, options)], check=True, capture_output=True,
                                      text=True).stdout)  # fmt: skip
