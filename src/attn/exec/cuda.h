@@ -1,4 +1,5 @@
-// The tensor code before the CUDA kernels: stages and tensors in the form that the kernels take.
+// The tensor code around the CUDA kernels: stages and tensors in the form that the kernels take,
+// and the launches of a backward pass that several files share.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -85,6 +86,12 @@ Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor
   e.d_norm = memory<float>(norm), e.d_norm_parts = memory<float>(parts);
   return d;
 }
+
+// dk and dv by the kernels of fused_cuda, and dq, which is returned: [B, H, T, D], in float32 where
+// rows are summed by atomic additions. With those the gradients of the decays of queries and of
+// keys are sums of the same numbers.
+at::Tensor fused_gradients(kernels::cuda::Fused&, const kernels::cuda::Weights&,
+                           const at::Tensor& q);
 
 // The number of keys that each query sees, computed when first used: most variants do not need it.
 struct CountedKeys {

@@ -146,24 +146,6 @@ static at::Tensor dq_sums(const CudaJob& job, const FusedTensors& x, Fused& f) {
   return at::empty({f.B, f.H, rows, f.dq_row}, x.q.options().dtype(at::kFloat));
 }
 
-at::Tensor fused_gradients(Fused& f, const cuda::Weights& weights, const at::Tensor& q) {
-  const bool in_fragments = cuda::dq_in_fragments(f);
-  at::Tensor dq, sums;
-  if (!at::globalContext().deterministicAlgorithms()) {
-    f.dq_rows = in_fragments ? cuda::kDqTile : 1, f.dq_row = f.D;
-    const int64_t rows = (f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
-    sums = at::zeros({f.B, f.H, rows, f.dq_row}, q.options().dtype(at::kFloat));
-  }
-  if (!sums.defined() || in_fragments) dq = at::empty({f.B, f.H, f.T, f.D}, q.options());
-  f.dq = memory<void>(dq), f.dq_sum = memory<float>(sums);
-  cuda::fused_backward(f, weights, stream());
-  if (!sums.defined())
-    cuda::fused_dq(f, weights, stream());
-  else if (in_fragments)
-    cuda::unpack_dq(f, stream());
-  return dq.defined() ? dq : sums;
-}
-
 // dk, dv and dq. Where the graph does not run again, dq of atomic sums reuses the memory of q,
 // which has then been read, and dk that of k where a thread block reads only the keys whose
 // gradient it writes at its end. Otherwise dq reuses g where the shapes are equal.

@@ -24,12 +24,6 @@ struct TileKernels {
   bool (*owns_keys)(const Fused&);            // no two thread blocks of `keys` read the same keys
 };
 
-// dk and dv by the kernels of fused_cuda, and dq, which is returned: [B, H, T, D], in float32 where
-// rows are summed by atomic additions. With those the gradients of the decays of queries and of
-// keys are sums of the same numbers.
-at::Tensor fused_gradients(kernels::cuda::Fused&, const kernels::cuda::Weights&,
-                           const at::Tensor& q);
-
 at::Tensor attend_in_tiles(const TileKernels&, const Spec&, const Inputs&, Statistics*);
 double work_in_tiles_on_gpu(const Spec&, const Inputs&);
 

@@ -10,7 +10,6 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
-#include "attn/exec/fused_cuda.h"
 #include "attn/exec/ring.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/plan.h"
