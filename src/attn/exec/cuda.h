@@ -87,12 +87,6 @@ Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor
   return d;
 }
 
-// dk and dv by the kernels of fused_cuda, and dq, which is returned: [B, H, T, D], in float32 where
-// rows are summed by atomic additions. With those the gradients of the decays of queries and of
-// keys are sums of the same numbers.
-at::Tensor fused_gradients(kernels::cuda::Fused&, const kernels::cuda::Weights&,
-                           const at::Tensor& q);
-
 // The number of keys that each query sees, computed when first used: most variants do not need it.
 struct CountedKeys {
   CountedKeys(const Mask& mask, const Inputs& in) : mask(mask), in(in) {}

@@ -10,6 +10,7 @@
 #include "attn/exec/cuda_stream.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/gradients_cuda.h"
 #include "attn/exec/ring.h"
 #include "attn/kernels/cuda/fused/fused.h"
 #include "attn/plan.h"
