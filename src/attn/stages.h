@@ -79,7 +79,7 @@ at::Tensor scores(const Spec&, at::Tensor x, const Seen&, const at::Tensor& bias
 struct Besides {
   at::Tensor bias;       // [B or 1, H or 1, T, S]
   at::Tensor near;       // the scaled products of near keys, where they are others
-  at::Tensor log_decay;  // added to the scores of exp
+  at::Tensor log_decay;  // added to the scores of exp, a factor of the others
   at::Tensor near_share;
 };
 at::Tensor weights(const Spec&, const at::Tensor& x, const Seen&, at::Tensor& shift,

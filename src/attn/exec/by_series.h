@@ -11,10 +11,9 @@
 namespace horner::attn::exec {
 
 // N and W of a spec with a polynomial weight, causal and without gates of channels, with near keys.
-// Continues from the state `before` and writes the one after these tokens to `after`, unless null:
-// S without padding, and in double, as is z. Without `count`.
-Sums sums_by_series(const Spec&, const Inputs&, const Carry* before = nullptr,
-                    Carry* after = nullptr);
+// Continues from the state `before`, unless it is null, and writes the state after these tokens to
+// `after`, unless that is null: S and z in double, S without padding, no `count`.
+Sums sums_by_series(const Spec&, const Inputs&, const Carry* before, Carry* after);
 
 // [B, H, T, E] of tokens that follow `before`, differentiable like attend_from (state.h). "": it
 // can be done, for a spec without near keys.

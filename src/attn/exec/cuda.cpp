@@ -167,7 +167,7 @@ cuda::TypedPointer typed(const at::Tensor& x) {
   return x.defined() ? cuda::TypedPointer{x.data_ptr(), dtype_of(x)} : cuda::TypedPointer{};
 }
 
-at::Tensor CountedKeys::count() const {
+at::Tensor CountedKeys::keys() const {
   if (counted.defined()) return counted;
   const KeysSeen keys = keys_seen(mask, in);
   if (in.keep.defined()) {
@@ -177,7 +177,7 @@ at::Tensor CountedKeys::count() const {
     if (keys.from.defined()) counted = counted + (keys.to - keys.from);
     counted = counted.view({-1, 1, in.q.size(2), 1});
   }
-  return counted = counted.to(at::kFloat).clamp_min(1);
+  return counted = counted.to(at::kFloat);
 }
 
 }  // namespace horner::attn::exec

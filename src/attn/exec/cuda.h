@@ -1,5 +1,4 @@
-// The tensor code around the CUDA kernels: stages and tensors in the form that the kernels take,
-// and the launches of a backward pass that several files share.
+// The tensor code around the CUDA kernels: stages and tensors in the form that the kernels take.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -91,7 +90,8 @@ Tensors epilogue_gradients(const Tensors& x, kernels::cuda::Fused& f, at::Tensor
 struct CountedKeys {
   CountedKeys(const Mask& mask, const Inputs& in) : mask(mask), in(in) {}
 
-  at::Tensor count() const;  // [1 or B, 1, T, 1], at least 1
+  at::Tensor keys() const;  // [1 or B, 1, T, 1]
+  at::Tensor count() const { return keys().clamp_min(1); }
 
  private:
   const Mask& mask;

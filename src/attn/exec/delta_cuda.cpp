@@ -223,7 +223,7 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& given) {
   };
   Sums sums;
   if (is_by_series(spec)) {
-    sums = sums_by_series(spec, in);
+    sums = sums_by_series(spec, in, nullptr, nullptr);
     if (!is<Nothing>(spec.denominator)) sums.count = CountedKeys(spec.mask, in).count();
     return finish(spec, in, sums);
   }

@@ -102,6 +102,21 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count,
   seen = seen.logical_and(keys(all_keep_, 1).unsqueeze(2)).unsqueeze(1);  // [B, 1, m, L, n + L]
   const at::Tensor hidden = seen.logical_not().repeat({1, 1, 1, R, 1});   // [B, 1, m, R * L, n + L]
 
+  at::Tensor decay;  // the logs, of near keys and of far ones
+  at::Tensor rest_decay;
+  if (sums_.defined()) {
+    const int64_t S = sums_.size(2) - n_;
+    const at::Tensor queries = sums_.narrow(2, n_ + S - T, T);  // up to each of the T last tokens
+    const auto each_head = [&](const at::Tensor& y) {
+      return y.repeat_interleave(R, 1).unsqueeze(-1);
+    };
+    const at::Tensor before = keys(sums_, 2).unsqueeze(-2);  // [B, G, m, 1, n + L]
+    decay = blocks(each_head(queries), at::kDouble) - before;
+    decay = decay.masked_fill(hidden, -INFINITY).to(dtype);
+    rest_decay = each_head(queries - sums_.narrow(2, S - T, T)).exp().to(dtype);
+    if (!share_.defined()) x = x + decay;
+  }
+
   const at::Tensor near = seen.sum(-1).view({B, 1, m * L, 1}).narrow(2, 0, T);
   const at::Tensor scores = share_.defined() ? x : x.detach();
   at::Tensor shift = rows(scores.masked_fill(hidden, -INFINITY).amax(-1, true));
@@ -113,18 +128,8 @@ Sums Near::with(const Sums& far, const at::Tensor& q, const at::Tensor& count,
     P = P * blocks(share_.to(dtype).expand({B, H, T, 1}), dtype);
     shift = at::zeros({1}, x.options()), rest = at::ones({1}, x.options());
   }
-  if (sums_.defined()) {
-    const int64_t S = sums_.size(2) - n_;
-    const at::Tensor queries = sums_.narrow(2, n_ + S - T, T);  // up to each of the T last tokens
-    const auto each_head = [&](const at::Tensor& y) {
-      return y.repeat_interleave(R, 1).unsqueeze(-1);
-    };
-    const auto d = P.scalar_type();
-    const at::Tensor before = keys(sums_, 2).unsqueeze(-2);  // [B, G, m, 1, n + L]
-    const at::Tensor rows = blocks(each_head(queries), at::kDouble);
-    P = P * (rows - before).masked_fill(hidden, -INFINITY).exp().to(d);
-    rest = rest * each_head(queries - sums_.narrow(2, S - T, T)).exp().to(d);
-  }
+  if (share_.defined() && decay.defined()) P = P * decay.exp();
+  if (decay.defined()) rest = rest * rest_decay;
   Sums all = far;
   all.N = rows(at::matmul(P, keys(all_v_.to(dtype), 2).transpose(-1, -2))) + far.N * rest;
   all.W = rows(P.sum(-1, true)) + far.W * rest;

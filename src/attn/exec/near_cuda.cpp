@@ -200,7 +200,7 @@ at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* st
   job.keys = job.far.keys = seen_keys(spec.mask, in), job.far.keys.seen.ahead = -n;
   job.gated = is<TokenGate>(spec.decay);
   // Where a query sees no near key, the shift is 0 either way.
-  job.some_far = (seen.count() > near.count()).squeeze(-1);
+  job.some_far = (seen.keys() > near.keys()).squeeze(-1);
   const auto [lo, hi] = intervals(spec.mask, in);
   job.far_first = hi - n > lo;
   job.channels = int(in.v.size(-1));
@@ -220,7 +220,7 @@ at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* st
   const NearResult r = differentiable(kFusedCuda.name, job, x, forward, backward);
   const at::Tensor N = r.N.narrow(-1, 0, in.v.size(-1));
   Sums sums{N, r.W.unsqueeze(-1), r.shift.detach().unsqueeze(-1), {}, {}};
-  sums.far = seen.count() - near.count();
+  sums.far = seen.keys() - near.keys();
   return finish_on_gpu(spec, in, seen, sums);
 }
 

@@ -49,7 +49,10 @@ struct Weighed {
   }
   at::Tensor operator()(Softpick) const {
     shift = x.masked_fill(hidden, -INFINITY).amax(-1, true).detach().clamp_min(0);
-    const at::Tensor y = ((x - shift).exp() - (-shift).exp()).masked_fill(hidden, 0);
+    const at::Tensor none =
+        (-shift).exp();  // a hidden score may overflow: it is left out before exp
+    const at::Tensor y =
+        ((x - shift).masked_fill(hidden, -INFINITY).exp() - none).masked_fill(hidden, 0);
     summed = y.abs();
     return y.clamp_min(0);
   }
@@ -175,7 +178,8 @@ struct Rows {
     at::Tensor log = std::visit(LogDecay{in, seen.hidden}, spec.decay);
     if (log.defined()) log = log.masked_fill(log < kNoDecayLeft, -INFINITY);
     // exp has the decay in its scores, so that the largest weight of a row is 1
-    const bool within = log.defined() && is<Exp>(spec.weight) && is<NoKeys>(spec.near);
+    const bool near_keys = !is<NoKeys>(spec.near);
+    const bool within = log.defined() && (near_keys ? !spec.near_share : is<Exp>(spec.weight));
     w = weights(spec, x, seen, shift, {in.bias, near, within ? log : at::Tensor(), in.near_share},
                 &summed);
     if (log.defined() && !within) {
@@ -326,11 +330,11 @@ at::Tensor scores(const Spec& spec, at::Tensor x, const Seen& seen, const at::Te
   return x.clamp_max(spec.clamp);
 }
 
-// Near keys have exp, the others their weight, both times e^-shift: the largest near score, and not
-// below 0 where there are others. With a share the largest near score is not a shift but part of
-// the near weights.
+// Near keys have exp, the others their weight, both times their decay and e^-shift: the largest
+// near score with its decay, and not below 0 where there are others. With a share the largest near
+// score, without its decay, is not a shift but part of the near weights.
 static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::Tensor& x_near,
-                               const at::Tensor& share, const Seen& seen, at::Tensor& shift) {
+                               const Besides& besides, const Seen& seen, at::Tensor& shift) {
   const at::Tensor not_far = far_keys(spec, seen).hidden;
   const at::Tensor not_near = seen.hidden.logical_or(not_far.logical_not());
   at::Tensor unused, none;
@@ -338,20 +342,23 @@ static at::Tensor near_and_far(const Spec& spec, const at::Tensor& x, const at::
     const at::Tensor y = x_near.masked_fill(not_near, -INFINITY);
     const at::Tensor largest = y.amax(-1, true), any = largest != -INFINITY;
     const at::Tensor near = (y - at::where(any, largest, 0)).exp();
-    return near * share.to(x.scalar_type()).sigmoid().view({-1, 1, 1}) +
+    return near * besides.near_share.to(x.scalar_type()).sigmoid().view({-1, 1, 1}) +
            std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight);
   }
-  exec::Weighed{x_near, not_near, shift, none}(Exp{});
+  const at::Tensor log = besides.log_decay.defined() ? besides.log_decay.to(x.scalar_type())
+                                                     : at::zeros({1}, x.options());
+  const at::Tensor y = x_near + log;
+  exec::Weighed{y, not_near, shift, none}(Exp{});
   shift = at::where(not_far.all(-1, true), shift, shift.clamp_min(0));
-  const at::Tensor exact = (x_near - shift).masked_fill(not_near, -INFINITY).exp();
-  const at::Tensor far = std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight);
+  const at::Tensor exact = (y - shift).masked_fill(not_near, -INFINITY).exp();
+  const at::Tensor far =
+      std::visit(exec::Weighed{x, not_far, unused, none}, spec.weight) * log.exp();
   return exact + far * (-shift).exp().masked_fill(not_far.all(-1, true), 0);
 }
 
 at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& seen,
                    at::Tensor& shift, const Besides& besides, at::Tensor* summed) {
   at::Tensor x = scores(spec, products, seen, besides.bias);
-  if (besides.log_decay.defined()) x = x + besides.log_decay.to(x.scalar_type());
   shift = at::zeros({1}, x.options());
   at::Tensor other;
   at::Tensor& sum = summed ? *summed : other;
@@ -359,8 +366,9 @@ at::Tensor weights(const Spec& spec, const at::Tensor& products, const Seen& see
     at::Tensor near = besides.near.defined() ? besides.near : x;
     if (spec.centred && besides.near.defined())
       near = near - mean_score(products, far_keys(spec, seen));
-    return near_and_far(spec, x, near, besides.near_share, seen, shift);
+    return near_and_far(spec, x, near, besides, seen, shift);
   }
+  if (besides.log_decay.defined()) x = x + besides.log_decay.to(x.scalar_type());
   return std::visit(exec::Weighed{x, seen.hidden, shift, sum}, spec.weight);
 }
 

@@ -224,7 +224,7 @@ static void weigh_plain(const Tile& tile, float* x, Sums& sums) {
 }
 
 // The same where the near keys have exp and the others a polynomial, both times e^-shift: the
-// largest near score, and not below 0 where there are others.
+// largest near score with its decay, and not below 0 where there are others.
 static void weigh_near(const Polynomial& w, const Tile& tile, float* x, Sums& sums) {
   const int64_t p0 = tile.t0 + tile.f.S - tile.f.T;
   const bool any_near = tile.s0 + kTile > p0 - tile.f.near + 1;
@@ -235,7 +235,8 @@ static void weigh_near(const Polynomial& w, const Tile& tile, float* x, Sums& su
     for (int j = 0; j < kTile; j += kWidth) {
       const Vec y = tile.score(x, i, j);
       const VecInt seen = tile.seen(i, j), near = tile.is_near(i, j);
-      top = max(top, choose(seen & near, y, splat(-INFINITY)));
+      const Vec decayed = tile.f.decay ? y + tile.log_decay<true>(i, j) : y;
+      top = max(top, choose(seen & near, decayed, splat(-INFINITY)));
       far |= seen & ~near;
       store(row + j, y);
     }
@@ -246,10 +247,11 @@ static void weigh_near(const Polynomial& w, const Tile& tile, float* x, Sums& su
     Vec total{};
     for (int j = 0; j < kTile; j += kWidth) {
       const Vec score = load(row + j);
+      const Vec decay = tile.f.decay ? tile.log_decay<true>(i, j) : Vec{};
       Vec y = weight(w, score).w * left;
-      if (any_near) y = choose(tile.is_near(i, j), exp(score - shift), y);
+      if (tile.f.decay) y *= exp(decay);
+      if (any_near) y = choose(tile.is_near(i, j), exp(score + decay - shift), y);
       y = choose(tile.seen(i, j), y, Vec{});
-      if (tile.f.decay) y *= exp(tile.log_decay<true>(i, j));
       store(row + j, y);
       total += y;
     }
@@ -346,17 +348,23 @@ static double total(VecSums x) {
   return all;
 }
 
-// The weight and slope of kWidth scores from j of row i, times e^-shift.
+// The weight and slope of kWidth scores from j of row i, times their decay and e^-shift.
 template <class W>
-static Slope<Vec> slope(const W& w, const Tile& tile, int i, int j, Vec score, Vec shift) {
-  if constexpr (__is_same(W, Polynomial))
-    if (tile.f.near) {
-      const VecInt near = tile.is_near(i, j);
-      const Vec exact = exp(score - shift), left = exp(-shift);
-      const Slope<Vec> far = weight(w, score);
-      return {choose(near, exact, far.w * left), choose(near, exact, far.dw * left)};
-    }
-  return weight(w, score - shift);
+static Slope<Vec> slope(const W& w, const Tile& tile, int i, int j, Vec score, Vec log_decay,
+                        Vec shift) {
+  if constexpr (__is_same(W, Exp)) {
+    return weight(w, score + log_decay - shift);
+  } else {
+    const bool near = __is_same(W, Polynomial) && tile.f.near;
+    Slope<Vec> y = weight(w, near ? score : score - shift);
+    Vec factor = near ? exp(-shift) : splat(1);
+    if (tile.f.decay) factor *= exp(log_decay);
+    y = {y.w * factor, y.dw * factor};
+    if (!near) return y;
+    const Vec exact = exp(score + log_decay - shift);
+    const VecInt newest = tile.is_near(i, j);
+    return {choose(newest, exact, y.w), choose(newest, exact, y.dw)};
+  }
 }
 
 // From products x, capped if they are, and dp = v.dN to the weights (in x) and the gradients of the
@@ -380,8 +388,7 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
         through *= 1 - share * share;
       }
       const Vec log_decay = f.decay ? tile.log_decay<Partial>(i, j) : Vec{};
-      constexpr bool is_exp = __is_same(W, Exp);
-      Slope<Vec> y = slope(w, tile, i, j, is_exp ? score + log_decay : score, shift);
+      Slope<Vec> y = slope(w, tile, i, j, score, log_decay, shift);
       Vec dw = load(dp + i * kTile + j) + dW;
       if constexpr (Partial) {
         const VecInt seen = tile.seen(i, j);
@@ -389,10 +396,7 @@ static void slopes(const W& w, const Tile& tile, float* x, float* dp) {
         y = {choose(seen, y.w, Vec{}), choose(seen, y.dw, Vec{})}, dw = choose(seen, dw, Vec{});
       }
       if (f.decay) {
-        const Vec decay_factor = is_exp ? splat(1) : exp(log_decay);
-        y.w *= decay_factor;
         const Vec d = y.w * dw;
-        dw *= decay_factor;
         d_decay += __builtin_convertvector(d, VecSums);
         d_key[j / kWidth] += __builtin_convertvector(d, VecSums);
       }
