@@ -186,8 +186,11 @@ TEST(Names, OfTheFieldAreThoseOfOneRow) {
       {"kda", "kda"},         {"kimi_linear", "kda"},        {"gla", "gla"},
       {"hgrn2", "hgrn2"},     {"retnet", "retention"},       {"alibi", "alibi"},
       {"lolcats", "lolcats"}, {"mamba2", "linear_mamba"},    {"gpt_oss", "sink"},
-      {"gemma2", "softcap"},  {"sb_attn", "stick_breaking"}, {"streaming_llm", "streaming"}};
+      {"gemma2", "softcap"},  {"sb_attn", "stick_breaking"}, {"streaming_llm", "streaming"},
+      {"FoX", "forgetting"},  {"GPT-OSS", "sink"},           {"Gated DeltaNet", "gated_delta"}};
   for (const auto& [name, row] : kNames) EXPECT_EQ(find(name).name, row) << name;
+  EXPECT_EQ(matching("*deltanet").size(), 2u);  // globs match aliases
+  expect_parts(of_name("gpt_os"), {"did you mean 'gpt_oss'"});
   std::map<std::string, std::string> rows;  // by name
   const auto claim = [&](const std::string& name, const Variant& v) {
     EXPECT_TRUE(rows.emplace(name, v.name).second)

@@ -83,13 +83,13 @@ static const Mechanism kMechanisms[] = {
 }},
 {"sinks, caps, gates, positions and masks of softmax", {
     {"softcap",             {.softcap = 50},                                                                           "softmax of scores capped smoothly at 50",                        "arXiv 2408.00118", "gemma2"},
-    {"sink",                {.denominator = Sum{.sink = true}},                                                        "softmax with a learned share for no key",                        "arXiv 2508.10925", "gpt_oss attention_sink"},
+    {"sink",                {.denominator = Sum{.sink = true}},                                                        "softmax with a learned share for no key",                        "arXiv 2508.10925", "gpt_oss attention_sink attention_sinks sinks"},
     {"bias",                {.bias = true},                                                                            "softmax of scores plus a bias of each pair",                     "arXiv 1910.10683", "t5 swin relative_bias"},
     {"alibi",               {.decay = HeadSlope{}},                                                                    "softmax, each head with its own decay by distance",              "arXiv 2108.12409", "", {.rope = false}},
     {"forgetting",          {.decay = TokenGate{}},                                                                    "softmax with forget gates of tokens",                            "arXiv 2503.02130", "fox forgetting_transformer", {.rope = false}},
     {"channel_out_gate",    {.output_gate = true, .channel_gates = true},                                              "softmax, then a gate for each channel",                          "arXiv 2505.06708, elementwise", "gated_attention"},
     {"softpick",            {.weight = Softpick{}, .denominator = Sum{.plus = 1e-6}},                                  "exp − 1 where positive, divided by the sum of |exp − 1|",        "arXiv 2504.20966"},
-    {"stick_breaking",      {.weight = StickBreaking{}, .denominator = Nothing{}},                                     "each key takes its share of what later keys left, its own first", "arXiv 2410.17980, with the current token", "sb_attn", {.rope = false}},
+    {"stick_breaking",      {.weight = StickBreaking{}, .denominator = Nothing{}},                                     "each key takes its share of what later keys left, its own first", "arXiv 2410.17980, with the current token", "sb_attn stickbreaking", {.rope = false}},
     {"two_way_window",      {.mask = Window{64, 64}},                                                                  "softmax of 64 keys on each side",                                "arXiv 2412.13663", "modernbert local_two_way"},
     {"chunk_window",        {.mask = Chunks{128}},                                                                     "softmax within chunks of 128 keys",                              "Llama 4", "chunked_attention"},
     {"streaming",           {.mask = Streaming{4, 128}},                                                               "softmax of the first 4 and the last 128 keys",                   "arXiv 2309.17453", "streaming_llm"},
@@ -98,10 +98,10 @@ static const Mechanism kMechanisms[] = {
 {"gates of channels, the delta rule, near and far", {
     {"gla",                 {.weight = Power{1}, .decay = ChannelGate{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "linear attention, each channel with its own decay", "arXiv 2312.06635", "gated_linear_attention", {.rope = false, .silu_gate = true, .gate_root = 16}},
     {"hgrn2",               {.scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .denominator = Nothing{}, .norm = Rms{}}, "the same with keys 1 − gate",                          "arXiv 2404.07904", "", {.rope = false, .tied_keys = true}},
-    {"delta",               {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "linear attention that corrects itself", "arXiv 2406.06484", "deltanet delta_rule", {.short_conv = 4, .rope = false}},
+    {"delta",               {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "linear attention that corrects itself", "arXiv 2406.06484", "deltanet delta_net delta_rule", {.short_conv = 4, .rope = false}},
     {"delta_negative",      {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .values = Delta{2}, .denominator = Nothing{}, .norm = Rms{}}, "the same, corrections up to twice as far", "arXiv 2411.12537", "deltanet_negative", {.short_conv = 4, .rope = false}},
-    {"gated_delta",         {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule with decay", "arXiv 2412.06464", "gdn gated_deltanet", {.short_conv = 4, .rope = false, .silu_gate = true, .gate_root = 16}},
-    {"kda",                 {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule, each channel with its own decay", "arXiv 2510.26692", "kimi_delta_attention kimi_linear", {.short_conv = 4, .rope = false}},
+    {"gated_delta",         {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule with decay", "arXiv 2412.06464", "gdn gated_deltanet gated_delta_net", {.short_conv = 4, .rope = false, .silu_gate = true, .gate_root = 16}},
+    {"kda",                 {.features = Cosine{}, .scale = Fixed{1}, .weight = Power{1}, .decay = ChannelGate{}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}, .post_gate = true, .channel_gates = true}, "the delta rule, each channel with its own decay", "arXiv 2510.26692", "kimi_delta_attention kimi_linear", {.short_conv = 4, .rope = false, .gate_root = 16}},
     {"delta_exp",           {.features = Cosine{}, .scale = Fixed{1}, .values = Delta{}, .denominator = Nothing{}, .norm = Rms{}}, "the delta rule for exp",                                     "Horner, after arXiv 2505.19488"},
     {"hedgehog",            {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}},                         "linear attention on learned softmax features",                   "arXiv 2402.04347"},
     {"lolcats",             {.features = Hedgehog{64}, .scale = Fixed{1}, .weight = Power{1}, .near = Window{64}, .near_share = true}, "exp for the last 64 keys up to a learned share, hedgehog features for the others", "arXiv 2410.10254"},
@@ -172,17 +172,32 @@ std::vector<Variant> variants() {
   return all;
 }
 
-static bool has_alias(const Variant& v, std::string_view name) {
+// The name of a row and its aliases.
+static std::vector<std::string> names_of(const Variant& v) {
+  std::vector<std::string> all{v.name};
   std::istringstream words(v.aliases);
-  for (std::string word; words >> word;)
-    if (word == name) return true;
-  return false;
+  for (std::string word; words >> word;) all.push_back(word);
+  return all;
+}
+
+static std::vector<std::string> all_names() {
+  std::vector<std::string> all;
+  for (const Variant& v : variants()) std::ranges::copy(names_of(v), std::back_inserter(all));
+  return all;
+}
+
+// "GPT-OSS" as "gpt_oss".
+static std::string plain(std::string_view name) {
+  std::string out(name);
+  for (char& c : out)
+    c = c == '-' || c == ' ' ? '_' : char(std::tolower(static_cast<unsigned char>(c)));
+  return out;
 }
 
 // A row, an alias or a member of a family; with an empty name if there is none.
 static Variant look_up(std::string_view name) {
   for (const Variant& v : catalog())
-    if (name == v.name || has_alias(v, name)) return v;
+    if (std::ranges::count(names_of(v), name) > 0) return v;
   // "<alias>@code" is the @code row of the variant that has the alias.
   if (name.ends_with("@code")) {
     const Variant plain = look_up(name.substr(0, name.size() - 5));
@@ -211,12 +226,10 @@ Variant find(std::string_view wanted) {
   for (const auto& [refused, why] : kRefused)
     check(name != refused, "'", name, "' cannot be reproduced: ", why);
   Variant variant = look_up(name);
-  if (variant.name.empty()) {
-    std::vector<std::string> names;
-    for (const Variant& v : variants()) names.push_back(v.name);
-    fail("no attention variant '", name, "'; did you mean ", quoted(nearest(name, names)),
-         "? ('horner list' shows them all)");
-  }
+  if (variant.name.empty()) variant = look_up(plain(name));
+  if (variant.name.empty())
+    fail("no attention variant '", name, "'; did you mean ",
+         quoted(nearest(plain(name), all_names())), "? ('horner list' shows them all)");
   if (colon != std::string_view::npos) {
     variant.spec = with(variant.spec, wanted.substr(colon + 1));
     variant.name = wanted;
@@ -232,13 +245,11 @@ Variant find(std::string_view wanted) {
 std::vector<Variant> matching(const std::string& pattern) {
   if (pattern.find('*') == pattern.npos) return {find(pattern)};
   std::vector<Variant> out;
-  std::vector<std::string> names;
-  for (const Variant& v : variants()) {
-    names.push_back(v.name);
-    if (matches(pattern, v.name)) out.push_back(v);
-  }
+  for (const Variant& v : variants())
+    if (std::ranges::any_of(names_of(v), [&](const auto& n) { return matches(pattern, n); }))
+      out.push_back(v);
   check(!out.empty(), "no attention variant matches '", pattern, "'; did you mean ",
-        quoted(nearest(pattern, names)), "? ('horner list' shows them all)");
+        quoted(nearest(pattern, all_names())), "? ('horner list' shows them all)");
   return out;
 }
 

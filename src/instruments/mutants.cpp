@@ -188,6 +188,12 @@ static bool many_keys(const Spec& s,
 static bool has_scale(const Spec& s, const Case&) {
   return is<RootDim>(s.scale) && !is<Cosine>(s.features);
 }
+static bool sees_length(const Spec& s, const Case&) {  // of queries
+  return !is<Cosine>(s.features);
+}
+static bool sees_temperature(const Spec& s, const Case&) {  // w(q·k) / w(k·k) of one power does not
+  return !is<Delta>(s.values) || !is<Power>(s.weight);
+}
 static bool has_window(const Spec& s, const Case& c) {
   const auto* mask = std::get_if<Window>(&s.mask);
   return mask && c.S > mask->size && mask->size > 1;
@@ -324,9 +330,9 @@ static const Mutant kMutants[] = {
     {"coarse_sums",        "sums over keys are rounded after every key",     "softmax",                 {.forward = coarse_sums}, many_keys},
 
     // What is summed.
-    {"score_scale",        "the scores are 2 % too large",                   "softmax taylor2",         inputs([](Inputs& in) { in.q = in.q * 1.02; })},
+    {"score_scale",        "the scores are 2 % too large",                   "softmax taylor2",         inputs([](Inputs& in) { in.q = in.q * 1.02; }), sees_length},
     {"no_scale",           "the scale 1 / sqrt D is missing",                "softmax taylor2",         spec([](Spec& s) { s.scale = Fixed{1}; }), has_scale},
-    {"temperature",        "the temperature is 5 % too low",                 "softmax taylor2",         spec([](Spec& s) { s.temperature *= 0.95f; })},
+    {"temperature",        "the temperature is 5 % too low",                 "softmax taylor2",         spec([](Spec& s) { s.temperature *= 0.95f; }), sees_temperature},
     {"coarse_queries",     "queries and keys are rounded to a coarser dtype","softmax taylor2",         inputs([](Inputs& in) { in.q = rounded(in.q, coarser(in.q.scalar_type())), in.k = rounded(in.k, coarser(in.k.scalar_type())); }), is_finer},
     {"lost_channel",       "the last channel of the queries is not read",    "softmax taylor2",         inputs([](Inputs& in) { in.q = at::cat({in.q.narrow(3, 0, in.q.size(3) - 1), in.q.narrow(3, -1, 1) * 0}, 3); }), several_tokens},
     {"key_lost",           "a key in the middle is skipped",                 "softmax taylor2",         inputs([](Inputs& in) { in.keep = without_keys(in, in.k.size(2) / 2, 1); }), several_tokens},
