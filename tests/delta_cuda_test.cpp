@@ -10,6 +10,7 @@
 #include "attn/state.h"
 #include "instruments/verify.h"
 #include "nan_gates.h"
+#include "near_ones.h"
 
 namespace horner::attn {
 
@@ -112,6 +113,11 @@ TEST_F(CudaDelta, StrongGatesAreRight) {
             << name << " " << c10::toString(dtype) << " " << i << ", reference: " << own;
       }
     }
+}
+
+TEST_F(CudaDelta, GivesMeansOfOnesWithNearKeys) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat})
+    expect_means_of_ones({"fused_cuda", "chunked_cuda"}, dtype, at::kCUDA);
 }
 
 TEST_F(CudaDelta, NanAmongGatesIsWhereTheDefinitionHasIt) {

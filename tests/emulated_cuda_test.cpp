@@ -9,6 +9,7 @@
 #include "attn/catalog.h"
 #include "instruments/verify.h"
 #include "nan_gates.h"
+#include "near_ones.h"
 
 namespace horner::attn {
 
@@ -84,6 +85,11 @@ TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasIt) {
 }
 TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasItInStreams) {
   for (at::ScalarType dtype : {at::kBFloat16, at::kFloat}) expect_nan_in_streams(dtype, at::kCPU);
+}
+
+TEST(EmulatedCudaNearKeys, GiveMeansOfOnes) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kFloat})
+    expect_means_of_ones({"fused_cuda", "chunked_cuda"}, dtype, at::kCPU);
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, EmulatedCuda, testing::ValuesIn(rows()),

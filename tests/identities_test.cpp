@@ -11,6 +11,7 @@
 #include "attn/plan.h"
 #include "attn/spec_text.h"
 #include "instruments/verify.h"
+#include "near_ones.h"
 
 namespace horner::attn {
 
@@ -437,6 +438,20 @@ TEST(EveryVariant, WithOpenGatesDoesNotDecay) {
     in.decay = at::Tensor();
     EXPECT_LT(distance(with_gates, run(spec, in)), kExact);
   });
+}
+
+TEST(NearKeys, GiveMeansOfOnes) {
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    expect_means_of_ones({"reference", "fused_cpu", "chunked", "recurrent"}, dtype, at::kCPU);
+}
+
+// A hidden score may be too large for exp.
+TEST(Softpick, HasFiniteGradientsOfHotScores) {
+  Inputs in =
+      random_inputs(find("softpick").spec, {.T = 64, .S = 64, .D = 16, .dtype = at::kFloat});
+  in.q = (in.q * 40).detach().requires_grad_();
+  run("softpick", in).sum().backward();
+  EXPECT_TRUE(finite(in.q.grad()));
 }
 
 }  // namespace
