@@ -78,6 +78,18 @@ def test_hidden_keys_and_closed_gates():
             check_merged(variant, whole, 21, 33)
 
 
+@pytest.mark.parametrize("variant", ["linear_decay", "gla", "gated_decay", "near_taylor2:near=window(9),decay=token_gate"])
+@pytest.mark.parametrize("before, tokens", [(0, 30), (21, 30), (21, 35)])
+def test_gates_before_the_first_key(variant, before, tokens):
+    """NaN among the gates before the first key that is not hidden: of no row, as in one stream."""
+    whole = stream(variant)
+    whole["keep"] = torch.ones(2, 40, dtype=torch.bool)
+    whole["keep"][0, :32] = False
+    for t in (5, 25, 31, 32):
+        whole["channel_decay" if variant == "gla" else "decay"][0, :, t] = torch.nan
+    check_merged(variant, whole, before, tokens)
+
+
 def test_chunks_are_merged_whole():
     whole = stream("softmax")
     check_merged("softmax", whole, 14, 33, mask="chunks(7)")

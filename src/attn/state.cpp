@@ -340,7 +340,8 @@ static at::Tensor step_keys(State& s, const Inputs& given) {
   return attend(spec, all);
 }
 
-// `recent.keep` is there from the first hidden key on: a GPU need not be asked how many are seen.
+// `recent.keep` is defined from the first hidden key on: whether keys have been seen is then known
+// without reading a count from a GPU.
 static at::Tensor step_finite(State& s, const Inputs& given) {
   if (given.keep.defined() && !s.recent.keep.defined())
     s.recent.keep = at::ones({s.shape.B, s.room}, given.keep.options());
@@ -422,6 +423,9 @@ void merge(State& state, const State& later) {
   if (!state.finite) {
     append(state, held_keys(later, later.held), later.held);
   } else {
+    // A state with hidden keys has a mask from its first token on: see step_finite.
+    if (later.recent.keep.defined() && !state.recent.keep.defined())
+      state.recent.keep = at::ones({a.B, state.room}, later.recent.keep.options());
     State copy = later;
     for (at::Tensor* x : {&copy.carry.S, &copy.carry.z, &copy.carry.decay})
       if (x->defined()) *x = x->clone();
@@ -431,7 +435,9 @@ void merge(State& state, const State& later) {
       at::Tensor since = copy.carry.decay;  // of the gates that the later sums have
       if (near) since = since - copy.carry.near_decay.sum(-1);
       const at::Tensor left = since.exp().to(state.carry.S.scalar_type());
-      const at::Tensor each = left.view({a.B, a.G, -1});  // of all sums, or of each channel
+      // Of all sums, or of each channel; a NaN before the first key that is seen spoils nothing.
+      const at::Tensor none = state.carry.count.view({-1, 1, 1}) == 0;
+      const at::Tensor each = left.view({a.B, a.G, -1}).masked_fill(none, 0);
       state.carry.S.mul_(each.unsqueeze(-1)), state.carry.z.mul_(each);
       state.carry.decay.add_(copy.carry.decay);
     }
