@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -152,6 +153,24 @@ def test_bench_decode(tmp_path):
     assert [len(line) for line in drawn] == [4, 4, 4]
     assert {"softmax (KV cache)", "taylor2", "linear_elu"} <= set(texts(picture))
     assert os.listdir(tmp_path) == ["decode.svg"]
+
+
+def test_bench_decode_keeps_what_was_measured_before_memory_ended(tmp_path):
+    """The KV cache of a million tokens takes 1.1 GB, and the process may have 1."""
+    tool, models = os.path.join(os.path.dirname(HORNER), "model_tool"), [str(tmp_path / name) for name in ("softmax", "taylor1")]
+    for model in models:
+        subprocess.run([tool, "new", "tiny", os.path.basename(model), "3", model], check=True)
+
+    def bench(*more):
+        words = [HORNER, "bench", "decode", "--model", *models, "--repeats", "1", *more]
+        limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))  # noqa: E731
+        return subprocess.run(words, capture_output=True, text=True, check=True, preexec_fn=limit, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
+
+    cache, state = json.loads(bench("--json"))["models"]
+    assert cache["out_of_memory"] and not state["out_of_memory"]
+    assert 0 < len(cache["times"]) < len(state["times"]) == 6
+    row = bench().splitlines()[1 + len(cache["times"])].split()
+    assert row[1:5] == ["out", "of", "memory", "–"] and row[6] == "µs"
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@
 
 #include "attn/inputs.h"
 #include "cli/bench.h"
+#include "cli/errors.h"
 #include "cli/model.h"
 #include "cli/options.h"
 #include "cli/run.h"
@@ -19,7 +20,8 @@ constexpr int64_t kShortest = 1 << 10, kLongest = 1 << 20;
 
 struct ModelRow {
   std::string model;
-  std::vector<double> us, bytes;  // by context; fewer where memory does not suffice
+  std::vector<double> us = {}, bytes = {};  // by context; fewer where memory does not suffice
+  bool out_of_memory = false;               // at the next context
 };
 
 static double kept(const nn::ModelConfig& c, at::ScalarType dtype, int64_t tokens) {
@@ -43,20 +45,19 @@ static double time_token(const nn::Model& m, std::vector<nn::LayerState>& states
   return us.empty() ? 0 : median(us);
 }
 
-static ModelRow measure(const std::string& name, const ModelTiming& t) {
-  nn::Model m = load_model(model_folder(name), t.device, t.dtype);
+static void measure(const ModelTiming& t, ModelRow& row) try {
+  nn::Model m = load_model(model_folder(row.model), t.device, t.dtype);
   const at::ScalarType dtype = m.embedding.scalar_type();
   const nn::ModelConfig config = m.config;
   std::vector<nn::LayerState> states = nn::empty_states(m, 1);
   if (!m.positions.defined()) m.config.positions = 2 * kLongest;  // learned ones: as many as it has
   const int64_t most = m.config.positions - (t.runs + 1);         // before the timed tokens
-  horner::check(most > 0 && m.config.positions >= kShortest, "model '", name, "' has ",
+  horner::check(most > 0 && m.config.positions >= kShortest, "model '", row.model, "' has ",
                 m.config.positions, " learned positions; bench decode requires at least ",
                 kShortest, ", and more than --repeats");
   const at::Tensor prompt = at::randint(m.config.V, {1, std::min(kShortest, most)},
                                         m.embedding.options().dtype(at::kLong));
   nn::hidden(m, prompt, {.states = &states});
-  ModelRow row{name, {}, {}};
   constexpr double kGrowth = 3;  // a cache that grows has twice the room, and is copied
   for (int64_t n = kShortest; n <= std::min(kLongest, m.config.positions); n *= 4) {
     const bool fits = kGrowth * kept(config, at::kFloat, n) < instruments::free_bytes();
@@ -68,7 +69,9 @@ static ModelRow measure(const std::string& name, const ModelTiming& t) {
     row.us.push_back(us);
     row.bytes.push_back(kept(config, dtype, n));
   }
-  return row;
+} catch (const std::exception& e) {
+  if (!is_out_of_memory(e)) throw;
+  row.out_of_memory = true;
 }
 
 static void print(const std::vector<ModelRow>& rows) {
@@ -81,7 +84,8 @@ static void print(const std::vector<ModelRow>& rows) {
   for (size_t i = 0; kShortest << (2 * i) <= kLongest; ++i) {
     Row row{std::to_string(kShortest << (2 * i))};
     for (const ModelRow& r : rows) {
-      row.push_back(i < r.us.size() ? formatted("%.0f µs", r.us[i]) : "–");
+      const bool full = r.out_of_memory && i == r.us.size();
+      row.push_back(i < r.us.size() ? formatted("%.0f µs", r.us[i]) : full ? "out of memory" : "–");
       row.push_back(i < r.us.size() ? size_text(r.bytes[i]) : "–");
     }
     t.rows.push_back(row);
@@ -98,7 +102,8 @@ Outcome bench_models(const std::vector<std::string>& models, const ModelTiming& 
   for (const std::string& name : models) {
     if (stopped()) break;
     progress.show(name);
-    rows.push_back(measure(name, t));
+    rows.push_back({name});
+    measure(t, rows.back());
     ++progress.done;
   }
   progress.clear();
@@ -111,7 +116,7 @@ Outcome bench_models(const std::vector<std::string>& models, const ModelTiming& 
     Json times = Json::array();
     for (size_t i = 0; i < r.us.size(); ++i)
       times.push_back({{"context", kShortest << (2 * i)}, {"us", r.us[i]}, {"bytes", r.bytes[i]}});
-    all.push_back({{"model", r.model}, {"times", times}});
+    all.push_back({{"model", r.model}, {"times", times}, {"out_of_memory", r.out_of_memory}});
   }
   print_json({{"models", all}});
   return stopped() ? Outcome::interrupted : Outcome::fine;

@@ -30,19 +30,33 @@ static std::string fault(const std::string& detail) {
          detail;
 }
 
+static bool says(const c10::Error& e, const char* words) {
+  return std::string_view(e.what_without_backtrace()).find(words) != std::string_view::npos;
+}
+static bool is_of_gpu_memory(const c10::Error& e) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&e) || says(e, "CUDA out of memory");
+}
+static bool is_of_main_memory(const c10::Error& e) {
+  return says(e, "can't allocate memory");
+}
+
+bool is_out_of_memory(const std::exception& e) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&e);
+  return dynamic_cast<const std::bad_alloc*>(&e) ||
+         (torch && (is_of_gpu_memory(*torch) || is_of_main_memory(*torch)));
+}
+
 static std::string message_of_torch(const c10::Error& e) {
   const std::string text = e.what_without_backtrace(), first = text.substr(0, text.find('\n'));
-  const auto says = [&](const char* words) { return text.find(words) != text.npos; };
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&e) || says("CUDA out of memory"))
-    return std::string("the GPU is out of memory") + kSmaller;
-  if (says("can't allocate memory"))
+  if (is_of_gpu_memory(e)) return std::string("the GPU is out of memory") + kSmaller;
+  if (is_of_main_memory(e))
     return "out of memory: " + size_text(number_after(text, "you tried to allocate ")) +
            " were requested at once, " + size_text(instruments::free_bytes()) + " are free" +
            kSmaller;
-  if (says("overflow"))
+  if (says(e, "overflow"))
     return "a tensor of the requested sizes would have more than 9.2e+18 elements or bytes" +
            std::string(kSmaller);
-  if (says("CUDA error") || says("CUDA driver"))
+  if (says(e, "CUDA error") || says(e, "CUDA driver"))
     return "the GPU reported an error; 'horner info' shows whether torch can use it (" + first +
            ")";
   return fault("torch: " + first);

@@ -9,4 +9,7 @@ namespace horner::cli {
 // One line: our own messages as they are; those of libraries in words of ours.
 std::string message_of(const std::exception&);
 
+// Of a GPU, or of the host where an allocation fails.
+bool is_out_of_memory(const std::exception&);
+
 }  // namespace horner::cli
