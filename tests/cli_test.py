@@ -68,6 +68,7 @@ def test_list_json(table):
         assert list(variant) == keys
         assert variant["executions"]["reference"] == "yes"
         assert all(variant["executions"].values())
+        assert not re.search(r"\bn\b", variant["about"]) or "log n" in variant["about"], variant  # a family's, without its number
     assert "taylor<n>" in [family["name"] for family in table["families"]]
 
 
@@ -140,6 +141,7 @@ def test_list_into_a_closed_pipe():
         "sparsemax": ["w = max(x − τ, 0)", "τ such that Σ w = 1"],
         "softmax:temperature=2": ["x = q·k / (2 √D)"],
         "based": ["x = (P q)·(R k) / √16"],
+        "gdn": ["g = exp(decay), the gate of each token after s, up to t; in w(kₛ·kᵣ): after r, up to s"],
     }.items(),
 )
 def test_show_formula(name, lines):

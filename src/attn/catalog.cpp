@@ -64,7 +64,7 @@ static const Mechanism kMechanisms[] = {
     {"linear_cosine@code",  {.features = Cosine{.over_heads = true}, .scale = Fixed{1}, .weight = Power{1}, .values = CountPower{}, .denominator = Nothing{}}, "lengths taken over the heads of a token", kPaper1},
     {"linear_mamba",        {.scale = Fixed{1}, .weight = Power{1}, .decay = TokenGate{}, .input_gate = true, .denominator = Nothing{}}, "the sum of a Mamba-2 block; the model adds the block", "arXiv 2405.21060", "mamba2 ssd", {.short_conv = 2, .rope = false, .mamba = true}},
     {"linear_decay",        {.weight = Power{1}, .decay = TokenGate{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each token with its own decay",                "Horner"},
-    {"retention",           {.weight = Power{1}, .decay = HeadSlope{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each head with its own decay",                 "arXiv 2307.08621", "retnet"},
+    {"retention",           {.weight = Power{1}, .decay = HeadSlope{}, .denominator = Nothing{}, .norm = Rms{}},       "linear attention, each head with its own decay; RetNet without its swish gate", "arXiv 2307.08621", "retnet"},
     {"based",               {.features = Project{16}, .weight = Taylor{2}, .denominator = Sum{.plus = 1e-12}},        "order 2 on a 16-dimensional projection",                         "arXiv 2402.18668"},
     {"taylor79",            {.weight = Taylor{79}},                                                                    "80 terms of the series",                                         kPaper1, "softmax_taylor_80terms"},
     {"taylor79@code",       {.weight = Taylor{79}, .denominator = Nothing{}},                                          "80 terms of the series, the denominator dropped",                kPaper1},
@@ -128,7 +128,7 @@ static Sum floored(int order) {
 
 static const Family kFamilies[] = {
     {"taylor",         [](int n) { return Spec{.weight = Taylor{n}, .denominator = floored(n)}; },                                                  "softmax, cut at order n",                "arXiv 2507.23632", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 40, 80}},
-    {"raw_taylor",     [](int n) { return Spec{.weight = Taylor{n}}; },                                                                             "softmax, cut at order n, its sum without a floor", "arXiv 2507.23632", {1, 3}},
+    {"raw_taylor",     [](int n) { return Spec{.weight = Taylor{n}}; },                                                                             "softmax, cut at order n without a floor for its sum", "arXiv 2507.23632", {1, 3}},
     {"centred_taylor", [](int n) { return Spec{.centred = true, .weight = Taylor{n}, .denominator = floored(n)}; },                                 "the same, about the row's mean score",   "Horner",           {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
     {"elu_taylor",     [](int n) { return Spec{.features = Elu1{}, .scale = Fixed{1}, .weight = Taylor{n}}; },                                      "linear_elu with the powers up to n",     "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},
     {"relu_taylor",    [](int n) { return Spec{.features = Relu{}, .scale = Fixed{1}, .weight = Taylor{n}, .denominator = Sum{.plus = 1e-8}}; },   "linear_relu with the powers up to n",    "arXiv 2507.23632", {2, 3, 4, 6, 8, 10}},

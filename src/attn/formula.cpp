@@ -111,8 +111,9 @@ static std::vector<std::string> explanations(const Spec& s) {
   say(is<StickBreaking>(s.weight), "∏ over the keys after s that t sees, x′ their scores");
   say(s.bias, "bias = one number for each query and key");
   say(is<Prefix>(s.mask), "p = prefix, the keys that all queries of a sequence see");
-  say(is<ChannelGate>(s.decay), "g = exp(channel_decay) of each token after s, up to t");
-  say(is<TokenGate>(s.decay), "g = exp(decay), the gate of each token after s, up to t");
+  const std::string corrects = is<Delta>(s.values) ? "; in w(kₛ·kᵣ): after r, up to s" : "";
+  say(is<ChannelGate>(s.decay), "g = exp(channel_decay) of each token after s, up to t" + corrects);
+  say(is<TokenGate>(s.decay), "g = exp(decay), the gate of each token after s, up to t" + corrects);
   say(is<HeadSlope>(s.decay), "λ = slope, one constant for each key head");
   say(counted, "n = number of keys seen");
   const std::string far = "the keys s ≤ t − " + std::to_string(near ? near->size : 0);
