@@ -253,8 +253,8 @@ def test_convolutions_and_no_positions_in_transformers(variant, tmp_path):
     [
         ("bias", "adds a bias to each score, which models of the command do not make: use horner.nn or horner.hf"),
         ("softmax:bias", "or an attention with slopes (alibi)"),
-        ("prefix_lm", "takes the length of a prefix of each sequence, which the command does not read: use horner.nn or horner.hf"),
-        ("softmax,l2:mask=prefix", "or the mask causal"),
+        ("prefix_lm", "requires the length of a prefix for each sequence, which the command cannot read: use horner.nn or horner.hf"),
+        ("softmax,l2:mask=prefix", "or another mask, such as mask=causal"),
     ],
 )
 def test_what_the_command_does_not_train_is_in_the_package(variant, words, tmp_path):

@@ -135,6 +135,7 @@ def test_a_folder_reopens_and_another_pattern_trains_from_it(run, tmp_path):
     ("*2,softmax", "a variant is missing"),
     ("linear_decay*3,sofmax", "no attention variant 'sofmax'; did you mean 'softmax'"),
     ("taylor2:norm=l2,sofmax", "no stage 'sofmax'"),
+    ('["softmax", "l2"]', "is a JSON list, which only a file can have; separate the variants by commas instead, as in 'linear_decay*3,softmax'"),
 ])  # fmt: skip
 def test_wrong_patterns_are_refused(wrong, message, tmp_path):
     assert message in horner("train", "--out", tmp_path / "run", *SMALL, "--attention", wrong, "--steps", 1, code=2)

@@ -257,8 +257,9 @@ def test_errors_of_a_state():
     q, k, v, _ = inputs("softmax", torch.float)
     with pytest.raises(RuntimeError, match="this state was made for B = 2, G = 2, D = 4"):
         horner.State("taylor2", batch=2, heads=2, dim=4).step(q, k, v)
-    with pytest.raises(RuntimeError, match="a stream requires a mask that sees no later tokens"):
-        horner.State("taylor2", batch=2, heads=2, dim=4, mask="full")
+    for name, mask in (("taylor2:mask=full", "full"), ("prefix_lm", "prefix"), ("two_way_window", "window")):
+        with pytest.raises(RuntimeError, match=f"a stream requires a mask that sees no later tokens, such as .*, not mask={mask}"):
+            horner.State(name, batch=2, heads=2, dim=4)
     assert horner.describe("softmax")["no_state"] and not horner.describe("taylor2")["no_state"]
 
 

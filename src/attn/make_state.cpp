@@ -8,6 +8,7 @@
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/inputs.h"
+#include "attn/spec_text.h"
 #include "attn/stages.h"
 #include "core/check.h"
 
@@ -32,8 +33,11 @@ int64_t padded_size(int64_t channels) {
 
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {
-  check(!sees_future(spec.mask),
-        "a stream requires a mask that sees no later tokens: causal or a window");
+  if (sees_future(spec.mask))
+    fail(
+        "a stream requires a mask that sees no later tokens, such as mask=causal or "
+        "mask=window(n), not ",
+        text(Spec{.mask = spec.mask}));
   check(reach(spec.mask).first == 0 || is<NoDecay>(spec.decay),
         "a stream with mask=streaming does not support decay: it drops the keys between the first "
         "and the last, and their gates");

@@ -56,7 +56,8 @@ std::string why_no_state(const Spec& spec) {
   if (spec.bias) return "a bias of each score has no finite state";
   if (!facts(spec.weight).orders) return "its weight has no finite state";
   if (spec.centred && facts(spec.weight).orders->first > 0)
-    return "a power of centred scores takes lower powers, of which it has no sums";
+    return "a power of centred scores requires sums of the lower powers, which its state does not "
+           "hold";
   if (needs_the_row(spec)) return "its temperature depends on the whole row";
   if (sees_future(spec.mask) || !sees_all_past(spec.mask))
     return "only a causal mask has a running state";

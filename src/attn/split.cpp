@@ -56,13 +56,13 @@ at::Tensor rows_before(const Split& split, const at::Tensor& x, int64_t axis, in
   const int64_t T = x.size(axis);
   check(T >= n, "each of the ", split.ranks, " ranks of a sequence needs ", n,
         " tokens or more, not ", T, "; choose a larger --length or a smaller --context-parallel");
-  // On the first rank a sum of nothing.
+  // On the first rank this sums no rows.
   const int64_t before = std::max(0, split.rank - 1), one = split.rank > 0;
   return gathered(split, x.narrow(axis, T - n, n)).narrow(0, before, one).sum(0);
 }
 
 std::string why_no_scan(const Spec& spec, bool on_gpu) {
-  if (!is<NoKeys>(spec.near)) return "near keys are no state";
+  if (!is<NoKeys>(spec.near)) return "near keys are not part of a state";
   if (is<CountPower>(spec.values)) return "values depend on the count of keys before them";
   return on_gpu ? exec::why_no_series(spec) : why_no_state(spec);
 }

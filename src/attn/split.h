@@ -36,12 +36,12 @@ at::Tensor rows_before(const Split&, const at::Tensor& x, int64_t axis, int64_t 
 // Sum over the ranks before this one; zeros on the first.
 at::Tensor sum_before(const Split&, const at::Tensor& x);
 
-// Why the keys and values travel and not a state; "" if a state does. The first is without limits
-// of memory.
+// Why ranks exchange keys and values instead of a state; "" if they exchange a state. The overload
+// without inputs ignores the memory that a state takes.
 std::string why_no_scan(const Spec&, bool on_gpu);
 std::string why_no_scan(const Spec&, const Inputs&);
 
-// Why they are gathered and do not go round; "" if they do.
+// Why keys and values are gathered instead of passed round a ring; "" if they are passed round.
 std::string why_no_ring(const Spec&);
 std::string why_no_ring(const Spec&, const Inputs&, std::string_view execution = "auto");
 

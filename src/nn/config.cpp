@@ -203,8 +203,8 @@ static LayerConfig layer_config(const Json& j, const ModelConfig& c, int64_t lay
           "' adds a bias to each score, which models of the command do not make: use horner.nn or "
           "horner.hf, where a layer learns one by distance, or an attention with slopes (alibi)");
     check(!attn::is<attn::Prefix>(p.attention.mask), "attention '", p.variant,
-          "' takes the length of a prefix of each sequence, which the command does not read: use "
-          "horner.nn or horner.hf, whose models take one, or the mask causal");
+          "' requires the length of a prefix for each sequence, which the command cannot read: use "
+          "horner.nn or horner.hf, or another mask, such as mask=causal");
     check(p.attention.dropout == 0, "attention '", p.variant,
           "' has dropout, which training by the command does not support: use horner.nn or "
           "horner.hf");

@@ -120,6 +120,9 @@ std::vector<std::string> pattern(const files::Json& given) {
     return out;
   }
   const auto text = given.get<std::string>();
+  check(!text.starts_with('['), "the attention '", text,
+        "' is a JSON list, which only a file can have; separate the variants by commas instead, as "
+        "in 'linear_decay*3,softmax'");
   std::vector<std::string> items;
   for (const std::string& piece : pieces(text))
     if (!items.empty() && has_changes(items.back()) && is_change(piece))

@@ -114,7 +114,7 @@ static void read_sweep(const Json& j, const std::string& where, Study& s) {
   s.give_up = {after, by};
 }
 
-// A folder holds one run, and reports take runs with the same settings for copies of one.
+// Each run has a folder of its own, and reports read runs with equal settings as one run.
 static void check_different(const std::vector<Run>& runs, const std::string& where) {
   std::set<std::string> names;
   std::map<std::string, std::string> by_settings;
@@ -122,7 +122,7 @@ static void check_different(const std::vector<Run>& runs, const std::string& whe
     check(names.insert(r.name).second, where, ": two runs have the name ", r.name);
     const auto [other, fresh] = by_settings.emplace(to_json(r.settings).dump(), r.name);
     check(fresh, where, ": ", other->second, " and ", r.name, " have the same settings; 'size' is ",
-          "a name for what 'settings' of the task change");
+          "only a name: change the 'settings' of one task as well, or remove it");
   }
 }
 
