@@ -11,9 +11,10 @@ namespace horner::instruments {
 
 using at::Tensor;
 
-// Hooks from what they change. Gradients of a changed forward pass are those of its change.
+// Hooks, made from a function that changes one thing. Where it changes the forward pass, the
+// gradients are those of the changed pass.
 
-// An execution need not support the operator that the fault makes of its own.
+// Runs the execution, or `reference` where the execution does not support the changed operator.
 static Tensor run(const Execution& e, const Spec& spec, const Inputs& in) {
   const bool fits = e.why_not(spec, in).empty();
   return (fits ? e : execution("reference")).run(spec, in, nullptr);
@@ -44,7 +45,7 @@ static Hook gradient(Tensor Inputs::* of, void (*change)(Tensor&, const Inputs&)
   }};
 }
 
-// What several mutants do.
+// Parts that several mutants share.
 
 static void copy_rows(const Tensor& x, int64_t from, int64_t to, int64_t count) {  // of tokens
   x.narrow(2, to, count).copy_(x.narrow(2, from, count).clone());
@@ -59,7 +60,7 @@ static Tensor without_keys(const Inputs& in, int64_t first, int64_t count) {  //
   keep.narrow(1, first, count).fill_(false);
   return keep;
 }
-// Query t at the place of query t + shift: a mask off by one.
+// Query t at the position of query t + shift, which makes a mask off by one.
 static Hook shifted(int64_t shift) {
   return {.forward = [shift](const Execution& e, const Spec& spec, Inputs in) {
     for (const Input& i : input_table())
@@ -74,13 +75,14 @@ static Tensor constant(const Tensor& x, double value) {
 static Tensor rounded(const Tensor& x, at::ScalarType to) {
   return x.to(to).to(x.scalar_type());
 }
-// One size less: what is too coarse for results in this dtype.
+// The next smaller dtype: too coarse for results in the given one.
 static at::ScalarType coarser(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kFloat : at::kBFloat16;
 }
 
-// The output as the quotient of two sums over keys, both rounded to 16 bits (float64: to float32)
-// after every key, as if a kernel accumulated in them. It is linear in v: two runs for each key.
+// The output as the quotient of two sums over keys, each rounded to 16 bits (float64: to float32)
+// after every key, as if a kernel accumulated in that dtype. The output is linear in v, so each key
+// takes two runs.
 static Tensor coarse_sums(const Execution& e, const Spec& spec, const Inputs& in) {
   const at::ScalarType own = in.q.scalar_type();
   const at::ScalarType dtype = own == at::kHalf ? own : coarser(own);
@@ -97,7 +99,7 @@ static Tensor coarse_sums(const Execution& e, const Spec& spec, const Inputs& in
   return N / W;
 }
 
-// An execution may refuse an input that its spec does not use.
+// These remove the input with its stage: executions refuse an input that the spec does not use.
 static Tensor without_count_power(const Execution& e, Spec spec, Inputs in) {
   spec.values = AsGiven{}, in.count_exponent = Tensor();
   return run(e, spec, in);
@@ -112,7 +114,7 @@ static Tensor without_near(const Execution& e, Spec spec, Inputs in) {
   return without_near_share(e, spec, in);
 }
 
-// Stick breaking whose scan is off by one: a key's stick is what it has left itself.
+// Stick breaking whose scan is off by one: a key takes its share of what it leaves itself.
 static Tensor broken_twice(const Execution&, const Spec& spec, const Inputs& given) {
   const Inputs in = one_key_head_each(given);
   const Tensor hidden = seen(spec.mask, in).hidden;
@@ -122,7 +124,7 @@ static Tensor broken_twice(const Execution&, const Spec& spec, const Inputs& giv
   return at::matmul(log.masked_fill(hidden, -INFINITY).exp(), in.v);
 }
 
-// The same output; no gradient through what later keys leave of a stick.
+// The correct output without the gradient through what later keys leave of a stick.
 static Tensor sticks_apart(const Execution& e, const Spec& spec, const Inputs& given) {
   const Inputs in = one_key_head_each(given);
   const Tensor hidden = seen(spec.mask, in).hidden;
@@ -132,7 +134,7 @@ static Tensor sticks_apart(const Execution& e, const Spec& spec, const Inputs& g
   const Tensor o = at::matmul(log.masked_fill(hidden, -INFINITY).exp(), in.v);
   return run(e, spec, given).detach() + o - o.detach();
 }
-// Softpick whose sum has only what its numerator has.
+// Softpick whose denominator sums only the scores above 0, as its numerator does.
 static Tensor picked_sums(const Execution&, const Spec& spec, const Inputs& given) {
   const Inputs in = one_key_head_each(given);
   const Tensor hidden = seen(spec.mask, in).hidden;
@@ -141,7 +143,7 @@ static Tensor picked_sums(const Execution&, const Spec& spec, const Inputs& give
   return at::matmul(w / (w.sum(-1, true) + std::get<Sum>(spec.denominator).plus), in.v);
 }
 
-// A row with near keys that is centred about the mean score of all its keys.
+// A row with near keys, centred about the mean score of all its keys instead of its far keys.
 static Tensor centred_by_all(const Execution&, const Spec& spec, const Inputs& given) {
   const Inputs in = one_key_head_each(given);
   const Seen all = seen(spec.mask, in), far = far_keys(spec, all);
@@ -155,7 +157,7 @@ static Tensor centred_by_all(const Execution&, const Spec& spec, const Inputs& g
   return at::matmul(w / W.masked_fill(W == 0, 1), in.v.to(w.scalar_type())).to(in.v.scalar_type());
 }
 
-// Where a mutant makes a difference.
+// The cases in which a mutant makes a difference.
 static bool several_tokens(const Spec&, const Case& c) {
   return c.T > 1;
 }
@@ -180,18 +182,19 @@ static bool part_of_a_block(const Spec&, const Case& c) {
 static bool is_finer(const Spec&, const Case& c) {  // than bfloat16
   return c.dtype != at::kBFloat16;
 }
-static bool many_keys(const Spec& s,
-                      const Case& c) {  // and linear in v, with weights that sum to 1
+// Many keys, and an output that is linear in v with weights that sum to 1.
+static bool many_keys(const Spec& s, const Case& c) {
   return c.S == 200 && is<NoNorm>(s.norm) && is<Sum>(s.denominator) &&
          std::get<Sum>(s.denominator).plus == 0;
 }
 static bool has_scale(const Spec& s, const Case&) {
   return is<RootDim>(s.scale) && !is<Cosine>(s.features);
 }
-static bool sees_length(const Spec& s, const Case&) {  // of queries
+static bool sees_length(const Spec& s, const Case&) {  // the length of queries matters
   return !is<Cosine>(s.features);
 }
-static bool sees_temperature(const Spec& s, const Case&) {  // w(q·k) / w(k·k) of one power does not
+// The temperature matters. With the delta rule and one power it cancels in w(q·k) / w(k·k).
+static bool sees_temperature(const Spec& s, const Case&) {
   return !is<Delta>(s.values) || !is<Power>(s.weight);
 }
 static bool has_window(const Spec& s, const Case& c) {
@@ -220,7 +223,7 @@ static bool has_sharpness(const Spec& s, const Case&) {
 static bool has_input_gate(const Spec& s, const Case&) {
   return s.input_gate;
 }
-static bool has_output_gate(const Spec& s, const Case& c) {  // that no norm cancels
+static bool has_output_gate(const Spec& s, const Case& c) {  // and no norm that cancels it
   return s.output_gate && is<NoNorm>(s.norm) && c.T > 1;
 }
 static bool has_post_gate(const Spec& s, const Case&) {
@@ -256,7 +259,7 @@ static bool has_least(const Spec& s, const Case&) {
 static bool has_count(const Spec& s, const Case&) {
   return is<Count>(s.denominator) && is<NoNorm>(s.norm);
 }
-static bool has_softcap(const Spec& s, const Case& c) {  // that scores come near to
+static bool has_softcap(const Spec& s, const Case& c) {  // and scores near it
   return s.softcap != 0 && c.hot;
 }
 static bool has_sink(const Spec& s, const Case&) {
@@ -306,7 +309,7 @@ static bool has_delta(const Spec& s, const Case& c) {
 static bool has_channels(const Spec& s, const Case& c) {
   return is<ChannelGate>(s.decay) && c.T > 1;
 }
-// Keys of length 1 give a weight of 1 for themselves.
+// Without the correction u = beta v, because w(k·k) is 1 for keys of length 1.
 static Tensor without_correction(const Execution& e, Spec spec, Inputs in) {
   in.v = in.v * (std::get<Delta>(spec.values).most * in.beta).unsqueeze(-1).to(in.v.scalar_type());
   spec.values = AsGiven{}, in.beta = Tensor();

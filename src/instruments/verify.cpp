@@ -231,7 +231,7 @@ static double most(at::ScalarType dtype) {
          : dtype == at::kFloat    ? double(std::numeric_limits<float>::max())
                                   : std::numeric_limits<double>::max();
 }
-// An infinite or undefined truth is an error, and asked.
+// An infinite or undefined truth is an error: such a case runs, and fails.
 bool in_range(const at::Tensor& x, at::ScalarType dtype) {
   const double size = largest(x);
   return !(size > most(dtype) && std::isfinite(size));

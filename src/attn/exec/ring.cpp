@@ -24,7 +24,7 @@ static bool sees_any(const Intervals& i) {
   return some(i.lo, i.hi) || some(i.from, i.to);
 }
 
-// What travels: the tensors of keys, or their gradients.
+// The tensors that ranks pass on: those of keys, or their gradients.
 static constexpr at::Tensor FusedTensors::* kOfKeys[] = {&FusedTensors::k, &FusedTensors::v,
                                                          &FusedTensors::gate, &FusedTensors::decay};
 
@@ -33,7 +33,7 @@ static void pass_on(const Ring& ring, FusedTensors& block) {
     if ((block.*x).defined()) block.*x = ring.pass(block.*x);
 }
 
-// Adds the sums of other keys. A row that sees none of them has W = 0, and its shift says nothing.
+// Adds the sums of other keys. A row that sees none of them has W = 0 and a shift without meaning.
 static void merge(BlockSums& all, const BlockSums& more, bool shifted) {
   if (!shifted) {
     all.N += more.N, all.W += more.W;
@@ -63,7 +63,8 @@ BlockSums sums_round(
 FusedTensors gradients_round(
     const Ring& ring, const FusedTensors& own,
     const std::function<FusedTensors(int owner, const FusedTensors& block)>& of_block) {
-  // Of the rows, and of this rank's own keys; what the others' queries add comes last.
+  // Starts with the gradients of the rows and of this rank's own keys. What the queries of other
+  // ranks add to its keys arrives last.
   FusedTensors d = of_block(ring.rank, own), block = own, theirs;
   for (at::Tensor FusedTensors::* y : kOfKeys)
     if ((d.*y).defined()) theirs.*y = at::zeros_like(d.*y);

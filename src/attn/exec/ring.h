@@ -1,8 +1,8 @@
-// A sequence over several ranks whose keys and values go round: the sums over blocks of keys, one
-// of each rank, are merged:
+// Ring attention: one sequence over several ranks, which pass blocks of keys and values round. Each
+// rank computes the sums over one block after another and merges them:
 //   m = max(m_1, m_2),  N = e^(m_1 - m) N_1 + e^(m_2 - m) N_2,  W likewise
-// and the denominator, gates and norm follow. With the merged N, W and m, backward needs one block
-// at a time as well: each adds to dq, and its own dk and dv travel with it.
+// Denominator, gates and norm follow the last block. Backward takes one block at a time too, from
+// the merged N, W and m: each block adds to dq, and its dk and dv travel with it.
 #pragma once
 
 #include <functional>
@@ -29,9 +29,9 @@ struct Ring {
 at::Tensor attend_round(const Spec&, const Inputs& own, const Ring&);
 at::Tensor attend_round_on_gpu(const Spec&, const Inputs& own, const Ring&);
 
-// What the executions call: `of_block` runs on this rank's own block of keys, then on those that
-// come by and of which some query sees a key. The tensors of keys (k, v, gate, decay) are those of
-// the block's owner.
+// The loops that the executions share. They call `of_block` for this rank's own block of keys, then
+// for each block that arrives and has a key that some query sees. The tensors of keys (k, v, gate,
+// decay) are those of the block's owner.
 struct BlockSums {
   at::Tensor N, W, shift;  // [B, H, T, E], [B, H, T] twice, float32
 };
