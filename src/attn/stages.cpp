@@ -275,6 +275,11 @@ at::Tensor scale(const Spec& spec, const Inputs& in, const at::Tensor& count) {
          std::visit(Sharpened{in, count.clamp_min(1).log()}, spec.sharpness);
 }
 
+at::Tensor log_count(const at::Tensor& count, const Inputs& in) {
+  const at::Tensor log = count.clamp_min(1).log().squeeze(-1);
+  return log.expand({in.q.size(0), in.q.size(1), in.q.size(2)});
+}
+
 at::Tensor statistics_memory(const Inputs& in, Statistics* to) {
   if (!to || to->only_log_sum) return {};
   const at::Tensor all =

@@ -70,6 +70,9 @@ double scale_factor(const Spec&, const Inputs&);
 // Scale, temperature and a sharpness from the count; broadcasts to [B, H, T, 1].
 at::Tensor scale(const Spec&, const Inputs&, const at::Tensor& count);
 
+// log n of each query: [B, H, T]. count: [1 or B, 1, T, 1].
+at::Tensor log_count(const at::Tensor& count, const Inputs&);
+
 // From the scaled products x [.., T, S] to the scores: the stages up to the weight. Defined in
 // reference.cpp, as is the next.
 at::Tensor scores(const Spec&, at::Tensor x, const Seen&, const at::Tensor& bias = {});

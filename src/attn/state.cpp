@@ -89,13 +89,7 @@ static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) 
           ? scale(s.spec, in, count)
           : at::scalar_tensor(scale_factor(s.spec, in), wide(s.dtype));
   at::Tensor centre;  // the kernel finds the mean score
-  if (s.spec.less_log_count)
-    centre = count.clamp_min(1)
-                 .log()
-                 .squeeze(-1)
-                 .expand({q.size(0), q.size(1), 1})
-                 .to(sums_dtype(s))
-                 .contiguous();
+  if (s.spec.less_log_count) centre = log_count(count, in).to(sums_dtype(s)).contiguous();
   Sums sums = exec::apply_state(s, in, q, factor, centre);
   if (near_held(s) > 0) sums.far = count - near_count(s);
   sums.count = count;
@@ -198,8 +192,8 @@ static void decay_channels(State& s, const Inputs& in) {
   s.carry.S.mul_(gates.unsqueeze(-1)), s.carry.z.mul_(gates), s.carry.decay.add_(logs);
 }
 
-// Adds those of the last n keys that are far now, and of as many before them, to the sum of far
-// keys.
+// Adds the keys that became far with the last n tokens to the sum of far keys. Without near keys
+// these are the last n.
 static void add_far_keys(State& s, int64_t n) {
   const int64_t to = s.held - near_held(s), from = std::max<int64_t>(0, to - n);
   if (to == from) return;
@@ -352,7 +346,7 @@ static at::Tensor step_finite(State& s, const Inputs& given) {
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
   const bool many = n >= kPrefill;
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
-  if (many && in.q.is_cpu() && (n == 1 || !exec::has_nan_gates(in))) {
+  if (many && in.q.is_cpu() && !exec::has_nan_gates(in)) {
     flush(s);
     s.tokens += n;
     return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
@@ -411,7 +405,7 @@ void merge(State& state, const State& later) {
     check(reason.empty(), "cannot merge states of this variant: ", reason);
   }
   check(is<AsGiven>(state.spec.values),
-        "cannot merge states of a variant that divides values by their place in the stream");
+        "cannot merge states of a variant that divides values by a power of their position");
   const StateShape &a = state.shape, &b = later.shape;
   check(a.B == b.B && a.G == b.G && a.D == b.D && a.E == b.E,
         "cannot merge states of two shapes: k is [", a.B, ", ", a.G, ", T, ", a.D, "] and [", b.B,

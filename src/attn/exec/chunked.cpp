@@ -130,26 +130,27 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   at::Tensor q = p.one_factor ? p.q : p.q.to(dtype) * p.factor;
   const at::Tensor gates = value_gates(spec, in, before ? before->count : at::Tensor());
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
-  ChunkTensors x{padded(front(q), dtype), padded(p.k, dtype), padded(v, dtype)};
   std::optional<Near> near;
   at::Tensor late;  // keys
   if (!all_far) {
     near.emplace(spec, in, v, before);
     late = mapped(spec.features, near->k, in.key_projection, p.repeats);
-    x.k = padded(late, dtype);
-    x.v = padded(near->v, dtype), job.keep = near->keep;
+    job.keep = near->keep;
   }
-  if (in.keep.defined()) {  // sums of no key are 0, and NaN times that is not
+  if (in.keep.defined())  // sums of no key are 0, and NaN times that is not
     q = at::where(served(p, near, before) > 0, q, at::zeros({}, q.options()));
-    x.q = padded(front(q), dtype);
-  }
+  ChunkTensors x{padded(front(q), dtype), padded(near ? late : p.k, dtype),
+                 padded(near ? near->v : v, dtype)};
   x.decay = near && near->logs.defined() ? near->logs.cumsum(-1) : p.decay;
   at::Tensor keys, centre;  // of each query: the sum of keys, and what its scores are less
   if (spec.centred) {
     const Centre of(p, q, near, late, before);
     keys = of.keys, centre = of.mean * job.scale;
   }
-  if (spec.less_log_count) centre = centre.defined() ? centre + p.log_count() : p.log_count();
+  if (spec.less_log_count) {
+    const at::Tensor log = log_count(p.count, in);
+    centre = centre.defined() ? centre + log : log;
+  }
   if (centre.defined()) {
     centre = centre.unsqueeze(-1);
     x.centre = front(centre).squeeze(-1).to(dtype).contiguous();

@@ -172,11 +172,8 @@ static cuda::Quadratic quadratic(const Weight& w) {
 
 static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics*) {
   if (has_other_sums(given)) return attend_linear(given, inputs);
-  if (inputs.q.scalar_type() == at::kHalf) {  // sums over tokens exceed the range of float16
-    Inputs wide = inputs;
-    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
-    return run(given, wide, nullptr).to(at::kHalf);
-  }
+  if (inputs.q.scalar_type() == at::kHalf)  // sums over tokens exceed the range of float16
+    return run(given, in_float32(inputs), nullptr).to(at::kHalf);
   const WithoutChannelGates rest(given, inputs);
   const Spec& spec = rest.spec;
   const Inputs& in = rest.in;

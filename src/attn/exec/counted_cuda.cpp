@@ -86,6 +86,7 @@ at::Tensor decay_sums(const at::Tensor& gates, bool skips_nan) {
 }
 void spoil_rows(const at::Tensor& gates, const cuda::Seen& seen, const cuda::SeenLists& lists,
                 at::TensorList rows, at::TensorList by_last) {
+  if (rows[0].numel() == 0) return;
   cuda::SpoiledRows p{.B = int(gates.size(0)), .G = int(gates.size(1)), .seen = seen};
   p.lists = lists, p.gates = typed(gates), p.H = int(rows[0].size(1));
   const at::Tensor counts = at::empty(gates.sizes(), gates.options().dtype(at::kInt));
@@ -96,7 +97,6 @@ void spoil_rows(const at::Tensor& gates, const cuda::Seen& seen, const cuda::See
     check(n < cuda::SpoiledRows::kMost, "too many tensors of rows");
     p.rows[n++] = {typed(x), int(x.numel() / (int64_t(p.B) * p.H * seen.T)), last};
   };
-  if (rows[0].numel() == 0) return;
   for (const at::Tensor& x : rows) add(x, false);
   for (const at::Tensor& x : by_last) add(x, true);
   cuda::spoil_rows(p, stream());
@@ -169,7 +169,7 @@ at::Tensor scale_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& c
   return counted_rows(job, in.length_scale).unsqueeze(-1);
 }
 at::Tensor log_count_on_gpu(const Spec& spec, const Inputs& in, const CountedKeys& counted) {
-  if (by_tensors(spec, in)) return by_row(in, counted.count().log());
+  if (by_tensors(spec, in)) return plain(log_count(counted.keys(), in));
   CountedJob<cuda::CountedRows> job(spec, in);
   const at::Tensor y =
       at::empty({job.p.B, job.p.H, job.p.seen.T}, in.q.options().dtype(at::kFloat));

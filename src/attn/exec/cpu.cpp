@@ -95,10 +95,6 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const Intervals& all,
   sharpen(spec, in);
 }
 
-at::Tensor Prepared::log_count() const {
-  return count.clamp_min(1).log().squeeze(-1).expand({q.size(0), q.size(1), q.size(2)});
-}
-
 at::Tensor Prepared::kept_keys() const {
   return k.masked_fill(ones.logical_not(), 0);
 }

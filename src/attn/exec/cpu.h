@@ -39,7 +39,6 @@ struct Prepared {
   Prepared(const Spec&, const Inputs&, const at::Tensor& before = {}, bool counted = true);
   // The keys are one block of those seen, of which each query sees `count`.
   Prepared(const Spec&, const Inputs&, const Intervals& seen, const at::Tensor& count);
-  at::Tensor log_count() const;  // of each query: [B, H, T]
   at::Tensor kept_keys() const;  // f(k), 0 for a key that `keep` hides
   // The sums of e^denominator_gate over the keys seen: [B, H, T, 1].
   at::Tensor gates(const Inputs&) const;

@@ -42,6 +42,16 @@ cuda::Weights cuda_weights(const Weight& w) {
   return std::visit(CudaWeights{}, w);
 }
 
+Inputs in_float32(Inputs in) {
+  for (at::Tensor* x : {&in.q, &in.k, &in.v}) *x = x->to(at::kFloat);
+  return in;
+}
+
+at::Tensor scaled(const at::Tensor& q, double factor, float& scale) {
+  scale = factor > 0 ? float(factor) : 1;
+  return factor > 0 ? q : q * factor;
+}
+
 std::string why_not_on_cuda(const Spec& spec) {
   if (!facts(spec.weight).on_gpu && !is<StickBreaking>(spec.weight))
     return "the CUDA kernels do not support its weight";

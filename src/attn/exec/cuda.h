@@ -9,6 +9,12 @@
 
 namespace horner::attn::exec {
 
+Inputs in_float32(Inputs);  // q, k and v
+
+// The kernels require a scale above 0: returns q for such a `factor`, and else their product, with
+// 1 for the scale.
+at::Tensor scaled(const at::Tensor& q, double factor, float& scale);
+
 kernels::cuda::Weights cuda_weights(const Weight&);
 kernels::cuda::Epilogue cuda_epilogue(const Spec&, const Inputs&);  // without its pointers
 std::string why_not_on_cuda(const Spec&);  // "" when the kernels have its weight and mask

@@ -216,7 +216,7 @@ std::pair<TileJob, FusedTensors> tiles_of(const Spec& spec, const Inputs& in, co
     x.centre = plain((q * per_head).sum(-1) * job.scale);
   }
   if (spec.less_log_count) {
-    const at::Tensor log = p.log_count();
+    const at::Tensor log = log_count(p.count, in);
     x.centre = x.centre.defined() ? x.centre + log : plain(log);
   }
   x.gate = plain(value_gates(spec, in));

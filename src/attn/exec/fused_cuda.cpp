@@ -16,6 +16,7 @@
 #include "attn/exec/delta.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/features_cuda.h"
+#include "attn/exec/gradients_cuda.h"
 #include "attn/exec/near_cuda.h"
 #include "attn/exec/stick_cuda.h"
 #include "attn/kernels/cuda/fused/fused.h"
@@ -136,16 +137,6 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
   return r;
 }
 
-// Where atomic additions sum dq: `row_gradients` clears it, `sum_products` uses it. Undefined where
-// algorithms must be deterministic.
-static at::Tensor dq_sums(const CudaJob& job, const FusedTensors& x, Fused& f) {
-  if (at::globalContext().deterministicAlgorithms()) return {};
-  f.dq_rows = cuda::dq_in_fragments(f) ? cuda::kDqTile : 1;
-  f.dq_row = job.kernels->dq_channels(f);
-  const int64_t rows = (f.T + f.dq_rows - 1) / f.dq_rows * f.dq_rows;
-  return at::empty({f.B, f.H, rows, f.dq_row}, x.q.options().dtype(at::kFloat));
-}
-
 // dk, dv and dq. Where the graph does not run again, dq of atomic sums reuses the memory of q,
 // which has then been read, and dk that of k where a thread block reads only the keys whose
 // gradient it writes at its end. Otherwise dq reuses g where the shapes are equal.
@@ -200,7 +191,9 @@ static FusedTensors backward(const CudaJob& job, const FusedTensors& x, const Cu
   if (f.B == 0 || f.T == 0) return zeros_like(x);
   const at::Tensor grad = job.kernels->laid_out(grads.o);
   const auto rows = r.rows.options();
-  const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows), dq_sum = dq_sums(job, x, f);
+  const at::Tensor queries = at::empty({f.B, f.H, f.T, 4}, rows);
+  // `row_gradients` clears it, `sum_products` uses it.
+  const at::Tensor dq_sum = dq_sums(f, x.q, job.kernels->dq_channels(f));
   at::Tensor g, gradient_sums, norm_parts;
   FusedTensors d = epilogue_gradients(x, f, norm_parts);
   // Each row of u is read before that of g is written: g reuses its memory unless this graph runs
@@ -285,17 +278,14 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
   CudaJob job = job_for(kernels, spec, in, statistics);
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   FusedTensors x;
-  // The kernels require a scale above 0; any other multiplies q.
-  const double factor = scale_factor(spec, in);
   const SharpnessFrom from = sharpness_from(spec.sharpness);
   const bool by_row = from == SharpnessFrom::count;
-  job.scale = by_row || factor <= 0 ? 1 : float(factor);
   at::Tensor of_row;
   if (by_row) of_row = scale_on_gpu(spec, in, counted);
   const at::Tensor k = mapped_on_gpu(spec.features, in.k, in.key_projection, repeats);
   // After k, so that its backward comes first: dq has just been written, and is in the cache.
   at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
-  if (!by_row && factor <= 0) q = q * factor;
+  q = scaled(q, by_row ? 1 : scale_factor(spec, in), job.scale);
   x.q = kernels.laid_out(q), x.k = kernels.laid_out(k);
   x.v = kernels.laid_out(in.v);
   x.gate = plain(value_gates(spec, in));
@@ -362,9 +352,7 @@ static constexpr TileKernels kKernels{
 
 static at::Tensor run(const Spec& spec, const Inputs& in, Statistics* statistics) {
   if (in.q.scalar_type() == at::kHalf && needs_float32(spec)) {
-    Inputs wide = in;
-    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
-    return run(spec, wide, statistics).to(at::kHalf);
+    return run(spec, in_float32(in), statistics).to(at::kHalf);
   }
   if (is<Delta>(spec.values)) {
     Inputs numbers = in;

@@ -75,25 +75,17 @@ Fused problem(const NearJob& job, const Pass& p, const NearTensors& x, const at:
   return f;
 }
 
-// The result of a pass, with the sum of its weights and what that is relative to.
-struct Part {
-  at::Tensor o, rows;              // [B, H, T, E], [3, B, H, T]
+// The sums of a pass, and its statistics where those are requested.
+struct Part : FusedSums {
   at::Tensor statistics, abs_sum;  // [4, B, H, T], [B, H, T]
 
-  Part(const NearJob& job, const Pass& p, const NearTensors& x, const at::Tensor& decay) {
-    Fused f = problem(job, p, x, decay);
-    o = at::empty({f.B, f.H, f.T, f.E}, x.v.options());
-    rows = at::empty({3, f.B, f.H, f.T}, x.v.options().dtype(at::kFloat));
-    f.o = o.data_ptr(), f.W = memory<float>(rows);
-    f.shift = f.W + rows[0].numel(), f.r = f.shift + rows[0].numel();
-    cuda::fused_forward(f, p.weights, stream());
+  Part(const NearJob& job, const Pass& p, Fused f, const at::TensorOptions& options)
+      : FusedSums(f, p.weights, options) {
     if (!job.statistics.defined()) return;
     statistics = at::empty_like(job.statistics), abs_sum = at::empty_like(rows[0]);
     f.statistics = memory<float>(statistics), f.abs_sum = memory<float>(abs_sum);
     cuda::fused_statistics(f, p.weights, stream());
   }
-  at::Tensor W() const { return rows[0]; }
-  at::Tensor shift() const { return rows[1]; }
 };
 
 // e^-shift, the factor of the weights that are not near; 0 where there are none.
@@ -115,7 +107,10 @@ void write_statistics(const NearJob& job, const Part& near, const Part& far, con
 
 NearResult forward(const NearJob& job, const NearTensors& x, bool) {
   const at::Tensor decay = decay_sums(x.decay, job.gated);
-  const Part near(job, job.near, x, decay), far(job, job.far, x, decay);
+  const auto part = [&](const Pass& p) {
+    return Part(job, p, problem(job, p, x, decay), x.v.options());
+  };
+  const Part near = part(job.near), far = part(job.far);
   // The weights that are not near are not to overflow.
   NearResult r;
   r.shift = at::where(job.some_far, near.shift().clamp_min(0), near.shift());
@@ -182,12 +177,6 @@ NearTensors backward(const NearJob& job, const NearTensors& x, const NearResult&
   return d;
 }
 
-// The kernels require a scale above 0; any other multiplies q.
-at::Tensor scaled(const at::Tensor& q, double factor, float& scale) {
-  scale = factor > 0 ? float(factor) : 1;
-  return laid_out(factor > 0 ? q : q * factor);
-}
-
 }  // namespace
 
 at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* statistics) {
@@ -211,10 +200,11 @@ at::Tensor attend_near_on_gpu(const Spec& spec, const Inputs& in, Statistics* st
   const double factor = scale_factor(spec, in);
   NearTensors x;
   x.k = laid_out(mapped_on_gpu(spec.features, in.k, in.key_projection, repeats));
-  x.q = scaled(mapped_on_gpu(spec.features, in.q, in.query_projection), factor, job.far.scale);
+  const at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection);
+  x.q = laid_out(scaled(q, factor, job.far.scale));
   x.near_k = own ? laid_out(in.k) : x.k;
-  x.near_q = scaled(in.q, own ? scale_factor({.temperature = spec.temperature}, in) : factor,
-                    job.near.scale);
+  const double near_factor = own ? scale_factor({.temperature = spec.temperature}, in) : factor;
+  x.near_q = laid_out(scaled(in.q, near_factor, job.near.scale));
   x.v = laid_out(in.v);
   x.gate = plain(value_gates(spec, in)), x.decay = plain(log_gates(spec.decay, in));
   const NearResult r = differentiable(kFusedCuda.name, job, x, forward, backward);

@@ -83,16 +83,10 @@ struct Block {
 RoundResult forward(const RoundJob& job, const FusedTensors& own, bool) {
   const auto of_block = [&](int owner, const FusedTensors& of) {
     Block b(job, own, of, owner);
-    Fused& f = b.f;
-    const at::Tensor o = at::empty({f.B, f.H, f.T, f.E}, own.v.options());
-    const at::Tensor rows = at::empty({3, f.B, f.H, f.T}, own.v.options().dtype(at::kFloat));
-    f.o = o.data_ptr(), f.W = memory<float>(rows);
-    f.shift = f.W + rows[0].numel(), f.r = f.shift + rows[0].numel();
-    cuda::fused_forward(f, job.weights, stream());
-    const at::Tensor W = rows[0];
-    at::Tensor N = o.to(at::kFloat);
-    if (job.is_exp()) N.mul_(W.unsqueeze(-1));
-    return BlockSums{N, W, rows[1]};
+    const FusedSums sums(b.f, job.weights, own.v.options());
+    at::Tensor N = sums.o.to(at::kFloat);
+    if (job.is_exp()) N.mul_(sums.W().unsqueeze(-1));
+    return BlockSums{N, sums.W(), sums.shift()};
   };
   const BlockSums all = sums_round(job.ring, own, job.is_exp(), of_block);
   return {all.N, all.W, all.shift};
@@ -138,36 +132,29 @@ FusedTensors backward(const RoundJob& job, const FusedTensors& own, const RoundR
 }  // namespace
 
 at::Tensor attend_round_on_gpu(const Spec& given, const Inputs& own, const Ring& ring) {
-  if (own.q.scalar_type() == at::kHalf) {  // too few bits for the gradient of a sum
-    Inputs wide = own;
-    for (at::Tensor* x : {&wide.q, &wide.k, &wide.v}) *x = x->to(at::kFloat);
-    return attend_round_on_gpu(given, wide, ring).to(at::kHalf);
-  }
+  if (own.q.scalar_type() == at::kHalf)  // too few bits for the gradient of a sum
+    return attend_round_on_gpu(given, in_float32(own), ring).to(at::kHalf);
   const WithoutChannelGates rest(given, own);
   const Spec& spec = rest.spec;
   const Inputs& in = rest.in;
   const c10::cuda::CUDAGuard guard(in.q.device());
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   const at::Tensor count = ring.count().to(in.q.device(), at::kFloat);
-  // The kernels require a scale above 0; any other multiplies q.
-  const double factor = scale_factor(spec, in);
   const bool by_row = sharpness_from(spec.sharpness) == SharpnessFrom::count;
-  const RoundJob job{.ring = ring,
-                     .weights = cuda_weights(spec.weight),
-                     .scale = by_row || factor <= 0 ? 1 : float(factor),
-                     .clamp = float(spec.clamp),
-                     .softcap = float(spec.softcap),
-                     .channels = int(in.v.size(-1))};
+  RoundJob job{.ring = ring,
+               .weights = cuda_weights(spec.weight),
+               .scale = 1,
+               .clamp = float(spec.clamp),
+               .softcap = float(spec.softcap),
+               .channels = int(in.v.size(-1))};
   const at::Tensor of_row = by_row ? scale(spec, in, count) : at::Tensor();
   at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection, 1, of_row);
-  if (!by_row && factor <= 0) q = q * factor;
+  q = scaled(q, by_row ? 1 : scale_factor(spec, in), job.scale);
   FusedTensors x{laid_out(q),
                  laid_out(mapped_on_gpu(spec.features, in.k, in.key_projection, repeats)),
                  laid_out(in.v)};
   x.gate = plain(value_gates(spec, in));
-  if (spec.less_log_count)
-    x.centre = plain(
-        count.clamp_min(1).log().squeeze(-1).expand({in.q.size(0), in.q.size(1), in.q.size(2)}));
+  if (spec.less_log_count) x.centre = plain(log_count(count, in));
   if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined())
     x.decay = (logs.to(at::kDouble).cumsum(-1) + ring.decay_before.unsqueeze(-1)).contiguous();
   const RoundResult r = differentiable(kFusedCuda.name, job, x, forward, backward);

@@ -1,4 +1,4 @@
-// Inputs that are rare and that no kernel need know: no key at all, and NaN among the log gates.
+// Rare inputs that kernels do not handle: no keys at all, and NaN among the log gates.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace horner::attn::exec {
 
-// N and W are 0, hence every row, whatever its stages. It depends on no element of the inputs:
+// N and W are 0, so every row is 0, whatever its stages. It depends on no element of the inputs, so
 // their gradients are zeros.
 at::Tensor without_keys(const Inputs& in, Statistics* statistics) {
   at::Tensor o =
@@ -76,16 +76,16 @@ static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Ten
       .unsqueeze(-1);
 }
 
-// The running sums of the kernels would carry a NaN to every later row of its head, also to those
-// of other packed sequences and to those of a window that is past it. The executions on a GPU see
-// to it themselves (spoil_rows): here the device would be waited for.
+// The running sums of the kernels would carry a NaN to every later row of its head, even to rows of
+// other packed sequences and to rows whose window is past it. The executions on a GPU handle NaN
+// themselves (spoil_rows), because reading the gates here would wait for the device.
 at::Tensor run_with_gates(const Execution& e, const Spec& spec, const Inputs& in,
                           Statistics* statistics) {
   const at::Tensor& gates = gates_of(in);
   const bool on_cpu = &e == &fused_cpu || &e == &chunked || &e == &recurrent;
   if (!on_cpu || !gates.defined()) return e.run(spec, in, statistics);
   const at::Tensor nan = gates.detach().isnan();
-  if (!has_nan_gates(in)) return e.run(spec, in, statistics);
+  if (!nan.any().item<bool>()) return e.run(spec, in, statistics);
   Inputs clean = in;
   (in.decay.defined() ? clean.decay : clean.channel_decay) = gates.masked_fill(nan, 0);
   const at::Tensor factor = spoiled_rows(spec, in, nan);
