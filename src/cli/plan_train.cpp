@@ -61,7 +61,7 @@ static train::Layout layout_of(const TrainingPlan& o) {
 // What the GPUs of a sequence send each other, for all layers.
 static std::string travelling(const nn::ModelConfig& c, const train::Layout& l) {
   if (l.context == 1) return "";
-  const auto is = [&](train::Travels what) {
+  const auto is = [&](attn::Travels what) {
     return std::ranges::any_of(c.layers, [&](const nn::LayerConfig& layer) {
       return std::ranges::any_of(layer.parts,
                                  [&](const nn::Part& part) { return travels(part, c, l) == what; });
@@ -69,9 +69,9 @@ static std::string travelling(const nn::ModelConfig& c, const train::Layout& l) 
   };
   std::string out;
   const auto add = [&](const char* word) { out += (out.empty() ? "" : ", ") + std::string(word); };
-  if (is(train::Travels::states)) add("states");
-  if (is(train::Travels::blocks_of_keys)) add("keys and values, in a ring");
-  if (is(train::Travels::all_keys)) add("keys and values, gathered");
+  if (is(attn::Travels::states)) add("states");
+  if (is(attn::Travels::blocks_of_keys)) add("keys and values, in a ring");
+  if (is(attn::Travels::all_keys)) add("keys and values, gathered");
   return out;
 }
 
