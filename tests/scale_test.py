@@ -189,6 +189,12 @@ def test_a_sequence_over_ranks(variant, packed):
         assert max(got["errors"].values()) < 2e-5, got
 
 
+@pytest.mark.parametrize("variant", ["linear_decay", "gated_delta", "gla", "gated_decay"])
+def test_a_gate_that_is_nan_spoils_later_rows_only(variant):
+    for got in tool(3, "attend", variant, 384, 16, 0, ALONE="1", NAN_GATE="1"):
+        assert got["same_nan"] and got["rows_of_nan"] == 2 * 16 * {0: 0, 1: 59, 2: 128}[got["rank"]], got
+
+
 @pytest.mark.parametrize("variant", SMALLER)
 def test_the_smaller_of_state_and_block_travels(variant):
     for got in tool(2, "attend", variant, 48, 64, 0, ALONE="1"):

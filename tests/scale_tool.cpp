@@ -230,6 +230,10 @@ static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed
   const attn::Split split = messages.count(connected);
   const at::Generator g = at::detail::createCPUGenerator(5);
   attn::Inputs all = inputs_of(spec, T, D, packed, options);
+  if (std::getenv("NAN_GATE")) {  // of one token in the middle
+    at::Tensor& gates = all.decay.defined() ? all.decay : all.channel_decay;
+    gates.select(2, T / 2 + 5).fill_(NAN);
+  }
   const at::Tensor d = at::randn({1, all.q.size(1), T, all.v.size(3)}, g).to(options);
   const int64_t n = T / r.world, from = r.rank * n;
   attn::Inputs own = tokens(all, from, from + n);
@@ -242,6 +246,7 @@ static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed
   const int64_t bytes = train::bytes_sent() - sent, peak = resident(device, false) - before;
   group.barrier();
   Json out{{"variant", variant},
+           {"rank", r.rank},
            {"peak", peak},
            {"sent", bytes},
            {"gathered", messages.gathered},
@@ -252,6 +257,9 @@ static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed
     track(all);
     const at::Tensor truth = attn::attend(spec, all);
     truth.backward(d);
+    out["rows_of_nan"] = o.isnan().sum().item<int64_t>();
+    out["same_nan"] = at::equal(o.isnan(), truth.isnan().narrow(2, from, n).expand_as(o)) &&
+                      truth.isnan().any().item<bool>();
     Json errors;
     errors["o"] = relative(o.detach(), truth.detach().narrow(2, from, n));
     for (const attn::Input& i : attn::input_table()) {

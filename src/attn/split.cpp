@@ -290,6 +290,31 @@ Carry combined(const Spec& spec, const Carry& all, int64_t first, int64_t r, int
   return out;
 }
 
+// Log gates without NaN, and [B, H, T, 1]: NaN for the rows that see a key before such a gate, as
+// in run_with_gates. On the CPU; undefined without such a gate.
+struct Gates {
+  Inputs clean;
+  at::Tensor factor;
+};
+Gates without_nan(const Spec& spec, const Inputs& in, const Places& places) {
+  Gates out{in, {}};
+  at::Tensor& gates = in.decay.defined() ? out.clean.decay : out.clean.channel_decay;
+  if (in.q.is_cuda() || !sees_all_past(spec.mask) || !exec::has_nan_gates(in)) return out;
+  at::Tensor nan = gates.detach().isnan();
+  gates = gates.masked_fill(nan, 0);
+  if (nan.dim() == 4) nan = nan.any(-1);
+  if (places.begin_of(places.from) == places.from) nan.select(2, 0).fill_(false);  // the first key
+  const at::Tensor spoiled = nan.to(at::kLong).cumsum(2).gt(0);
+  const at::Tensor one = at::ones({1}, in.q.options().dtype(wide(in.q.scalar_type())));
+  out.factor =
+      at::where(spoiled.repeat_interleave(in.q.size(1) / in.k.size(1), 1), NAN, one).unsqueeze(-1);
+  return out;
+}
+
+at::Tensor times(const at::Tensor& o, const at::Tensor& factor) {
+  return factor.defined() ? (o * factor).to(o.scalar_type()) : o;
+}
+
 // The result `first` of the sequence that the first token belongs to, and those that begin after
 // it.
 at::Tensor with_rest(const at::Tensor& first, const Spec& spec, const Inputs& in, const Places& at,
@@ -316,8 +341,9 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
   const Carry before = combined(spec, all, first, split.rank, E);
   const int64_t n = at.within(at.from, at.from + at.T)[1];
-  const at::Tensor o = attend_on(spec, tokens(own, 0, n), before, false).first;
-  return with_rest(o, spec, in, at, execution);
+  const Gates gates = without_nan(spec, tokens(own, 0, n), at);
+  const at::Tensor o = attend_on(spec, gates.clean, before, false).first;
+  return with_rest(times(o, gates.factor), spec, in, at, execution);
 }
 
 // [.., S, ..] of the ranks up to this one, from token `begin` on.
@@ -368,7 +394,9 @@ at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
   exec::Ring ring{split.rank, split.ranks, split.pass, keys_of_all(spec, in, at), {}};
   if (const at::Tensor logs = log_gates(spec.decay, own); logs.defined())
     ring.decay_before = sum_before(split, logs.to(at::kDouble).sum(-1));
-  return (in.q.is_cuda() ? exec::attend_round_on_gpu : exec::attend_round)(spec, own, ring);
+  const Gates gates = without_nan(spec, own, at);
+  const auto attend_ring = in.q.is_cuda() ? exec::attend_round_on_gpu : exec::attend_round;
+  return times(attend_ring(spec, gates.clean, ring), gates.factor);
 }
 
 }  // namespace
