@@ -254,6 +254,7 @@ def test_ctrl_c_releases_the_runs_at_once(tmp_path):
     assert re.fullmatch(rf"copy/softmax/seed0  running on {socket.gethostname()}, process {first.pid}, heartbeat \S+ s ago\n", listed), listed
     first.send_signal(signal.SIGINT)
     assert first.wait() == 130
+    assert first.said().endswith("resume: horner study study.json --out out --lease 3600\n")
     assert "interrupted" in horner("study", "study.json", "--out", "out", "--list", cwd=tmp_path)
     assert list(out.glob("copy/*/seed0.try1/checkpoint-*"))
     second = start(tmp_path, "--lease", 3600)
@@ -324,14 +325,33 @@ def test_a_run_that_earlier_versions_left_is_resumed(tmp_path):
     assert steps(run) == list(range(1, 301)) and "resuming from" in (run / "log.txt").read_text()
 
 
+def test_a_folder_has_one_study(tmp_path):
+    """The next one may have other runs besides; another one is refused by its title, its name or its runs."""
+    study_file(tmp_path, 4)
+    words = ["study", "study.json", "--out", "out"]
+    horner(*words, "--only", "*/softmax/*", cwd=tmp_path)
+    horner(*words, "--only", "*/taylor1/*", cwd=tmp_path)
+    os.rename(study_file(tmp_path, 4), tmp_path / "mine.json")
+    for name, fields, said in (("study", {"title": "Other"}, "out holds the study 'Shared' (study), not 'Other' (study); choose another --out"),
+                               ("mine", {}, "out holds the study 'Shared' (study), not 'Shared' (mine); choose"),
+                               ("study", {"attention": ["l2"]}, ", and none of the study 'Shared' (study), whose first is copy/l2/seed0; choose")):  # fmt: skip
+        study_file(tmp_path, 4, **fields)
+        before = report(tmp_path)
+        assert said in horner("study", f"{name}.json", "--out", "out", code=2, cwd=tmp_path)
+        assert report(tmp_path) == before
+    horner(*words, "--force", cwd=tmp_path)
+    horner(*words, cwd=tmp_path)
+
+
 def test_the_script_for_slurm(tmp_path):
     grid = study_file(tmp_path, 20)
     words = ["study", grid, "--out", "it's out", "--only", "*/softmax/*", "--slurm", "--dry-run", "--array", 4, "--time", "2:00:00",
-             "--gpus", 1, "--cpus-per-task", 8, "--partition", "fast", "--slurm-args", "--mem=16G --account=mine"]  # fmt: skip
+             "--gpus", 1, "--cpus-per-task", 8, "--partition", "fast", "--slurm-args", "--mem=16G --account=mine", "--retry",
+             "--minutes", 30, "--force", "--keep-weights"]  # fmt: skip
     script = horner(*words, cwd=tmp_path)
     for option in ("array=1-4", "time=2:00:00", "gpus=1", "cpus-per-task=8", "partition=fast", "mem=16G --account=mine", "requeue", "signal=B:USR1@60"):
         assert f"#SBATCH --{option}\n" in script
-    assert r"--out 'it'\''s out' --only '*/softmax/*' --jobs 1 --lease 60 --no-wait &" in script and "scontrol requeue" in script
+    assert r"--out 'it'\''s out' --only '*/softmax/*' --jobs 1 --lease 60 --minutes 30 --no-wait --keep-weights --retry --force &" in script and "scontrol requeue" in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert not (tmp_path / "it's out").exists()
     assert "--jobs 4 --lease" in horner("study", grid, "--out", "x", "--slurm", "--dry-run", "--gpus", 4)  # a run for each

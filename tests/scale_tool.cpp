@@ -14,7 +14,9 @@
 #include <atomic>
 #include <fstream>
 #include <iostream>
+#include <mutex>
 #include <sstream>
+#include <unordered_map>
 
 #include "attn/catalog.h"
 #include "attn/inputs.h"
@@ -34,22 +36,26 @@ struct Counting final : c10::Allocator {
   c10::Allocator* under = c10::GetCPUAllocator();
   inline static std::atomic<int64_t> now = 0, peak = 0;
 
-  struct Block {
-    c10::DataPtr data;
-    int64_t bytes;
-  };
-  static void drop(void* block) {
-    now -= static_cast<Block*>(block)->bytes;
-    delete static_cast<Block*>(block);
+  inline static std::mutex mutex;
+  inline static std::unordered_map<void*, int64_t> sizes;  // of what is held
+
+  static void drop(void* data) {
+    {
+      const std::lock_guard held(mutex);
+      const auto found = sizes.find(data);
+      if (found != sizes.end()) now -= found->second, sizes.erase(found);
+    }
+    c10::GetDefaultCPUAllocator()->raw_deallocate(data);
   }
   c10::DataPtr allocate(size_t n) override {
-    auto* const block = new Block{under->allocate(n), int64_t(n)};
-    const int64_t all = now += int64_t(n);
-    for (int64_t seen = peak; seen < all && !peak.compare_exchange_weak(seen, all);) {
-    }
-    return {block->data.get(), block, drop, at::kCPU};
+    void* const data = under->raw_allocate(n);
+    const std::lock_guard held(mutex);
+    if (data) sizes[data] = int64_t(n), now += int64_t(n);
+    peak = std::max(peak.load(), now.load());
+    return {data, data, drop, at::kCPU};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  // Libraries take memory without a tensor, such as those of products in bfloat16.
+  c10::DeleterFnPtr raw_deleter() const override { return drop; }
   void copy_data(void* to, const void* from, size_t n) const override {
     under->copy_data(to, from, n);
   }
@@ -224,6 +230,10 @@ static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed
   const attn::Split split = messages.count(connected);
   const at::Generator g = at::detail::createCPUGenerator(5);
   attn::Inputs all = inputs_of(spec, T, D, packed, options);
+  if (std::getenv("NAN_GATE")) {  // of one token in the middle
+    at::Tensor& gates = all.decay.defined() ? all.decay : all.channel_decay;
+    gates.select(2, T / 2 + 5).fill_(NAN);
+  }
   const at::Tensor d = at::randn({1, all.q.size(1), T, all.v.size(3)}, g).to(options);
   const int64_t n = T / r.world, from = r.rank * n;
   attn::Inputs own = tokens(all, from, from + n);
@@ -232,20 +242,24 @@ static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed
   const int64_t before = resident(device, true), sent = train::bytes_sent();
   const at::Tensor o = attend_split(spec, own, split);
   o.backward(d.narrow(2, from, n));
+  static const char* const kTravels[] = {"states", "blocks of keys", "all keys"};
   const int64_t bytes = train::bytes_sent() - sent, peak = resident(device, false) - before;
   group.barrier();
   Json out{{"variant", variant},
+           {"rank", r.rank},
            {"peak", peak},
            {"sent", bytes},
            {"gathered", messages.gathered},
            {"passed", messages.passed},
            {"backend", group.backend()},
-           {"scan", attn::why_no_scan(spec, own).empty()},
-           {"ring", attn::why_no_ring(spec, own).empty()}};
+           {"travels", kTravels[int(attn::travels(spec, own))]}};
   if (std::getenv("ALONE")) {  // the whole sequence in this process, in the same dtype
     track(all);
     const at::Tensor truth = attn::attend(spec, all);
     truth.backward(d);
+    out["rows_of_nan"] = o.isnan().sum().item<int64_t>();
+    out["same_nan"] = at::equal(o.isnan(), truth.isnan().narrow(2, from, n).expand_as(o)) &&
+                      truth.isnan().any().item<bool>();
     Json errors;
     errors["o"] = relative(o.detach(), truth.detach().narrow(2, from, n));
     for (const attn::Input& i : attn::input_table()) {

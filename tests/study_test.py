@@ -216,6 +216,8 @@ def test_hopeless_runs_are_given_up(tmp_path):
                       **{"learning-rates": [3e-3, 1e-7], "extend-rates": 0, "give-up": {"after": 0.1, "behind": 0.05}})  # fmt: skip
     out = tmp_path / "out"
     said = horner("study", grid, "--out", out, "--jobs", 1)
+    listed = json.loads(horner("study", grid, "--out", out, "--list", "--json"))["runs"]
+    assert sorted(r["state"] for r in listed) == ["done", "given up"] and any("lr0.003/seed0" in r.get("why", "") for r in listed)
     given_up = json.loads((out / "recall-pairs=4/softmax/lr1e-07/seed0/given_up.json").read_text())
     assert 300 <= given_up["step"] < 3000 and "lr0.003/seed0" in given_up["why"]
     assert "runs given up before their last step" in " ".join(said.split())

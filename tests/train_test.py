@@ -389,6 +389,23 @@ def test_two_processes_resume_exactly(tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "straight")
 
 
+def test_processes_that_torchrun_ends_can_be_resumed(tmp_path):
+    """SIGTERM, which a scheduler sends to torchrun, and this to the processes."""
+    options = [*SMALL, "--steps", 300, "--checkpoint-every", 0]
+    child = together(tmp_path / "run", 2, *options)
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+    child.terminate()
+    _, said = child.communicate(timeout=60)
+    assert f"--nproc-per-node=2 horner train --out {tmp_path}/run --resume" in said, said
+    done = len(losses(tmp_path / "run"))
+    assert done < 300 and newest(tmp_path / "run") == f"checkpoint-{done:08}"
+    _, said = together(tmp_path / "run", 2, "--resume").communicate(timeout=120)
+    _, _ = together(tmp_path / "straight", 2, *options).communicate(timeout=120)
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight") and len(losses(tmp_path / "run")) == 300, said
+
+
 def test_a_process_that_dies_ends_the_others(tmp_path):
     child = together(tmp_path / "run", 2, *SMALL, "--steps", 100_000, "--checkpoint-every", 5)
     while not list((tmp_path / "run").glob("checkpoint-*")):

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "attn/exec/by_series.h"
@@ -61,23 +62,21 @@ at::Tensor rows_before(const Split& split, const at::Tensor& x, int64_t axis, in
   return gathered(split, x.narrow(axis, T - n, n)).narrow(0, before, one).sum(0);
 }
 
-std::string why_no_scan(const Spec& spec, bool on_gpu) {
+std::string why_no_split(const Spec& spec) {
+  if (sees_future(spec.mask)) return "its mask sees later tokens";
+  if (spec.dropout != 0 || spec.bias) return "it has dropout or a bias of each score";
+  return "";
+}
+
+// Why there is no state of a spec; "" if there is one, of any size.
+static std::string why_no_scan(const Spec& spec, bool on_gpu) {
   if (!is<NoKeys>(spec.near)) return "near keys are not part of a state";
   if (is<CountPower>(spec.values)) return "values depend on the count of keys before them";
   return on_gpu ? exec::why_no_series(spec) : why_no_state(spec);
 }
 
-std::string why_no_scan(const Spec& spec, const Inputs& in) {
-  const bool on_gpu = in.q.is_cuda();
-  if (const std::string reason = why_no_scan(spec, on_gpu); !reason.empty()) return reason;
-  Inputs one = in;
-  one.cu_seqlens = at::Tensor();
-  if (!on_gpu)
-    if (const std::string reason = exec::why_no_stream(spec, one); !reason.empty()) return reason;
-  return why_too_large(spec, {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)});
-}
-
-std::string why_no_ring(const Spec& spec) {
+// Why blocks of keys cannot go round; "" if they can.
+static std::string why_no_ring(const Spec& spec) {
   if (needs_the_row(spec)) return "its weights depend on the whole row";
   if (!is<NoKeys>(spec.near)) return "near keys have other weights than those before them";
   if (!is<AsGiven>(spec.values)) return "values depend on the keys before them";
@@ -87,13 +86,60 @@ std::string why_no_ring(const Spec& spec) {
   return "";
 }
 
-std::string why_no_ring(const Spec& spec, const Inputs& in, std::string_view execution) {
-  if (const std::string reason = why_no_ring(spec); !reason.empty()) return reason;
-  if (in.keep.defined()) return "padding (keep) is counted over all keys";
-  const Execution& chosen = choose(spec, in, execution);
-  for (const Execution* e : {&exec::fused_cpu, &exec::fused_cuda, &exec::hopper_cuda})
-    if (&chosen == e) return "";
-  return "execution '" + std::string(chosen.name) + "' does not merge blocks of keys";
+static bool can_go_round(const Spec& spec, const Inputs& in, std::string_view execution) {
+  if (!why_no_ring(spec).empty() || in.keep.defined()) return false;  // it is counted over all keys
+  const Execution* const merging[] = {&exec::fused_cpu, &exec::fused_cuda, &exec::hopper_cuda};
+  return std::ranges::any_of(merging, [&](const Execution* e) {
+    return (execution == "auto" || execution == e->name) && e->why_not(spec, in).empty();
+  });
+}
+
+static double padded(double n, double multiple) {
+  return std::ceil(n / multiple) * multiple;
+}
+static constexpr double kPad = 16;  // channels of a state
+
+double state_message(const Spec& spec, const SplitShape& s) {
+  const double F = feature_count(spec, s.D), heads = double(s.B) * double(s.G);
+  const double E = padded(double(s.E), kPad);
+  const double width = is<Delta>(spec.values) ? padded(E + F, kPad) : E;
+  double exact = double(s.B);  // the count, and other sums in double
+  if (spec.centred) exact += heads * double(mapped_channels(spec, s.D));
+  if (is<CumulativeGate>(spec.denominator)) exact += heads;
+  if (!is<NoDecay>(spec.decay)) exact += heads * (is<ChannelGate>(spec.decay) ? F : 1);
+  return heads * F * (width + 1) * (sums_in_double(spec) ? sizeof(double) : sizeof(float)) +
+         sizeof(double) * exact;
+}
+
+double block_message(const Spec& spec, const SplitShape& s) {
+  const double multiple = s.on_gpu ? 8 : 16;  // of the kernels
+  const double channels =
+      padded(double(mapped_channels(spec, s.D)), multiple) + padded(double(s.E), multiple);
+  const double gates = spec.input_gate * sizeof(float) + !is<NoDecay>(spec.decay) * sizeof(double);
+  return double(s.B) * double(s.G) * double(s.tokens) * (channels * double(s.element) + gates);
+}
+
+static Travels travels(const Spec& spec, const SplitShape& s, bool has_state, bool goes_round) {
+  has_state &= why_too_large(spec, {s.B, s.G, s.D, s.E}).empty();
+  if (goes_round && !(has_state && state_message(spec, s) <= block_message(spec, s)))
+    return Travels::blocks_of_keys;
+  return has_state ? Travels::states : Travels::all_keys;
+}
+
+Travels travels(const Spec& spec, const SplitShape& s) {
+  return travels(spec, s, why_no_scan(spec, s.on_gpu).empty(), why_no_ring(spec).empty());
+}
+
+Travels travels(const Spec& spec, const Inputs& in, std::string_view execution) {
+  Inputs one = in;
+  one.cu_seqlens = at::Tensor();
+  const bool on_gpu = in.q.is_cuda();
+  const bool has_state =
+      why_no_scan(spec, on_gpu).empty() && (on_gpu || exec::why_no_stream(spec, one).empty());
+  return travels(spec,
+                 {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3), in.k.size(2),
+                  int64_t(in.k.element_size()), on_gpu},
+                 has_state, can_go_round(spec, in, execution));
 }
 
 namespace {
@@ -244,6 +290,31 @@ Carry combined(const Spec& spec, const Carry& all, int64_t first, int64_t r, int
   return out;
 }
 
+// Log gates without NaN, and [B, H, T, 1]: NaN for the rows that see a key before such a gate, as
+// in run_with_gates. On the CPU; undefined without such a gate.
+struct Gates {
+  Inputs clean;
+  at::Tensor factor;
+};
+Gates without_nan(const Spec& spec, const Inputs& in, const Places& places) {
+  Gates out{in, {}};
+  at::Tensor& gates = in.decay.defined() ? out.clean.decay : out.clean.channel_decay;
+  if (in.q.is_cuda() || !sees_all_past(spec.mask) || !exec::has_nan_gates(in)) return out;
+  at::Tensor nan = gates.detach().isnan();
+  gates = gates.masked_fill(nan, 0);
+  if (nan.dim() == 4) nan = nan.any(-1);
+  if (places.begin_of(places.from) == places.from) nan.select(2, 0).fill_(false);  // the first key
+  const at::Tensor spoiled = nan.to(at::kLong).cumsum(2).gt(0);
+  const at::Tensor one = at::ones({1}, in.q.options().dtype(wide(in.q.scalar_type())));
+  out.factor =
+      at::where(spoiled.repeat_interleave(in.q.size(1) / in.k.size(1), 1), NAN, one).unsqueeze(-1);
+  return out;
+}
+
+at::Tensor times(const at::Tensor& o, const at::Tensor& factor) {
+  return factor.defined() ? (o * factor).to(o.scalar_type()) : o;
+}
+
 // The result `first` of the sequence that the first token belongs to, and those that begin after
 // it.
 at::Tensor with_rest(const at::Tensor& first, const Spec& spec, const Inputs& in, const Places& at,
@@ -260,9 +331,8 @@ at::Tensor with_rest(const at::Tensor& first, const Spec& spec, const Inputs& in
 
 at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
                     std::string_view execution) {
-  constexpr int64_t kPad = 16;
   const Places at(in, split);
-  const int64_t E = (in.v.size(3) + kPad - 1) / kPad * kPad;
+  const auto E = int64_t(padded(double(in.v.size(3)), kPad));
   Inputs own = in;
   own.cu_seqlens = at::Tensor();
   const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
@@ -271,8 +341,9 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
   const Carry before = combined(spec, all, first, split.rank, E);
   const int64_t n = at.within(at.from, at.from + at.T)[1];
-  const at::Tensor o = attend_on(spec, tokens(own, 0, n), before, false).first;
-  return with_rest(o, spec, in, at, execution);
+  const Gates gates = without_nan(spec, tokens(own, 0, n), at);
+  const at::Tensor o = attend_on(spec, gates.clean, before, false).first;
+  return with_rest(times(o, gates.factor), spec, in, at, execution);
 }
 
 // [.., S, ..] of the ranks up to this one, from token `begin` on.
@@ -323,7 +394,9 @@ at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
   exec::Ring ring{split.rank, split.ranks, split.pass, keys_of_all(spec, in, at), {}};
   if (const at::Tensor logs = log_gates(spec.decay, own); logs.defined())
     ring.decay_before = sum_before(split, logs.to(at::kDouble).sum(-1));
-  return (in.q.is_cuda() ? exec::attend_round_on_gpu : exec::attend_round)(spec, own, ring);
+  const Gates gates = without_nan(spec, own, at);
+  const auto attend_ring = in.q.is_cuda() ? exec::attend_round_on_gpu : exec::attend_round;
+  return times(attend_ring(spec, gates.clean, ring), gates.factor);
 }
 
 }  // namespace
@@ -331,14 +404,17 @@ at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
 at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
                         std::string_view execution) {
   if (split.ranks == 1) return attend(spec, in, execution);
-  check(!sees_future(spec.mask),
-        "a sequence over several ranks requires a mask that sees no later tokens");
-  check(spec.dropout == 0 && !spec.bias,
-        "a sequence over several ranks supports neither dropout nor a bias of each score");
+  return attend_split(spec, in, split, travels(spec, in, execution), execution);
+}
+
+at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split, Travels what,
+                        std::string_view execution) {
+  if (const std::string reason = why_no_split(spec); !reason.empty())
+    fail("cannot divide a sequence over several ranks: ", reason);
   check(in.q.size(2) == in.k.size(2) && !in.cu_seqlens_k.defined(),
         "a sequence over several ranks requires as many queries as keys");
-  if (why_no_scan(spec, in).empty()) return by_state(spec, in, split, execution);
-  if (why_no_ring(spec, in, execution).empty()) return by_ring(spec, in, split);
+  if (what == Travels::states) return by_state(spec, in, split, execution);
+  if (what == Travels::blocks_of_keys) return by_ring(spec, in, split);
   return by_keys(spec, in, split, execution);
 }
 

@@ -5,6 +5,7 @@
 #include "cli/table.h"
 #include "core/check.h"
 #include "nn/config.h"
+#include "train/context.h"
 #include "train/scale.h"
 #include "train/settings.h"
 #include "train/start.h"
@@ -20,7 +21,8 @@ void add_training_options(CLI::App& app, TrainingPlan& o) {
   choices(option(app, "--attention", o.attention, "NAME",
                  "with --train: variant or pattern of layers [the model's own]"),
           variant_choices());
-  positive(app, "--gpus", o.gpus, "N", "with --train: processes, one per GPU [1]");
+  option(app, "--gpus", o.gpus, "N", "with --train: processes, one per GPU [1]")
+      ->check(within(1, train::kMostRanks));
   positive(app, "--length", o.length, "N", "with --train: tokens per sequence [512]");
   positive(app, "--micro-batches", o.micro_batches, "N",
            "with --train: micro-batches of --batch sequences per step and GPU [1]");
@@ -37,16 +39,26 @@ void add_training_options(CLI::App& app, TrainingPlan& o) {
          "with --train: what a GPU sends per second; several may be given [12.5, 50, 450]");
 }
 
-static train::Layout layout_of(const TrainingPlan& o) {
-  horner::check(o.gpus % o.context == 0, "--context-parallel must divide --gpus, ", o.gpus,
-                ", not ", o.context);
-  horner::check(o.length % o.context == 0, "--length must be a multiple of --context-parallel, ",
-                o.context, ", not ", o.length);
-  const bool known = o.shard == "none" || o.shard == "optimizer" || o.shard == "gradients";
-  horner::check(known, "--shard must be 'none', 'optimizer' or 'gradients', not '", o.shard, "'");
-  horner::check(o.memory > 0 && o.bucket > 0, "--memory and --bucket must be greater than 0");
+// The settings of such a run; what training refuses, this refuses as well.
+static train::Settings settings_of(const TrainingPlan& o) {
+  horner::check(o.memory > 0, "--memory must be greater than 0, not ", o.memory);
   for (const double x : o.bandwidths)
     horner::check(x > 0, "--bandwidth must be greater than 0, not ", x);
+  const train::Context context =
+      train::context_of({.world = int(o.gpus), .local_world = int(o.gpus)}, o.context);
+  const double all = double(o.batch) * double(o.micro_batches) * double(context.groups);
+  horner::check(all <= 0x1p53, "a step of ", all, " sequences is more than can be counted; choose ",
+                "a smaller --batch, --micro-batches or --gpus");
+  train::Settings s;
+  s.model = o.model, s.attention = o.attention, s.shard = o.shard, s.bucket = o.bucket;
+  s.batch = o.batch * o.micro_batches * context.groups, s.micro_batch = o.batch;
+  s.length = o.length, s.context_parallel = o.context;
+  check_settings(s);
+  share_of(s, context);
+  return s;
+}
+
+static train::Layout layout_of(const TrainingPlan& o) {
   return {.processes = o.gpus,
           .context = o.context,
           .sequences = o.batch,
@@ -61,7 +73,7 @@ static train::Layout layout_of(const TrainingPlan& o) {
 // What the GPUs of a sequence send each other, for all layers.
 static std::string travelling(const nn::ModelConfig& c, const train::Layout& l) {
   if (l.context == 1) return "";
-  const auto is = [&](train::Travels what) {
+  const auto is = [&](attn::Travels what) {
     return std::ranges::any_of(c.layers, [&](const nn::LayerConfig& layer) {
       return std::ranges::any_of(layer.parts,
                                  [&](const nn::Part& part) { return travels(part, c, l) == what; });
@@ -69,9 +81,9 @@ static std::string travelling(const nn::ModelConfig& c, const train::Layout& l) 
   };
   std::string out;
   const auto add = [&](const char* word) { out += (out.empty() ? "" : ", ") + std::string(word); };
-  if (is(train::Travels::states)) add("states");
-  if (is(train::Travels::blocks_of_keys)) add("keys and values, in a ring");
-  if (is(train::Travels::all_keys)) add("keys and values, gathered");
+  if (is(attn::Travels::states)) add("states");
+  if (is(attn::Travels::blocks_of_keys)) add("keys and values, in a ring");
+  if (is(attn::Travels::all_keys)) add("keys and values, gathered");
   return out;
 }
 
@@ -87,11 +99,11 @@ struct PlannedTraining {
 };
 
 PlannedTraining planned(const TrainingPlan& o) {
-  const train::Layout layout = layout_of(o);
-  train::Settings s;
-  s.model = o.model, s.attention = o.attention;
+  const train::Settings s = settings_of(o);
   const nn::ModelConfig config = train::start_config(s);
-  const double tokens = double(o.batch * o.micro_batches * (o.length / o.context));
+  check_model(s, config);
+  const train::Layout layout = layout_of(o);
+  const double tokens = double(o.batch * o.micro_batches) * double(o.length / o.context);
   return {.memory = memory_of(config, layout),
           .traffic = traffic_of(config, layout),
           .largest = largest_batch(config, layout, o.memory * kGB),

@@ -37,6 +37,10 @@ int stop_signal() {
   return interrupted;
 }
 
+void stop_as(int signal) {
+  interrupted = signal;
+}
+
 bool live() {
   return can_redraw(STDERR_FILENO);
 }

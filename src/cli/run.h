@@ -12,7 +12,8 @@ namespace horner::cli {
 void catch_interrupt();
 void catch_termination();  // the same for SIGTERM, which job schedulers send
 bool stopped();
-int stop_signal();  // SIGINT or SIGTERM, once stopped
+int stop_signal();         // SIGINT or SIGTERM, once stopped
+void stop_as(int signal);  // as if that had come: the exit code says so
 
 // The current item, on stderr: live on a terminal, and once when an error ends the command.
 struct Progress {

@@ -58,6 +58,45 @@ static bool is_tidy(const study::Run& r, bool keep_weights) try {
   return true;  // another process is at it
 }
 
+static std::string name_of(const StudyOptions& o) {
+  return fs::path(o.study).stem().string();
+}
+
+// The runs in a folder, until one of them is among `names`: those of earlier versions and those
+// that are not finished, too.
+static std::vector<std::string> runs_in(const fs::path& out, const std::set<std::string>& names) {
+  std::vector<std::string> found;
+  std::error_code moved;  // by another process
+  for (fs::recursive_directory_iterator at(out, moved), end; !moved && at != end;
+       at.increment(moved)) {
+    if (at->path().filename() != "settings.json") continue;
+    std::string name = at->path().parent_path().lexically_relative(out).string();
+    name = name.substr(0, name.rfind(".try"));
+    found.push_back(name);
+    if (names.contains(name)) break;
+  }
+  return found;
+}
+
+// A folder has one study: its report compares all runs that are there.
+static void check_same_study(const StudyOptions& o, const study::Study& s) {
+  const fs::path file = fs::path(o.out) / "origin.json";
+  if (o.force || o.list || !fs::is_regular_file(file)) return;
+  const Json before = files::read_json(file);
+  if (!before.is_object() || !before.contains("title")) return;  // it is not of a study
+  const char* const advice = "; choose another --out, or add --force to have both in one report";
+  const std::string title = before.value("title", s.title),
+                    name = before.value("study", name_of(o));
+  horner::check(title == s.title && name == name_of(o), o.out, " holds the study '", title, "' (",
+                name, "), not '", s.title, "' (", name_of(o), ")", advice);
+  std::set<std::string> names;
+  for (const study::Run& r : s.runs) names.insert(r.name);
+  const std::vector<std::string> found = runs_in(o.out, names);
+  horner::check(found.empty() || names.contains(found.back()), o.out, " holds runs such as ",
+                found.empty() ? "" : found.back(), ", and none of the study '", s.title, "' (",
+                name_of(o), "), whose first is ", *names.begin(), advice);
+}
+
 // The runs that --only does not name.
 static void leave_out(const StudyOptions& o, std::vector<study::Run>& runs) {
   std::erase_if(runs, [&](const study::Run& r) {
@@ -87,6 +126,7 @@ static study::Study prepared(const StudyOptions& o) {
         for (const auto& [name, value] : more.items()) own.erase(name);
   }
   study::Study s = study::read_study(j, o.study, o.out);
+  check_same_study(o, s);
   leave_out(o, s.runs);
   horner::check(!s.runs.empty(), "--only matches no run; 'horner study ", o.study,
                 " --out DIR --list' lists them");
@@ -108,23 +148,48 @@ static std::vector<std::string> command_words(const StudyOptions& o) {
   return out;
 }
 
-static std::string command_text(const StudyOptions& o) {
-  std::string out = "horner";
-  for (const std::string& word : command_words(o)) out += " " + study::shell_quoted(word);
+// The words of one process, as given.
+static std::vector<std::string> process_words(const StudyOptions& o) {
+  std::vector<std::string> out;
+  for (const std::string& pattern : o.only) out.insert(out.end(), {"--only", pattern});
+  if (o.jobs > 0) out.insert(out.end(), {"--jobs", std::to_string(o.jobs)});
+  if (o.lease != StudyOptions().lease || o.slurm)
+    out.insert(out.end(), {"--lease", formatted("%g", o.lease)});
+  if (o.minutes > 0) out.insert(out.end(), {"--minutes", formatted("%g", o.minutes)});
+  const std::pair<bool, const char*> flags[] = {{o.no_wait || o.slurm, "--no-wait"},
+                                                {o.keep_weights, "--keep-weights"},
+                                                {o.retry, "--retry"},
+                                                {o.force, "--force"},
+                                                {o.json && !o.slurm, "--json"}};
+  for (const auto& [given, word] : flags)
+    if (given) out.push_back(word);
   return out;
+}
+
+static std::string text_of(const std::vector<std::string>& words) {
+  std::string out = "horner";
+  for (const std::string& word : words) out += " " + study::shell_quoted(word);
+  return out;
+}
+static std::string command_text(const StudyOptions& o) {
+  return text_of(command_words(o));
+}
+
+// What resumes the study as this process was started.
+static std::string resume_text(const StudyOptions& o) {
+  std::vector<std::string> words = command_words(o);
+  for (const std::string& word : process_words(o)) words.push_back(word);
+  return text_of(words);
 }
 
 // Writes the script of an array job into the folder, and submits it.
 static Outcome submit(const StudyOptions& o, const study::Study& s) {
   study::SlurmJob job = o.job;
-  job.name = fs::path(o.study).stem().string();
+  job.name = name_of(o);
   job.directory = fs::current_path().string();
   job.words = {fs::read_symlink("/proc/self/exe").string()};
-  for (const std::string& word : command_words(o)) job.words.push_back(word);
-  for (const std::string& pattern : o.only) job.words.insert(job.words.end(), {"--only", pattern});
-  job.words.insert(job.words.end(), {"--jobs", std::to_string(o.jobs), "--lease",
-                                     formatted("%g", o.lease), "--no-wait"});
-  if (o.keep_weights) job.words.push_back("--keep-weights");
+  for (const auto& words : {command_words(o), process_words(o)})
+    job.words.insert(job.words.end(), words.begin(), words.end());
   if (!o.slurm_args.empty()) job.more.push_back(o.slurm_args);
   const auto left = std::count_if(s.runs.begin(), s.runs.end(),
                                   [](const study::Run& r) { return !study::is_finished(r); });
@@ -297,6 +362,7 @@ static Outcome conclude(const StudyOptions& o, const study::Study& s,
 }
 
 static Outcome run(StudyOptions o) {
+  const std::string again = resume_text(o);
   if (o.jobs == 0)
     o.jobs = o.slurm ? size_t(std::max<int64_t>(1, o.job.gpus))
                      : std::max(1u, std::min(2u, std::thread::hardware_concurrency()));
@@ -306,14 +372,15 @@ static Outcome run(StudyOptions o) {
   check_folder(o, s);
   const fs::path out = o.out, origin = out / "origin.json";
   fs::create_directories(out);
-  const Json mine = {{"title", s.title}, {"command", command_text(o)}}, before = reported(out);
+  const Json mine = {{"title", s.title}, {"study", name_of(o)}, {"command", command_text(o)}},
+             before = reported(out);
   if (!fs::exists(origin) || files::read_json(origin) != mine) files::write_json(origin, mine);
   catch_interrupt();
   catch_termination();
   study::Leases leases(o.lease, o.retry);
   const auto all = run_sweeps(o, s, mine, leases);
   if (stopped()) {
-    std::cerr << "interrupted; run the same command to resume: " << command_text(o) << "\n";
+    std::cerr << "interrupted; run the same command to resume: " << again << "\n";
     return Outcome::interrupted;
   }
   const auto is = [&](Status status) {
@@ -369,8 +436,10 @@ Action study(CLI::App& app) {
   option(app, "--lease", o->lease, "SECONDS",
          "without a heartbeat for so long, a run may be taken over by another process [60]")
       ->check(within(1, 86400));
-  app.add_flag("--force", o->force,
-               "replace an origin.json, report.html or report.json that is not of a study");
+  app.add_flag(
+      "--force", o->force,
+      "replace an origin.json, report.html or report.json that is not of a study; accept a "
+      "folder that holds another study");
   app.add_flag("--json", o->json, "print the runs, the findings and the report's path as JSON");
   app.add_flag("--keep-weights", o->keep_weights, "keep the checkpoints of finished runs");
   add_slurm(app, *o);

@@ -88,8 +88,11 @@ static Json standing(const study::Run& r) {
   const bool finished = study::is_finished(r);
   const study::Lease& l = seen.lease;
   Json out = {{"name", r.name}, {"finished", finished}, {"state", "waiting"}};
+  const std::string why = study::why_given_up(r);
   if (finished)
     out["state"] = "done";
+  else if (!why.empty())
+    out["state"] = "given up", out["why"] = why;
   else if (l.state == "failed" && l.crashes >= study::kMostCrashes)
     out["state"] = "failed";
   else if (l.state == "released" || l.state == "failed")

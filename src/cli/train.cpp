@@ -12,6 +12,7 @@
 #include "files/json.h"
 #include "files/output.h"
 #include "nn/config.h"
+#include "study/slurm.h"
 #include "study/tasks.h"
 #include "train/comm.h"
 #include "train/trainer.h"
@@ -94,6 +95,17 @@ static void print_settings(const train::Settings& s) {
   std::cout << text(t) << std::flush;
 }
 
+// The command that resumes the run; the settings are in its folder.
+static std::string resume_text(const std::string& out) {
+  const train::Ranks r = train::ranks_from_environment();
+  const std::string own = "horner train --out " + study::shell_quoted(out) + " --resume";
+  if (r.world == 1) return own;
+  const std::string processes = std::to_string(r.local_world);
+  return r.local_world == r.world
+             ? "torchrun --standalone --no-python --nproc-per-node=" + processes + " " + own
+             : own + ", started by torchrun on every machine as before";
+}
+
 static Outcome run(const TrainOptions& o) {
   const train::Begin begin = o.either   ? train::Begin::either
                              : o.resume ? train::Begin::resume
@@ -109,7 +121,7 @@ static Outcome run(const TrainOptions& o) {
   const bool first = train::ranks_from_environment().rank == 0;
   if (!o.json && first) print_settings(s);
   catch_interrupt();
-  // torchrun sends SIGTERM to processes that wait for a dead one: those must exit.
+  // Of several, train() handles it: torchrun also sends it to those that wait for a dead one.
   if (train::ranks_from_environment().world == 1) catch_termination();
   Stopwatch since;
   train::Hooks hooks;
@@ -126,9 +138,10 @@ static Outcome run(const TrainOptions& o) {
   const train::Outcome outcome = train::train(s, source, o.out, begin, hooks);
   if (live() && first) std::cerr << "\n";
   if (!outcome.finished) {
+    if (outcome.terminated) stop_as(SIGTERM);
     if (first)
-      std::cerr << "interrupted after step " << outcome.step << "; resume with: horner train --out "
-                << o.out << " --resume\n";
+      std::cerr << "interrupted after step " << outcome.step
+                << "; resume with: " << resume_text(o.out) << "\n";
     return Outcome::interrupted;
   }
   if (!first) return Outcome::fine;

@@ -158,8 +158,9 @@ static std::string last_words(const Run& r, int status) {
   return text.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : text;
 }
 
-static bool is_given_up(const Run& r) {
-  return fs::exists(r.folder / "given_up.json");
+std::string why_given_up(const Run& r) {
+  const fs::path file = r.folder / "given_up.json";
+  return fs::exists(file) ? files::read_json(file).value("why", std::string("unknown")) : "";
 }
 
 namespace {
@@ -234,7 +235,7 @@ void Work::begin(size_t i, const Seen& seen) {
 void Work::consider(size_t i) {
   RunState& p = all[i];
   p.here = false, p.status = Status::waiting;
-  if (is_given_up(runs[i])) {
+  if (!why_given_up(runs[i]).empty()) {
     p.status = Status::given_up;
     return;
   }
@@ -318,7 +319,7 @@ void Work::give_up(const Child& c) {
   RunState& p = all[c.run];
   files::write_json(c.folder / "given_up.json", {{"step", p.step}, {"why", p.hopeless}});
   p.here &= by.leases.publish(c.folder, runs[c.run].folder);
-  p.status = is_given_up(runs[c.run]) ? Status::given_up : Status::waiting;
+  p.status = why_given_up(runs[c.run]).empty() ? Status::waiting : Status::given_up;
 }
 
 void Work::poll() {

@@ -53,6 +53,9 @@ std::vector<std::string> visible_gpus();
 // Whether the run's folder has the result of all its steps.
 bool is_finished(const Run&);
 
+// Why the run was given up; "" if it was not.
+std::string why_given_up(const Run&);
+
 // What decides whether crashes of a run count: its settings, without those of the machine.
 std::string digest(const train::Settings&);
 

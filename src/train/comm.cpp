@@ -41,9 +41,8 @@ static const char* needed(const char* name) {
 }
 
 Ranks ranks_from_environment() {
-  constexpr int kMost = 1 << 20;
   Ranks r;
-  r.world = number("WORLD_SIZE", 1, 1, kMost);
+  r.world = number("WORLD_SIZE", 1, 1, kMostRanks);
   if (r.world > 1) needed("RANK");
   r.rank = number("RANK", 0, 0, r.world - 1);
   r.local_world = number("LOCAL_WORLD_SIZE", r.world, 1, r.world);
@@ -227,6 +226,10 @@ void Group::sum(const at::Tensor& x) const {
 void Group::barrier() const {
   if (!link_) return;
   exchange(*link_, "the barrier", [&] { link_->control->barrier()->wait(); });
+}
+
+bool Group::terminated() const {
+  return link_ && link_->watch->terminated();
 }
 
 }  // namespace horner::train

@@ -12,6 +12,8 @@
 
 namespace horner::train {
 
+inline constexpr int kMostRanks = 1 << 20;
+
 struct Ranks {
   int rank = 0, world = 1;
   int local_rank = 0, local_world = 1;  // on this machine
@@ -58,6 +60,10 @@ class Group {
   void broadcast(const std::vector<at::Tensor>&) const;  // from rank 0, in place
   void sum(const at::Tensor&) const;                     // over ranks, in place
   void barrier() const;
+
+  // Whether this rank received SIGTERM. A caller that asks, on every rank, ends the run by itself;
+  // `lost` is then called only if a rank is dead.
+  bool terminated() const;
 
   Link* link() const { return link_.get(); }  // null if there is one process
 

@@ -37,9 +37,18 @@ Watch::Watch(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks, const Jo
   struct sigaction now;
   if (lost_ && sigaction(SIGTERM, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) {
     terminating = false;
-    handles_term_ = std::signal(SIGTERM, [](int) { terminating = true; }) != SIG_ERR;
+    handles_term_ = std::signal(SIGTERM, [](int signal) {
+                      terminating = true;
+                      std::signal(signal, SIG_DFL);  // a second one ends the process
+                    }) != SIG_ERR;
   }
   thread_ = std::thread([this] { run(); });
+}
+
+bool Watch::terminated() {
+  std::lock_guard held(mutex_);
+  ends_itself_ = true;
+  return handles_term_ && terminating;
 }
 
 bool Watch::leave() {
@@ -149,7 +158,7 @@ std::string Watch::judge() {
     const auto now = Clock::now();
     if (!terminated_) terminated_ = now;
     const std::string cause = verdict({}, kMissed);
-    if (!cause.empty() || now - *terminated_ < 2 * kMissed) return cause;
+    if (!cause.empty() || ends_itself_ || now - *terminated_ < 2 * kMissed) return cause;
     return "rank " + std::to_string(ranks_.rank) + " received SIGTERM; resume with --resume";
   }
   return verdict(kGrace, silence_);

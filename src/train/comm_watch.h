@@ -22,6 +22,10 @@ class Watch {
   // Writes that this rank finished, or why it failed. Returns whether it failed.
   bool leave();
 
+  // Whether SIGTERM came, if it is handled here. A caller that asks ends by itself then, together
+  // with the other ranks; otherwise the process is ended.
+  bool terminated();
+
   // After a collective failed with `error`: the reason if another rank is the cause, else "". Waits
   // a few seconds for the evidence.
   std::string blame(const std::string& error);
@@ -55,7 +59,7 @@ class Watch {
   Clock::time_point last_ = Clock::now();  // the last beat
   std::string note_, reason_;  // written instead of the heartbeat; the reason that was found
   std::optional<Clock::time_point> store_lost_, terminated_, blamed_;
-  bool stop_ = false, handles_term_ = false;
+  bool stop_ = false, handles_term_ = false, ends_itself_ = false;
   int64_t number_ = 0;
   std::thread thread_;
 };

@@ -19,6 +19,18 @@ Context context_of(const Ranks& r, int64_t parts) {
   return {n, r.rank % n, r.world / n, r.rank / n};
 }
 
+Share share_of(const Settings& s, const Context& c) {
+  const double tokens = double(s.batch) * double(s.length), most = 0x1p53;
+  check(tokens <= most, "'batch' times 'length' must be at most ", most, " tokens, not ", tokens);
+  check(s.batch % c.groups == 0, "'batch' must be a multiple of the number of processes",
+        c.parts > 1 ? " that have different sequences, " : ", ", c.groups, ", not ", s.batch);
+  check(s.length % c.parts == 0, "'length' must be a multiple of 'context-parallel', ", c.parts,
+        ", not ", s.length);
+  const int64_t all = s.batch / c.groups, b = s.micro_batch > 0 ? s.micro_batch : all;
+  check(all % b == 0, "'micro-batch' must divide the ", all, " sequences per process, not ", b);
+  return {all, b};
+}
+
 // Gloo sends from the memory of the CPU: tensors on a GPU go through it.
 static bool through_cpu(const Backend& backend, const at::Tensor& x) {
   return !x.is_cpu() && backend->getBackendName() != "nccl";

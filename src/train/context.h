@@ -4,6 +4,7 @@
 
 #include "attn/split.h"
 #include "train/comm.h"
+#include "train/settings.h"
 
 namespace horner::train {
 
@@ -13,6 +14,12 @@ struct Context {
 };
 // Throws unless `parts` divides the number of ranks.
 Context context_of(const Ranks&, int64_t parts);
+
+// Sequences of a rank per step, and per micro-batch. Throws unless the settings divide evenly.
+struct Share {
+  int64_t all, micro_batch;
+};
+Share share_of(const Settings&, const Context&);
 
 // Connects the ranks that share sequences. The group must outlive the result.
 attn::Split make_split(const Group&, const Context&);

@@ -13,6 +13,7 @@
 
 namespace horner::train {
 
+using attn::Travels;
 using nn::LayerConfig;
 using nn::ModelConfig;
 
@@ -28,6 +29,11 @@ static std::vector<int64_t> sizes_of(const ModelConfig& c) {
     if (!s.fixed) out.push_back(n);
   }
   return out;
+}
+
+// Of a micro-batch, of each process.
+static double tokens_of(const Layout& l) {
+  return double(l.sequences) * double(l.length) / double(l.context);
 }
 
 static double sum_of(const std::vector<int64_t>& sizes) {
@@ -66,20 +72,25 @@ static double gate_bytes(const nn::Part& part, const ModelConfig& c, bool of_key
   return sum;
 }
 
+static attn::SplitShape split_shape(const nn::Part& part, const ModelConfig& c, const Layout& l) {
+  const int64_t G = part.around.mamba ? c.H : int64_t(part.key_heads.size());
+  return {l.sequences, G, c.D, c.D, l.length / l.context, l.bfloat16 ? 2 : 4, !l.cpu};
+}
+
 Travels travels(const nn::Part& part, const ModelConfig& c, const Layout& l) {
-  const attn::Spec& spec = part.attention;
-  const bool state = attn::why_no_scan(spec, /*on_gpu=*/!l.cpu).empty() &&
-                     attn::why_too_large(spec, {l.sequences, c.G, c.D, c.D}).empty();
-  return state                             ? Travels::states
-         : attn::why_no_ring(spec).empty() ? Travels::blocks_of_keys
-                                           : Travels::all_keys;
+  return attn::travels(part.attention, split_shape(part, c, l));
+}
+
+// Rows of the MLP that forward keeps: of a plain one, those before and after its activation.
+static double mlp_rows(const ModelConfig& c) {
+  return c.family->tensors.gate ? 3 : 2;
 }
 
 // Bytes of one layer's weights that a product joins or casts, and keeps.
 static double joined_bytes(const ModelConfig& c, const Layout& l) {
   const double qkv = double((c.H + 2 * c.G) * c.D * c.C), o = double(c.H * c.D * c.C);
-  const double up = double(2 * c.M * c.C), down = double(c.M * c.C);
-  return l.bfloat16 ? 2 * (qkv + o + up + down) : kFloat * (qkv + up);
+  const double mlp = mlp_rows(c) * double(c.M * c.C), up = c.family->tensors.gate ? mlp * 2 / 3 : 0;
+  return l.bfloat16 ? 2 * (qkv + o + mlp) : kFloat * (qkv + up);
 }
 
 static bool is_delta(const nn::Part& part) {
@@ -92,13 +103,28 @@ static bool in_chain(const ModelConfig& c, const nn::Part& part, const Layout& l
   return l.context > 1 && travels(part, c, l) == Travels::states;
 }
 
-// What such a piece of the delta rule takes: about 42 rows, some as wide as a key and a value
-// together; 54 with a decay, whose backward is in double.
+// What such a piece takes: the states of all ranks and five more, and rows. Of the delta rule about
+// 30, some as wide as a key and a value together, 54 with a decay, whose backward is in double; of
+// other sums with a decay or in double 10 of these.
 static double piece_bytes(const ModelConfig& c, const nn::Part& part, const Layout& l) {
-  if (!is_delta(part) || !in_chain(c, part, l)) return 0;
-  const auto tokens = double(l.sequences * std::min<int64_t>(l.length / l.context, 2048));
-  const double rows = attn::is<attn::NoDecay>(part.attention.decay) ? 42 : 54;
-  return kFloat * rows * double(int64_t(part.heads.size()) * c.D) * tokens;
+  if (!in_chain(c, part, l)) return 0;
+  const double tokens = double(l.sequences) * double(std::min<int64_t>(l.length / l.context, 2048));
+  const attn::Spec& spec = part.attention;
+  const bool decays = !attn::is<attn::NoDecay>(spec.decay);
+  const double rows = is_delta(part)                         ? (decays ? 54 : 30)
+                      : decays || attn::sums_in_double(spec) ? 20
+                                                             : 0;
+  return double(l.context + 5) * attn::state_message(spec, split_shape(part, c, l)) +
+         kFloat * rows * double(int64_t(part.heads.size()) * c.D) * tokens;
+}
+
+// The state that the tokens start from; those of all ranks, where they are multiplied: by a decay,
+// or with the delta rule, which begins with two of its own.
+static double kept_states(const ModelConfig& c, const nn::Part& part, const Layout& l) {
+  if (!in_chain(c, part, l)) return 0;
+  const bool decays = !attn::is<attn::NoDecay>(part.attention.decay);
+  const int64_t n = is_delta(part) ? l.context + 3 : decays ? l.context + 1 : 1;
+  return double(n) * attn::state_message(part.attention, split_shape(part, c, l));
 }
 
 // What the forward pass of a layer keeps for one token, in bytes.
@@ -122,10 +148,16 @@ static double kept_per_token(const ModelConfig& c, const LayerConfig& layer, con
     // The delta rule keeps about ten rows: keys, values, corrected values and what they leave, in
     // padded copies.
     if (is_delta(part) && !in_chain(c, part, l)) delta += kFloat * 10 * rows;
+    // Gates of channels: mapped queries and keys, and their sums, some in double.
+    if (attn::is<attn::ChannelGate>(part.attention.decay))
+      gates += kFloat * rows *
+               (is_delta(part)         ? (in_chain(c, part, l) ? 0 : 10)
+                : in_chain(c, part, l) ? 4
+                                       : 14);
   }
   // Of a short convolution, its input behind the tokens before it and its output.
   const double convolution = layer.around().short_conv > 0 ? kFloat * 2 * heads : 0;
-  return rows + attention + gates + others + delta + convolution + e * 3 * M + kFloat * 2;
+  return rows + attention + gates + others + delta + convolution + e * mlp_rows(c) * M + kFloat * 2;
 }
 
 Memory memory_of(const ModelConfig& c, const Layout& l) {
@@ -138,21 +170,25 @@ Memory memory_of(const ModelConfig& c, const Layout& l) {
   m.gradients = kFloat * (sharded && l.shard == "gradients" ? b.all / w : b.all);
   if (sharded && l.shard == "gradients") m.buffers += 2 * kFloat * b.largest;
   if (sharded && l.cpu) m.buffers += kFloat * b.largest;
-  const double N = double(l.sequences * l.length / l.context), C = double(c.C);
+  const double N = tokens_of(l), C = double(c.C);
   double all = 0, largest = 0, piece = 0;
   for (const LayerConfig& layer : c.layers) {
-    const double kept = N * kept_per_token(c, layer, l) + joined_bytes(c, l);
+    double kept = N * kept_per_token(c, layer, l) + joined_bytes(c, l);
+    for (const nn::Part& part : layer.parts) kept += kept_states(c, part, l);
     all += l.recompute ? N * C * (kFloat + e) : kept;
     largest = std::max(largest, kept);
     for (const nn::Part& part : layer.parts) piece = std::max(piece, piece_bytes(c, part, l));
   }
-  // The gradients of the widest rows, on top of what is kept; with recomputation, of one layer.
-  const double work = std::max(N * e * double(3 * c.M) + N * C * kFloat, piece);
-  m.activations = all + (l.recompute ? largest : 0) + work + N * C * (kFloat + e);
-  // One process has no gradients before backward: they take the place of what it frees.
-  if (l.processes == 1) m.activations = std::max(m.activations, m.gradients + work) - m.gradients;
   const double slice = std::clamp(double(int64_t(1) << 24) / double(c.V), 128., 8192.);
   m.loss = std::min(N, slice) * double(c.V) * e + N * C * e + double(c.V * c.C) * kFloat;
+  // The gradients of the widest rows, on top of what is kept; with recomputation, of one layer. The
+  // loss has made room for them.
+  const double mlp = N * e * mlp_rows(c) * double(c.M) + N * C * kFloat;
+  const double work = std::max(0., std::max(mlp, piece) - m.loss);
+  m.activations = all + (l.recompute ? largest : 0) + work + N * C * (kFloat + e);
+  // One process has no gradients before its first backward: they take the place of what it frees.
+  if (l.processes == 1 && l.parts == 1)
+    m.activations = std::max(m.activations, m.gradients + work) - m.gradients;
   return m;
 }
 
@@ -161,47 +197,25 @@ struct Sent {
   double forward = 0, backward = 0;
 };
 
-static double padded(double n, double multiple = 16) {
-  return std::ceil(n / multiple) * multiple;
-}
-
-static double state_bytes(const ModelConfig& c, const attn::Spec& spec, double B, double G) {
-  const double F = attn::feature_count(spec, c.D), D = double(c.D);
-  const double width = attn::is<attn::Delta>(spec.values) ? padded(padded(D) + F) : padded(D);
-  double exact = B;  // the count, and other sums in double
-  if (spec.centred) exact += B * G * double(attn::mapped_channels(spec, c.D));
-  if (attn::is<attn::CumulativeGate>(spec.denominator)) exact += B * G;
-  if (attn::is<attn::ChannelGate>(spec.decay))
-    exact += B * G * F;
-  else if (!attn::is<attn::NoDecay>(spec.decay))
-    exact += B * G;
-  return B * G * F * (width + 1) * (attn::sums_in_double(spec) ? kDouble : kFloat) +
-         kDouble * exact;
-}
-
 static Sent sequence_bytes(const ModelConfig& c, const nn::Part& part, const Layout& l) {
   const attn::Spec& spec = part.attention;
-  const double B = double(l.sequences),
-               G = double(part.around.mamba ? c.H : int64_t(part.key_heads.size())),
-               e = l.bfloat16 ? 2 : kFloat, tokens = B * double(l.length / l.context);
+  const attn::SplitShape shape = split_shape(part, c, l);
+  const double B = double(l.sequences), G = double(shape.G);
   double halo = 0;
   if (part.around.short_conv > 0)
-    halo = B * double((part.around.short_conv - 1) * (c.H + 2 * c.G) * c.D) * e;
+    halo = B * double((part.around.short_conv - 1) * (c.H + 2 * c.G) * c.D * shape.element);
   const auto both = [&](double bytes) { return Sent{halo + bytes, halo + bytes}; };
   const Travels what = travels(part, c, l);
-  if (what == Travels::states) return both(state_bytes(c, spec, B, G));
+  if (what == Travels::states) return both(attn::state_message(spec, shape));
   if (what == Travels::all_keys)
-    return both(tokens * (G * 2 * double(c.D) * e + gate_bytes(part, c, true)));
+    return both(tokens_of(l) * (G * double(2 * c.D * shape.element) + gate_bytes(part, c, true)));
   // Keys and values, with their gates and running sums; in backward once more, with gradients.
+  const double block = attn::block_message(spec, shape);
+  attn::SplitShape wide = shape;
+  wide.element = int64_t(kFloat);
   const bool decays = !attn::is<attn::NoDecay>(spec.decay);
-  const double multiple = l.cpu ? 16 : 8;  // of the kernels
-  const double channels =
-      padded(double(attn::mapped_channels(spec, c.D)), multiple) + padded(double(c.D), multiple);
-  const double gates = spec.input_gate * kFloat + decays * kDouble;
-  const double block = tokens * G * (channels * e + gates),
-               gradients = tokens * G * (channels * kFloat + gates);
   Sent out = both(decays * kDouble * B * G);  // the decay of all tokens of a rank
-  out.forward += block, out.backward += block + gradients;
+  out.forward += block, out.backward += block + attn::block_message(spec, wide);
   return out;
 }
 

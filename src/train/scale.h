@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attn/split.h"
 #include "nn/config.h"
 
 namespace horner::train {
@@ -20,9 +21,8 @@ struct Layout {
   bool cpu = false;
 };
 
-// What travels along a sequence that several processes share.
-enum class Travels { states, blocks_of_keys, all_keys };
-Travels travels(const nn::Part&, const nn::ModelConfig&, const Layout&);
+// What travels along a sequence that several processes share, in a micro-batch.
+attn::Travels travels(const nn::Part&, const nn::ModelConfig&, const Layout&);
 
 struct Memory {  // bytes
   double weights = 0, gradients = 0, optimizer = 0;

@@ -21,20 +21,6 @@ at::Device device_of(const Settings& s, const Ranks& ranks) {
   return cuda ? at::Device(at::kCUDA, c10::DeviceIndex(ranks.local_rank % count)) : at::kCPU;
 }
 
-// Sequences of this rank per step, and per micro-batch.
-struct Share {
-  int64_t all, micro_batch;
-};
-static Share share_of(const Settings& s, const Context& c) {
-  check(s.batch % c.groups == 0, "'batch' must be a multiple of the number of processes",
-        c.parts > 1 ? " that have different sequences, " : ", ", c.groups, ", not ", s.batch);
-  check(s.length % c.parts == 0, "'length' must be a multiple of 'context-parallel', ", c.parts,
-        ", not ", s.length);
-  const int64_t all = s.batch / c.groups, b = s.micro_batch > 0 ? s.micro_batch : all;
-  check(all % b == 0, "'micro-batch' must divide the ", all, " sequences per process, not ", b);
-  return {all, b};
-}
-
 double step_flops_per_token(const nn::Model& m, int64_t T) {
   const nn::ModelConfig& c = m.config;
   int64_t weights = c.V * c.C;  // the head
@@ -190,6 +176,7 @@ Session open_session(Opening o) {
   use_own_stream(device);
   begin_peak(device);
   nn::Model model = o.checkpoint ? nn::load_model(*o.checkpoint) : start_model(o.s);
+  check_model(o.s, model.config);
   std::unique_ptr<Shards> shards;
   Optimizer optimizer = own_optimizer(o, model, device, shards);
   Position at = o.checkpoint ? load_checkpoint(*o.checkpoint, optimizer) : Position();
@@ -203,9 +190,6 @@ Session open_session(Opening o) {
   if (at.step < o.s.steps) first = batch_of(o.s, o.source, context, model.config.V, at.step);
   std::vector<int64_t> lengths = evaluated_lengths(o.s);
   lengths.push_back(o.s.length);
-  for (const int64_t T : lengths)
-    check(T % context.parts == 0, "'evaluate-lengths' must be multiples of 'context-parallel', ",
-          context.parts, ", not ", T);
   for (const int64_t T : lengths)
     if (o.s.evaluate_sequences > 0)
       make_batch(o.source, Split::validation, 0, 1, 1, T, model.config.V);

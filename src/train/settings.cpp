@@ -48,7 +48,7 @@ static const Setting kSettings[] = {
     {"device",             &S::device,             always,   one_of("auto", "cpu", "cuda"),      "auto: a GPU if there is one"},
     {"backend",            &S::backend,            always,   one_of("auto", "gloo", "nccl"),     "communication between processes"},
     {"shard",              &S::shard,              always,   one_of("none", "optimizer", "gradients"),  "what the processes divide among them: nothing, the optimizer, or gradients too"},
-    {"bucket",             &S::bucket,             always,   {.least = 0, .open = true},         "with --shard: gradients and weights sent together, in MB"},
+    {"bucket",             &S::bucket,             always,   {.least = 0, .below = 1e9, .open = true}, "with --shard: gradients and weights sent together, in MB"},
     {"context-parallel",   &S::context_parallel,   always,   {.least = 1},        "processes that share each sequence; its length is divided among them"},
     {"recompute",          &S::recompute,          always,   {},                  "keep only the rows between layers for the backward pass, and compute the rest again"},
     {"graph",              &S::graph,              always,   {},                  "on a GPU, capture the whole step as a CUDA graph"},
@@ -116,9 +116,9 @@ void read_settings(Settings& s, const Json& j, const std::string& where) {
 std::string range_text(const Range& r) {
   const auto text = [](double x) { return Json(int64_t(x)).dump(); };
   if (!r.choices.empty()) return quoted(r.choices);
-  if (std::isfinite(r.below)) return "at least " + text(r.least) + " and below " + text(r.below);
-  if (std::isfinite(r.least)) return (r.open ? "greater than " : "at least ") + text(r.least);
-  return "";
+  if (!std::isfinite(r.least)) return "";
+  return (r.open ? "greater than " : "at least ") + text(r.least) +
+         (std::isfinite(r.below) ? " and below " + text(r.below) : "");
 }
 
 static bool contains(const Range& r, const Json& x) {

@@ -1,7 +1,10 @@
 #include "train/start.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 
+#include "attn/split.h"
 #include "core/check.h"
 #include "core/names.h"
 #include "files/json.h"
@@ -33,6 +36,47 @@ nn::Model start_model(const Settings& s) {
   const bool preset = std::ranges::count(nn::preset_names(), s.model) > 0;
   return !preset && fs::is_directory(s.model) ? nn::load_model(s.model, config, s.seed)
                                               : nn::random_model(config, s.seed);
+}
+
+void check_same(const Group& group, const Settings& s) {
+  if (group.ranks().world == 1) return;
+  std::string text = to_json(s).dump(-1, ' ', false, Json::error_handler_t::replace);
+  const Json own = Json::parse(text);
+  const at::Tensor size = at::full({}, int64_t(text.size()), at::kLong);
+  group.broadcast({size});
+  text.resize(size_t(size.item<int64_t>()));
+  group.broadcast({at::from_blob(text.data(), {int64_t(text.size())}, at::kByte)});
+  const Json first = Json::parse(text);
+  for (const Setting& row : setting_table()) {
+    const Json &x = first.at(row.name), &y = own[row.name];
+    check(x == y || row.name == std::string("threads"), "rank 0 has '", row.name, "' ", x.dump(),
+          ", but rank ", group.ranks().rank, " has ", y.dump(),
+          "; start all processes with the same options");
+  }
+}
+
+void check_model(const Settings& s, const nn::ModelConfig& c) {
+  const int64_t parts = s.context_parallel;
+  for (const nn::LayerConfig& layer : c.layers)
+    for (const nn::Part& part : layer.parts)
+      if (const std::string reason = attn::why_no_split(part.attention); parts > 1)
+        check(reason.empty(), "variant '", part.variant, "' cannot divide a sequence over ", parts,
+              " ranks (context-parallel): ", reason,
+              "; choose another --attention, or remove --context-parallel");
+  const auto check_length = [&](const char* name, int64_t T) {
+    check(T % parts == 0, "'", name, "' must be a multiple of 'context-parallel', ", parts,
+          ", not ", T);
+    check(c.family->rotary() || T <= c.positions, "'", name, "' must be at most ", c.positions,
+          ", the learned positions of the model, not ", T);
+    for (const nn::LayerConfig& layer : c.layers)
+      check(parts == 1 || T / parts >= layer.around().short_conv - 1, "'", name, "' ", T, " gives ",
+            T / parts, " tokens to each of the ", parts, " ranks of a sequence, and short ",
+            "convolutions need ", layer.around().short_conv - 1,
+            "; choose a larger one or a smaller --context-parallel");
+  };
+  check_length("length", s.length);
+  if (s.evaluate_sequences > 0)
+    for (const int64_t T : evaluated_lengths(s)) check_length("evaluate-lengths", T);
 }
 
 std::string trace_of(const fs::path& folder) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "nn/checkpoint.h"
+#include "train/comm.h"
 #include "train/settings.h"
 
 namespace horner::train {
@@ -13,6 +14,12 @@ namespace horner::train {
 nn::Model start_model(const Settings&);
 
 nn::ModelConfig start_config(const Settings&);  // of that model
+
+// Throws on a rank whose settings, except for threads, are not those of rank 0: names the first.
+void check_same(const Group&, const Settings&);
+
+// Throws unless the model can be trained with these lengths, and by so many ranks per sequence.
+void check_model(const Settings&, const nn::ModelConfig&);
 
 enum class Begin { start, resume, either };  // either: resume if there is a run, otherwise start
 

@@ -35,6 +35,7 @@ struct Trainer {
   std::vector<double> rates = {};  // tokens/s of every step of this process
   double validation = std::nan(""), accuracy = std::nan("");
   std::unique_ptr<EventFile> events = nullptr;  // null without --tensorboard
+  bool terminated = false;                      // some rank, by SIGTERM
   std::vector<fs::path> damaged = {};           // checkpoints that the run does not resume from
 };
 
@@ -178,12 +179,15 @@ void validate(Trainer& r) {
             {"validation_accuracy", number(r.accuracy)}});
 }
 
-// Whether any rank was asked to stop.
-bool stops(const Trainer& r) {
-  if (r.t.group.ranks().world == 1) return r.hooks.stop();
-  const at::Tensor asked = at::full({}, r.hooks.stop() ? 1.0 : 0.0, at::kDouble);
-  r.t.group.sum(asked);
-  return asked.item<double>() > 0;
+// Whether any rank was asked to stop, or received SIGTERM.
+bool stops(Trainer& r) {
+  const Group& group = r.t.group;
+  if (group.ranks().world == 1) return r.hooks.stop();
+  const bool stop = r.hooks.stop(), terminated = group.terminated();
+  const at::Tensor asked = at::tensor({double(stop), double(terminated)}, at::kDouble);
+  group.sum(asked);
+  r.terminated = asked[1].item<double>() > 0;
+  return asked.sum().item<double>() > 0;
 }
 
 // At other lengths than that of training, with as many tokens in a pass.
@@ -298,6 +302,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   Group group;
   if (ranks.world > 1)
     group = Group(ranks, {.device = device, .backend = s.backend, .lost = hooks.lost});
+  check_same(group, s);
   std::optional<files::FolderLock> lock;
   if (ranks.rank == 0) lock.emplace(folder);
   if (lock && !lock->warning().empty()) hooks.say("warning: " + lock->warning());
@@ -314,7 +319,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   if (r.t.at.step >= s.steps)
     open_files(r), validate(r);  // interrupted between the last checkpoint and the result
   else if (!run_steps(r))
-    return {false, r.t.at.step, {}};
+    return {false, r.t.at.step, {}, r.terminated};
   const Json done = result(r);
   write_trace(ranks.rank);
   if (r.t.first()) files::write_json(folder / "result.json", done);

@@ -32,7 +32,8 @@ struct Hooks {
 struct Outcome {
   bool finished;  // otherwise it was interrupted and can be resumed
   int64_t step;
-  Json result;  // as in result.json
+  Json result;              // as in result.json
+  bool terminated = false;  // interrupted by SIGTERM of a rank, of several
 };
 
 // Resuming continues from the newest checkpoint in `folder`; a finished run is left unchanged. Rank
