@@ -262,6 +262,43 @@ def test_errors_of_a_state():
     assert horner.describe("softmax")["no_state"] and not horner.describe("taylor2")["no_state"]
 
 
+COMPOSED = ["near_taylor2:decay=slope", "taylor3:decay=slope,norm=l2", "delta:decay=slope", "near_taylor2:values=count_power", "sink:decay=slope"]
+
+
+@pytest.mark.parametrize("variant", [*ROWS, *COMPOSED])
+def test_nan_of_every_input(variant):
+    """A NaN in an input makes the same rows NaN as in the reference: all of them, or those that see its token."""
+    q, k, v, more = inputs(variant, torch.float)
+    q, k, v, more = q.detach(), k.detach(), v.detach(), {name: x.detach() for name, x in more.items() if x.is_floating_point()}
+    for name, x in more.items():
+        for place in {0, x.numel() // 2, x.numel() - 1}:
+            nan = torch.zeros(x.shape, dtype=torch.bool)
+            nan.view(-1)[place] = True
+            given = {**more, name: x.masked_fill(nan, torch.nan)}
+            wanted = horner.attend(q, k, v, variant=variant, execution="reference", **given).isnan()
+            sees = torch.arange(5) >= (nan.nonzero()[0][2] if SHAPES[name][2:3] == "S" else 0)
+            for execution in ("fused_cpu", "chunked", "recurrent"):
+                if horner.why_not(q, k, v, variant=variant, execution=execution, **given) == "":
+                    found = horner.attend(q, k, v, variant=variant, execution=execution, **given).isnan()
+                    assert not (found & ~wanted).any() and torch.equal(found[:, :, sees], wanted[:, :, sees]), f"{name}[{place}] {execution}"
+
+
+@pytest.mark.parametrize("name, variant", [("decay", "linear_decay"), ("channel_decay", "hgrn2")])
+def test_gates_in_the_place_of_their_logs(name, variant):
+    """Refused for any number of tokens and any gates; logs that grow a little, or that are 0, are not."""
+    torch.manual_seed(0)
+    for T in (1, 7, 2000):
+        q, k, v, more = inputs(variant, torch.float, T=T, S=T)
+        gates = torch.rand(more[name].shape) * 0.9 + 0.1
+        for wrong in (gates, gates.square() + 1e-6, torch.full_like(gates, 0.97), gates.masked_fill(gates > 0.9, -torch.inf)):
+            with pytest.raises(RuntimeError, match=rf"{name} must hold the logs of gates, .* their mean is 0\.\d+; pass gate.log\(\)"):
+                horner.attend(q, k, v, variant=variant, **{**more, name: wrong})
+        for right in (gates.log(), torch.zeros_like(gates), torch.full_like(gates, 0.01), torch.full_like(gates, -torch.inf), gates.log() + 0.1):
+            horner.attend(q, k, v, variant=variant, **{**more, name: right})
+    with pytest.raises(RuntimeError, match=rf"{name} must hold the logs of gates, at most 1, got 3; pass gate.log\(\)"):
+        horner.attend(q, k, v, variant=variant, **{**more, name: gates.log() + 3 - gates.log().max()})
+
+
 def test_errors_say_what_is_possible():
     q, k, v, _ = inputs("softmax")
     with pytest.raises(RuntimeError, match="no attention variant 'sofmax'; did you mean 'softmax'"):

@@ -213,6 +213,10 @@ static at::Tensor seen_by_keys(const Mask& mask, Inputs in, const at::Tensor& be
   return sees_all_past(mask) ? count : count.clamp_max(reach(mask).back);
 }
 
+at::Tensor count_power(const at::Tensor& count, const at::Tensor& exponent) {
+  return count.pow(exponent) + 0 * exponent;  // 1 to the power of NaN is 1
+}
+
 struct ValueGates {
   const Spec& spec;
   const Inputs& in;
@@ -225,7 +229,7 @@ struct ValueGates {
     const at::ScalarType dtype = wide(in.q.scalar_type());
     const at::Tensor exponent = in.count_exponent.to(dtype).sigmoid().view({1, -1, 1});
     const at::Tensor count = seen_by_keys(spec.mask, in, before).clamp_min(1);
-    const at::Tensor gate = count.to(dtype).pow(-exponent).expand({in.k.size(0), -1, -1});
+    const at::Tensor gate = count_power(count.to(dtype), -exponent).expand({in.k.size(0), -1, -1});
     return spec.input_gate ? gate * in.input_gate : gate;
   }
 };

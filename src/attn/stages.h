@@ -57,6 +57,9 @@ at::Tensor channel_logs(const Inputs&);
 // keys; 0 for a key that gives nothing or is hidden. For a weight with a finite state.
 at::Tensor key_shares(const Spec&, const Inputs&, const at::Tensor& keys);
 
+// count^exponent, NaN for an exponent that is.
+at::Tensor count_power(const at::Tensor& count, const at::Tensor& exponent);
+
 // The factor of each value [B, G, S]: the input gate, and that of CountPower for keys that follow
 // `before` [B] others; undefined for none.
 at::Tensor value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});
