@@ -385,7 +385,7 @@ def test_states_are_copied_pickled_and_saved(variant, device, tmp_path):
     tensors, rest = part(0, 67)
     state.step(*tensors, **rest)
     torch.save(state, tmp_path / "state.pt")
-    copies = [copy.deepcopy(state), pickle.loads(pickle.dumps(state)), torch.load(tmp_path / "state.pt", weights_only=False)]
+    copies = [copy.deepcopy(state), pickle.loads(pickle.dumps(state)), torch.load(tmp_path / "state.pt")]
     tensors, rest = part(67, 70)
     wanted = state.step(*tensors, **rest)
     for other in copies:
@@ -400,6 +400,28 @@ def test_version():
 
 @pytest.mark.parametrize("execution", ["auto", "reference", "fused_cpu", "chunked"])
 def test_no_tokens_give_an_empty_result_and_zeros(execution):
+@pytest.mark.parametrize("variant", ["softmax", "taylor2", "near_taylor2", "forgetting", "gla"])
+def test_saved_states_that_do_not_fit_are_refused(variant):
+    """torch.load reads them as it reads weights: none may have the library read what is not there."""
+    q, k, v, more = inputs(variant, torch.float, T=7, S=7)
+    state = horner.State(variant, batch=2, heads=2, dim=3, value_dim=2)
+    state.step(q.detach(), k.detach(), v.detach(), **{name: x.detach() for name, x in more.items()})
+    text, numbers, tensors = state.__getstate__()
+    wrong = [(text, numbers[:-1], tensors), (text, numbers, tensors[:-1]), ("sofmax=3", numbers, tensors)]
+    for i, n in enumerate(numbers):
+        wrong += [(text, [*numbers[:i], m, *numbers[i + 1 :]], tensors) for m in ((-1,) if i == 5 else (-1, n + 16, 2**40))]
+    for i, x in enumerate(tensors):
+        others = [torch.zeros(2, 2, 3, 5)] if x is None else [*(x.narrow(d, 0, x.shape[d] - 1) for d in range(x.dim())), x.long(), x.to("meta")]
+        others += [] if x is None else [None]
+        wrong += [(text, numbers, [*tensors[:i], y, *tensors[i + 1 :]]) for y in others]
+    for parts in wrong:
+        other = object.__new__(horner.State)
+        with pytest.raises(RuntimeError, match="saved state|by another version|no stage|too large|the limit is"):
+            other.__setstate__(parts)
+    other.__setstate__((text, numbers, tensors))
+    assert other.tokens == 7
+
+
     """As torch's attention does: no keys are zeros, no queries nothing, and both have gradients of zeros."""
     for T, S in ((0, 0), (3, 0), (0, 3)):
         q, k, v = (torch.randn(2, h, n, 8, requires_grad=True) for h, n in ((4, T), (2, S), (2, S)))

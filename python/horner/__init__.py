@@ -347,7 +347,8 @@ class State:
 
     `heads` are the heads of k and v. If there is no finite state (`describe(variant)["no_state"]` says why), or on a
     GPU above order 3, the state is a KV cache, limited to the window if the mask has one. There are no gradients.
-    `copy.deepcopy`, `pickle` and `torch.save` take a state as it is: what is decoded after is the same to the last bit.
+    `copy.deepcopy`, `pickle`, `torch.save` and `torch.load` take a state as it is: what is decoded after is the same to the
+    last bit.
     """
 
     def __init__(
@@ -432,3 +433,12 @@ def describe(variant: str) -> dict[str, str]:
     """A variant's name, about, source, spec, notes, the inputs that it requires, and no_state: why it has no state of
     fixed size ("" if it has one)."""
     return dict(_ops.describe(_text("variant", variant)))
+    def __getstate__(self):
+        return self._state.pickled()
+
+    def __setstate__(self, parts):
+        self._state = torch.classes.horner.State.unpickled(parts)
+
+torch.serialization.add_safe_globals([State])  # for torch.load, whose default is weights_only=True
+
+
