@@ -315,6 +315,12 @@ def test_errors_say_what_is_possible():
         horner.attend(q, k, v, temperature=0)
     with pytest.raises(RuntimeError, match="temperature must be 1e-06 to 1e[+]06, not 0"):
         horner.State("taylor2", batch=2, heads=2, dim=4, temperature=0)
+    for name, hint in (("attn_mask", "pass mask, a tensor of bool"), ("is_causal", "pass mask='causal' or mask='full'")):
+        with pytest.raises(TypeError, match=f"unknown input '{name}': {hint}"):
+            horner.attend(q, k, v, **{name: True})
+    for more in ({}, {"mask": "full"}):
+        with pytest.raises(TypeError, match="dropout_p must be a number, got None"):
+            horner.attend(q, k, v, dropout_p=None, **more)
     with pytest.raises(RuntimeError, match="no execution 'fast'; possible: "):
         horner.attend(q, k, v, execution="fast")
 
@@ -394,12 +400,6 @@ def test_states_are_copied_pickled_and_saved(variant, device, tmp_path):
     assert state.tokens == 70
 
 
-def test_version():
-    assert re.fullmatch(r"\d+\.\d+\.\d+", horner.__version__)
-
-
-@pytest.mark.parametrize("execution", ["auto", "reference", "fused_cpu", "chunked"])
-def test_no_tokens_give_an_empty_result_and_zeros(execution):
 @pytest.mark.parametrize("variant", ["softmax", "taylor2", "near_taylor2", "forgetting", "gla"])
 def test_saved_states_that_do_not_fit_are_refused(variant):
     """torch.load reads them as it reads weights: none may have the library read what is not there."""
@@ -422,6 +422,12 @@ def test_saved_states_that_do_not_fit_are_refused(variant):
     assert other.tokens == 7
 
 
+def test_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", horner.__version__)
+
+
+@pytest.mark.parametrize("execution", ["auto", "reference", "fused_cpu", "chunked"])
+def test_no_tokens_give_an_empty_result_and_zeros(execution):
     """As torch's attention does: no keys are zeros, no queries nothing, and both have gradients of zeros."""
     for T, S in ((0, 0), (3, 0), (0, 3)):
         q, k, v = (torch.randn(2, h, n, 8, requires_grad=True) for h, n in ((4, T), (2, S), (2, S)))

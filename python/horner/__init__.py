@@ -81,6 +81,14 @@ def _with_inputs(function: _Function) -> _Function:
     return function
 
 
+# Arguments of torch's attention that have other names here.
+_OF_TORCH = {
+    "attn_mask": "pass mask, a tensor of bool or of floats, or the name of a mask",
+    "is_causal": "pass mask='causal' or mask='full'; most variants are causal",
+    "enable_gqa": "leave it out, k and v may have fewer heads than q",
+}
+
+
 def _shape_text(shape):
     """[B, G, S]; letters in lower case stand for axes that may have size 1."""
     return "[" + ", ".join(x.upper() + " or 1" if x.islower() and x != "n" else x for x in shape) + "]"
@@ -89,7 +97,8 @@ def _shape_text(shape):
 def _check_tensors(q, k, v, inputs, **more):
     unknown = [name for name in inputs if name not in _INPUTS]
     if unknown:
-        raise TypeError(f"unknown input {unknown[0]!r}; possible: {', '.join(_INPUTS)}")
+        hint = f": {_OF_TORCH[unknown[0]]}" if unknown[0] in _OF_TORCH else ""
+        raise TypeError(f"unknown input {unknown[0]!r}{hint}; possible: {', '.join(_INPUTS)}")
     for name, x in (("q", q), ("k", k), ("v", v), *inputs.items(), *more.items()):
         if x is None:
             continue
@@ -100,6 +109,7 @@ def _check_tensors(q, k, v, inputs, **more):
 
 
 _MOST_WEIGHTS = 2**27
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _check_matrix(q, k):
@@ -121,8 +131,8 @@ def _text(name, x):
     return x if x.isprintable() else x.encode("unicode_escape").decode()  # a NUL would end the message
 
 
-def _number(name, x):
-    if x is None or isinstance(x, float):
+def _number(name, x, optional=True):
+    if optional and x is None or isinstance(x, float):
         return x
     try:
         if not isinstance(x, (str, bytes, bytearray)):
@@ -132,6 +142,13 @@ def _number(name, x):
     except (TypeError, ValueError, RuntimeError):
         pass
     raise TypeError(f"{name} must be a number, got {_kind(x)}")
+
+
+def _execution(name):
+    possible = ["auto", *executions()]
+    if _text("execution", name) not in possible:
+        raise RuntimeError(f"no execution {name!r}; possible: {', '.join(map(repr, possible))}")
+    return name
 
 
 def _size(name, x):
@@ -168,13 +185,13 @@ def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
 
 def _with_dropout(variant, p, q, inputs):
     """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
-    p, seed, device = _number("dropout_p", p), inputs.get("seed"), getattr(q, "device", None)
+    p, seed, device = _number("dropout_p", p, optional=False), inputs.get("seed"), getattr(q, "device", None)
     if isinstance(seed, int):
         if not -(2**63) <= seed < 2**63:
             raise RuntimeError(f"seed must be an integer of 64 bits, got {seed}")
         seed = torch.tensor([seed], device=device)
     if p == 0:
-        return variant, {**inputs, "seed": seed if "dropout=" in variant else None}
+        return variant, {**inputs, "seed": seed if "dropout=" in variant else None} if "seed" in inputs else inputs
     if seed is None:
         seed = torch.randint(2**63 - 1, (1,), device=device)
     return f"{variant}{',' if ':' in variant else ':'}dropout={float(p)!r}", {**inputs, "seed": seed}
@@ -182,6 +199,32 @@ def _with_dropout(variant, p, q, inputs):
 
 def _transformed():
     return not torch.compiler.is_compiling() and _transforms.active()
+
+
+def _run(settings, q, k, v, inputs):
+    if _transformed():
+        return _transforms.attend(settings, q, k, v, inputs)
+    return _attend(q, k, v, *settings, **inputs)
+
+
+_AFTER_WEIGHTS = ("output_gate", "post_gate", "norm_weight", "norm_bias")  # the inputs that the matrix is without
+
+
+@torch.compiler.assume_constant_result
+def _before_norm(variant):
+    return _ops.before_norm.default(variant)
+
+
+def _weights(settings, q, k, inputs):
+    """What the definition multiplies each value by before the output gate and the norm: its result for the values of an
+    identity."""
+    variant, _, *rest = settings
+    values = k  # whose errors come before those of the values
+    if k is not None and k.dim() == 4 and k.dtype in _FLOATS:
+        n = k.shape[2]
+        values = k.new_ones(n).diag().expand(*k.shape[:2], n, n)
+    inputs = {name: x for name, x in inputs.items() if name not in _AFTER_WEIGHTS}
+    return _run((_before_norm(variant), "reference", *rest), q, k, values, inputs)
 
 
 def _with_rows(n, settings, q, k, v, inputs):
@@ -237,7 +280,8 @@ def attend(
 
     {inputs}
     """
-    if not inputs and mask is scale is temperature is clamp is None and not (dropout_p or return_lse or return_weights):
+    plain = type(dropout_p) is float and dropout_p == 0 and not (return_lse or return_weights)
+    if plain and not inputs and mask is scale is temperature is clamp is None:
         if (
             type(q) is type(k) is type(v) is _Tensor
             and type(variant) is type(execution) is str
@@ -249,20 +293,18 @@ def attend(
             and not _transforms.active()
         ):
             return _attend_quick(q, k, v, variant, execution)
-    if dropout_p != 0 or "seed" in inputs:
+    if not plain or "seed" in inputs:
         variant, inputs = _with_dropout(_text("variant", variant), dropout_p, q, inputs)
     settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
     more = ()
     if return_weights:
         _check_matrix(q, k)
-        more = (_ops.attend_weights.default(q, k, k, *settings, **inputs),)
+        more = (_weights(settings, q, k, inputs),)
     if return_lse:
         out, rows = _with_rows(1, settings, q, k, v, inputs)
         more = (rows[0], *more)
-    elif _transformed():
-        out = _transforms.attend(settings, q, k, v, inputs)
     else:
-        out = _attend(q, k, v, *settings, **inputs)
+        out = _run(settings, q, k, v, inputs)
     return (out, *more) if more else out
 
 
@@ -310,7 +352,7 @@ def weights(
     """
     settings, inputs = _settings_of(q, k, k, inputs, variant, "reference", mask, scale, temperature, clamp)
     _check_matrix(q, k)
-    return _ops.attend_weights.default(q, k, k, *settings, **inputs)
+    return _weights(settings, q, k, inputs)
 
 
 @_with_inputs
@@ -408,6 +450,12 @@ class State:
         _transforms.check_none(*_NOT_A_STATE)
         self._state.merge(later._state)
 
+    def __getstate__(self):
+        return self._state.pickled()
+
+    def __setstate__(self, parts):
+        self._state = torch.classes.horner.State.unpickled(parts)
+
     @property
     def tokens(self) -> int:
         """The number of tokens so far."""
@@ -417,6 +465,9 @@ class State:
     def bytes(self) -> int:
         """The memory in use now."""
         return self._state.bytes()
+
+
+torch.serialization.add_safe_globals([State])  # for torch.load, whose default is weights_only=True
 
 
 def variants() -> list[str]:
@@ -433,12 +484,3 @@ def describe(variant: str) -> dict[str, str]:
     """A variant's name, about, source, spec, notes, the inputs that it requires, and no_state: why it has no state of
     fixed size ("" if it has one)."""
     return dict(_ops.describe(_text("variant", variant)))
-    def __getstate__(self):
-        return self._state.pickled()
-
-    def __setstate__(self, parts):
-        self._state = torch.classes.horner.State.unpickled(parts)
-
-torch.serialization.add_safe_globals([State])  # for torch.load, whose default is weights_only=True
-
-

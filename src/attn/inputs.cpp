@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
 
@@ -115,6 +116,19 @@ static void check_shape(const Input& i, const Spec& spec, const at::Tensor& x, S
   }
 }
 
+static const c10::DispatchKeySet kWrappers =
+    c10::DispatchKeySet(
+        {c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::Batched}) |
+    c10::functorch_transforms_ks;
+
+bool is_wrapped(const at::Tensor& x) {
+  return x.key_set().has_any(kWrappers);
+}
+bool is_transformed(const at::Tensor& x) {
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  return is_wrapped(x) || (local.included_ - local.excluded_).has_any(kWrappers);
+}
+
 void check_storage(const char* name, const at::Tensor& x) {
   if (x.numel() == 0 || x.is_meta()) return;
   const size_t spanned = at::detail::computeStorageNbytes(x.sizes(), x.strides(), x.itemsize(),
@@ -128,14 +142,11 @@ void check_storage(const char* name, const at::Tensor& x) {
 static void check_memory(const Input& i, const at::Tensor& x) {
   using Key = c10::DispatchKey;
   static const c10::DispatchKeySet lazy({Key::Negative, Key::Conjugate, Key::ZeroTensor});
-  static const c10::DispatchKeySet stand_ins =
-      c10::DispatchKeySet({Key::Python, Key::Functionalize, Key::Batched}) |
-      c10::functorch_transforms_ks;
   if (x.layout() != at::kStrided || x.is_nested())
     fail(i.name, " must be a dense tensor, got a ", x.is_nested() ? "nested" : "sparse", " one");
   if (x.key_set().has_any(lazy))
     fail(i.name, " must be in memory, got a view that torch has yet to compute; call clone()");
-  if (x.key_set().has_any(stand_ins) || !x.has_storage())
+  if (is_wrapped(x) || !x.has_storage())
     fail(i.name, " must be a plain tensor, got one that a transform of torch or a subclass wraps");
   check_storage(i.name, x);
 }

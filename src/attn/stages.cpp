@@ -300,7 +300,7 @@ void add_query_decay(const at::Tensor& d_decay, const at::Tensor& d_query) {
 // A result that stands for e^shift times o.
 struct Scaled {
   at::Tensor o;      // [B, H, T, E]
-  at::Tensor shift;  // [B, H, T, 1] or [1]
+  at::Tensor shift;  // [B, H, T, 1], or [1] of zero
 };
 
 struct Divided {
@@ -326,7 +326,7 @@ struct Divided {
     const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
     // Multiplying by 1 / Z takes one pass less in backward than dividing.
     const at::Tensor per_Z = at::where(Z.detach().abs() < kTiny, tiny, Z).reciprocal();
-    return {sums.N * per_Z, at::zeros_like(sums.shift)};
+    return {sums.N * per_Z, at::zeros({1}, sums.shift.options())};
   }
 
   // Relative to the larger of the row's shift and the sink, so that neither overflows.
@@ -354,10 +354,7 @@ struct Normed {
   const Inputs& in;
   const Scaled& y;
 
-  at::Tensor operator()(NoNorm) const {
-    const bool none = y.shift.dim() == 1 && y.shift.item<double>() == 0;
-    return none ? y.o : y.o * y.shift.exp();
-  }
+  at::Tensor operator()(NoNorm) const { return y.shift.dim() == 1 ? y.o : y.o * y.shift.exp(); }
   at::Tensor operator()(L2 n) const {
     return y.o / y.o.norm(2, -1, true).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
   }
@@ -369,11 +366,6 @@ struct Normed {
     return o * (o.square().mean(-1, true) + eps * (-2 * y.shift).exp()).rsqrt();
   }
 };
-
-// Without waiting for a device, and not inside a transform of torch.
-static bool is_readable(const at::Tensor& x) {
-  return x.is_cpu() && !x.key_set().has_any(c10::functorch_transforms_ks);
-}
 
 at::Tensor log_sum(const Sums& sums) {
   return (sums.W.detach().log() + sums.shift).squeeze(-1);
@@ -388,7 +380,7 @@ at::Tensor finish(const Spec& spec, const Inputs& in, const Sums& sums) {
   at::Tensor o = std::visit(Normed{in, y}, spec.norm);
   if (spec.post_gate) o = o * each(in.post_gate);
   at::Tensor nothing = sums.W == 0;
-  if (!is_readable(nothing) || nothing.any().item<bool>()) {
+  if (!nothing.is_cpu() || is_transformed(nothing) || nothing.any().item<bool>()) {
     nothing = nothing.logical_and((sums.N == 0).all(-1, true));
     o = o.masked_fill(nothing, 0);
   }

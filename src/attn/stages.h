@@ -92,7 +92,7 @@ at::Tensor weights(const Spec&, const at::Tensor& x, const Seen&, at::Tensor& sh
 struct Sums {
   at::Tensor N;         // [B, H, T, E]
   at::Tensor W;         // [B, H, T, 1]
-  at::Tensor shift;     // [B, H, T, 1] or [1], a constant
+  at::Tensor shift;     // [B, H, T, 1], or [1] of zero; a constant
   at::Tensor count;     // [1 or B, 1, T, 1]
   at::Tensor gates;     // [B, H, T, 1], for CumulativeGate: the sum of e^gate over the keys seen
   at::Tensor far = {};  // [1 or B, 1, T, 1], the number of keys that are not near; undefined: all
