@@ -252,11 +252,12 @@ def attend(
 ) -> Union[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Attention of queries to keys, differentiable.
 
-        x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t)
-        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * values(in_s * v_s)
+        x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t - log n_t)
+        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * kept_ts * values(in_s * v_s)
         W_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts
         o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 
+    n_t is the number of keys that t sees, kept_ts dropout; a variant has few of these stages.
     q is [B, H, T, D], k is [B, G, S, D], v is [B, G, S, E]; H is a multiple of G. Returns [B, H, T, E].
     If S > T, the last query has the position of the last key.
 

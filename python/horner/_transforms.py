@@ -1,7 +1,7 @@
 """`attend` under torch.func's transforms and forward-mode differentiation.
 
-The library's kernels give the result and its gradients. What they have no code for (tangents, gradients of gradients) is
-that of `torch.ops.horner.attend_reference`, which torch sees as its own operators. vmap becomes a larger batch.
+The library's kernels compute the result and its gradients. Tangents and gradients of gradients are those of
+`torch.ops.horner.attend_reference`, which consists of torch's own operators. vmap becomes a larger batch.
 """
 
 import torch
@@ -20,12 +20,12 @@ _are_active = torch._C._are_functorch_transforms_active
 
 
 def active() -> bool:
-    """Whether a transform may be at work on the tensors of a call."""
+    """Whether a transform may apply to the tensors of a call."""
     return _are_active() or forward_ad._current_level >= 0
 
 
 def check_none(what, instead, *tensors):
-    """Raises where a transform is at work, or one of the tensors has a tangent."""
+    """Raises if a transform is active, or one of the tensors has a tangent."""
     dual = forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None)
     if dual or _are_active():
         raise RuntimeError(f"{what} is not supported under torch.func's transforms and forward-mode differentiation: {instead}")
@@ -61,7 +61,8 @@ def attend_rows(rows, settings, q, k, v, inputs) -> tuple[torch.Tensor, torch.Te
 
 
 class _Settings:
-    """What torch.func takes for one argument and not for a tree of them. `wanted`: the places of gradients."""
+    """The settings of a call as an object, which torch.func passes on as one argument. `wanted`: the inputs that require a
+    gradient, by their places in the table."""
 
     def __init__(self, values, wanted=(), rows=0):
         self.values, self.wanted, self.rows = values, wanted, rows
@@ -123,8 +124,8 @@ def _one_by_one(n, in_dims, tensors, function):
 
 
 def _can_fold(in_dims, tensors):
-    """Not where something with a batch of 1 or more, which is for all, would have to grow with the others, nor with
-    dropout, which knows a sequence by its place in the batch."""
+    """Whether the axis of vmap can become a part of the batch: not of parameters, not beside a bias, whose batch may be 1,
+    and not with dropout, which depends on the place of a sequence in the batch."""
     shared = any(isinstance(x, torch.Tensor) and (row[1].startswith("b") or row[0] == "seed") for x, row in zip(tensors, _ROWS))
     return not shared and all(dim is None or batched for dim, batched in zip(in_dims, _BATCHED))
 

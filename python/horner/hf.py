@@ -96,7 +96,7 @@ def _is_horner(config):
     return (config._attn_implementation or "").partition(":")[0] == "horner"
 
 
-_asking = []  # the models that now run with output_attentions, which not every one of them passes on to its attention
+_asking = []  # the models that run with output_attentions now: not all of them pass it on to their attention
 
 
 _prefixed = []  # the models that now run with a prefix, and whether it has reached an attention that uses it
@@ -164,7 +164,7 @@ def _with_own_start(method):
 
 
 def _with_prefix(method):
-    """`generate` passes on what its model does not name, if it is not asked."""
+    """Keeps `generate` from refusing `prefix`, which no model names among its arguments."""
 
     @functools.wraps(method)
     def wrapped(self, model_kwargs):
@@ -175,13 +175,13 @@ def _with_prefix(method):
 
 
 def _with_pages(method):
-    """transformers would refuse, or replace the attention of the model by another that it knows."""
+    """Keeps transformers from refusing the attention of the model, or from replacing it by one of its own."""
 
     @functools.wraps(method)
     def wrapped(self, model, *args, **kwargs):
         if not _is_horner(model.config):
             return method(self, model, *args, **kwargs)
-        for _, module in attentions(model):  # now: what a thread raises later ends in a log
+        for _, module in attentions(model):  # now: an error in the thread that generates only reaches a log
             name = module.config._attn_implementation.partition(":")[2]
             for variant in of_layer(module.config, name or None, module.layer_idx).variants:
                 _check_pages(variant.inputs)
@@ -230,7 +230,7 @@ def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
             raise NotImplementedError(
                 "attn_implementation='horner' takes the sliding window from the mask, but this model gives none"
             )
-    if not isinstance(seen, Seen):  # from the caller: transformers hands it on
+    if not isinstance(seen, Seen):  # a tensor that the caller gave
         check_form(seen, 4)
         seen = Seen(getattr(module, "is_causal", True), dense=seen)
     if seen.dense is not None:
