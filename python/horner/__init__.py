@@ -9,6 +9,7 @@
 """
 
 import inspect
+import math
 import operator
 from pathlib import Path
 from typing import Callable, Optional, TypedDict, TypeVar, Union
@@ -113,8 +114,10 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _check_matrix(q, k):
-    if q.dim() == 4 and k.dim() == 4 and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _MOST_WEIGHTS:
-        shape = [*q.shape[:3], k.shape[2]]
+    if q is None or k is None or q.dim() != 4 or k.dim() != 4:
+        return  # which the library refuses
+    shape = [*q.shape[:3], k.shape[2]]
+    if math.prod(shape) > _MOST_WEIGHTS:
         raise RuntimeError(
             f"the weights {shape} would be more than {_MOST_WEIGHTS} numbers: take fewer tokens, or what `horner.statistics` "
             "says of each row"
@@ -219,12 +222,13 @@ def _weights(settings, q, k, inputs):
     """What the definition multiplies each value by before the output gate and the norm: its result for the values of an
     identity."""
     variant, _, *rest = settings
-    values = k  # whose errors come before those of the values
-    if k is not None and k.dim() == 4 and k.dtype in _FLOATS:
-        n = k.shape[2]
-        values = k.new_ones(n).diag().expand(*k.shape[:2], n, n)
     inputs = {name: x for name, x in inputs.items() if name not in _AFTER_WEIGHTS}
-    return _run((_before_norm(variant), "reference", *rest), q, k, values, inputs)
+    settings = (_before_norm(variant), "reference", *rest)
+    if k is None or k.dim() != 4 or k.dtype not in _FLOATS:
+        return _run(settings, q, k, k, inputs)  # whose errors come before those of the values
+    n = k.shape[2]
+    identity = k.new_ones(max(n, 1)).diag()[:n]
+    return _run(settings, q, k, identity.expand(*k.shape[:2], *identity.shape), inputs)[..., :n]
 
 
 def _with_rows(n, settings, q, k, v, inputs):
