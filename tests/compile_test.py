@@ -4,6 +4,7 @@ import pytest
 import torch
 from python_test import CONSTANTS, SHAPES, call, inputs
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import horner
 
@@ -151,6 +152,22 @@ def test_errors_are_those_of_real_tensors(what):
         assert message(fake[:3], dict(zip(more, fake[3:]))) == real
 
 
+@pytest.mark.parametrize("execution", ["nonsense", "chunked", "fused_cuda"])
+@pytest.mark.parametrize("more", [{}, {"return_lse": True}])
+def test_executions_are_those_of_real_tensors(execution, more):
+    q, k, v = (x.detach() for x in inputs("softmax", torch.float)[:3])
+    mode = FakeTensorMode()
+    messages = []
+    for change in (lambda x: x, mode.from_tensor, *([] if torch.cuda.is_available() else [lambda x: x.to("meta")])):
+        with pytest.raises(RuntimeError) as error:
+            horner.attend(*map(change, (q, k, v)), execution=execution, **more)
+        messages.append(str(error.value))
+    assert messages[0].startswith(("no execution 'nonsense'; possible: 'auto', ", "cannot run on q")) and len(set(messages)) == 1
+    k, v = (x[:, :, :0] for x in (k, v))  # any that there is
+    if execution != "nonsense":
+        assert horner.attend(*(x.to("meta") for x in (q, k, v)), execution=execution).shape == (2, 4, 5, 2)
+
+
 def test_meta_gradients_and_devices():
     q, k, v = (torch.empty(2, h, 7, 8, device="meta", requires_grad=True) for h in (4, 2, 2))
     o, lse = horner.attend(q, k, v, variant="l2", return_lse=True)
@@ -225,8 +242,50 @@ def test_weights(variant):
         assert not found.triu(1).any()
 
 
+@pytest.mark.parametrize("variant", ["softmax", "gated_decay", "entmax15", "channel_out_gate", "linear_cosine", "delta", "lolcats", "rms:channel_gates,post_gate"])
+def test_weights_compile(variant):
+    """As one operator of each direction, for any shape, alone and beside the result; of fake tensors and under transforms."""
+    q, k, v, more = inputs(variant)
+    more = {name: x.detach() for name, x in more.items()}
+
+    def run(q, k, v):
+        out, matrix = horner.attend(q * 1, k, v, variant=variant, return_weights=True, **more)
+        return out, matrix + horner.weights(q, k, variant=variant, **more)
+
+    wanted = run(q, k, v)
+    gradients = torch.autograd.grad(wanted[1].sin().sum() + wanted[0].sum(), (q, k, v))
+    for dynamic in (None, True):
+        torch.compiler.reset()
+        got = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=dynamic)(q, k, v)
+        torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(torch.autograd.grad(got[1].sin().sum() + got[0].sum(), (q, k, v)), gradients)
+    mode = FakeTensorMode()
+    fake = {name: mode.from_tensor(x) for name, x in {**more, "q": q.detach(), "k": k.detach()}.items()}
+    assert horner.weights(fake.pop("q"), fake.pop("k"), variant=variant, **fake).shape == (2, 4, 5, 5)
+    q, k, v = (x.detach() for x in (q, k, v))
+    for f in (lambda q: horner.weights(q, k, variant=variant, **more), lambda q: horner.attend(q, k, v, variant=variant, **more)):
+        out, push = torch.func.linearize(f, q)
+        torch.testing.assert_close((out, push(q)), torch.func.jvp(f, (q,), (q,)))
+
+
+def test_a_traced_graph_computes():
+    """Of plain tensors too it has the operators: the numbers of a kernel are not constants of the graph."""
+    q, k, v = (x.detach().float() for x in inputs("taylor2")[:3])
+
+    def f(q):
+        return horner.attend(q, k, v, variant="taylor2", scale=0.3, return_weights=True)
+
+    torch.testing.assert_close(make_fx(f)(q)(q + 1), f(q + 1))
+
+
 def test_weights_have_errors():
     q, k, _, _ = inputs("softmax")
+    with pytest.raises(RuntimeError, match="decay must hold the logs of gates"):
+        horner.weights(q, k, variant="linear_decay", decay=torch.full((2, 2, 5), 0.97))
+    with pytest.raises(RuntimeError, match="cu_seqlens must not decrease, got 9 before 5"):
+        horner.weights(q, k, cu_seqlens=torch.tensor([0, 9, 5]))
+    with pytest.raises(RuntimeError, match="q must have dtype float64, float32, bfloat16 or float16, got int64"):
+        horner.weights(q.long(), k.long())
     with pytest.raises(RuntimeError, match="missing input 'decay'"):
         horner.weights(q, k, variant="linear_decay")
     with pytest.raises(RuntimeError, match=r"k must have shape \[B, G, S, D\]"):

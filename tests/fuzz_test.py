@@ -223,7 +223,7 @@ def call(rng, device):
     options = {"variant": variant, **settings(rng)}
     if rng.random() < 0.2:
         options["mask"] = dense(rng, inputs, device)
-    how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step"])
+    how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step", "weights"])
     around = rng.choice(["", "", "", "autocast", "no_grad", "inference_mode"])
 
     def run():
@@ -235,6 +235,9 @@ def call(rng, device):
             if how == "why_not":
                 options.setdefault("execution", "reference")
                 return horner.why_not(q, k, v, **options, **inputs)
+            if how == "weights":
+                options.pop("execution", None)
+                return differentiated(rng, horner.weights(q, k, **options, **inputs))
             out = getattr(horner, how)(q, k, v, **options, **inputs)
         return differentiated(rng, out)
 

@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+import horner._hf_families
 import horner.hf
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,19 @@ def test_attention_that_cannot_be_swapped_is_an_error(family):
     with pytest.raises(NotImplementedError, match=said):
         model.set_attn_implementation("horner")
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_property_is_no_position():
+    class Plain(torch.nn.Module):
+        @property
+        def size(self):
+            return 1
+
+    class Rotated(torch.nn.Module):
+        def forward(self, q, cos, sin):
+            return apply_rope(q, cos, sin)  # noqa: F821
+
+    assert not horner._hf_families.adds_positions(Plain) and horner._hf_families.adds_positions(Rotated)
 
 
 def test_models_without_attention_and_in_part():

@@ -10,6 +10,7 @@ import re
 import resource
 import runpy
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -167,8 +168,12 @@ def test_any_text_names_a_variant(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["horner_variant"] == "topk20:temperature=0.5"
     again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="horner").eval()
     torch.testing.assert_close(again(ids).logits, named(ids).logits)
-    with pytest.warns(UserWarning, match="names the horner variant 'topk20:temperature=0.5', but attn_implementation='sdpa'"):
+    said = "names the horner variant 'topk20:temperature=0.5', but attn_implementation='sdpa'"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
         AutoModelForCausalLM.from_pretrained(tmp_path)
+        model("llama", "sdpa", horner_variant=["softmax", "softmax"])
+    assert len([w for w in found if said in str(w.message)]) == len([w for w in found if "horner variant" in str(w.message)]) == 1
     plain = model("llama", "sdpa")
     plain.set_attn_implementation("horner:taylor6:norm=l2")
     torch.testing.assert_close(plain(ids).logits, model("llama", horner_variant="taylor6:norm=l2")(ids).logits)
@@ -203,7 +208,10 @@ REFUSED = {
     "output_attentions with packed sequences": lambda ids: model("llama")(ids, output_attentions=True, use_cache=False, position_ids=torch.arange(20).remainder(7).expand(3, -1)),
     "head masks (head_mask)": lambda ids: model("llama")(ids, head_mask=torch.ones(4)),
     "(something_new)": lambda ids: model("llama")(ids, something_new=1),
-    "remove one": lambda ids: model("llama", "horner:l2", horner_variant="taylor2")(ids),
+    "config.horner_variant says 'taylor2' for this layer: set config.horner_variant to None": lambda ids: model("llama", "horner:l2", horner_variant="taylor2")(ids),
+    "horner_variant is an empty list": lambda ids: model("llama", horner_variant=[])(ids),
+    "did you mean 'l2'": lambda ids: model("llama", "sdpa", horner_variant=["softmax", "ll2"]),
+    "variant must be a str, got int": lambda ids: horner.hf.register(5),
     "has 3 layers, but the model has 2": lambda ids: model("llama", horner_variant=["l2", "softmax", "l2"])(ids),
     "or a list of variants, got 17": lambda ids: model("llama", horner_variant=17)(ids),
     "or a list of variants, got ['l2', 3]": lambda ids: model("llama", horner_variant=["l2", 3])(ids),
@@ -250,7 +258,7 @@ def test_a_pattern_of_layers(tmp_path):
 
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_cannot_be_honoured_is_named(named):
-    with pytest.raises((NotImplementedError, ValueError, RuntimeError), match=re.escape(named)):
+    with pytest.raises((NotImplementedError, ValueError, RuntimeError, TypeError), match=re.escape(named)):
         REFUSED[named](tokens())
 
 

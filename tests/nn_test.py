@@ -112,9 +112,28 @@ def test_wrong_arguments_and_saving(tmp_path):
         ({"dim": 64, "heads": 4, "kv_heads": 3}, "heads must be a multiple of kv_heads"),
         ({"dim": 12, "heads": 4}, "even head_dim"),
         ({"dim": 64, "heads": 4, "variant": "sofmax"}, "did you mean 'softmax'"),
+        ({"dim": 64, "heads": 0}, "heads must be 1 to 2147483647, got 0"),
+        ({"dim": 64, "heads": 4, "kv_heads": 0}, "kv_heads must be 1 to 2147483647, got 0"),
+        ({"dim": 64, "heads": 4, "kv_heads": -2}, "kv_heads must be 1 to 2147483647, got -2"),
+        ({"dim": 64, "heads": 4, "variant": None}, "variant must be a str, got None"),
+        ({"dim": 64, "heads": 4, "mask": torch.ones(5, 5) > 0}, "mask must be the name of a mask, got Tensor"),
+        ({"dim": 64, "heads": 4, "execution": "x"}, "no execution 'x'; possible: 'auto', "),
+        ({"dim": 64, "heads": 4, "dropout": 2.0}, "dropout must be 0 to 0.999, not 2"),
+        ({"dim": 64, "heads": 4, "dropout": None}, "dropout must be a number, got None"),
     ):
-        with pytest.raises((ValueError, RuntimeError), match=message):
-            horner.nn.Attention(**arguments)
+        for module in (horner.nn.Attention, horner.nn.TransformerBlock):
+            with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
+                module(**arguments)
+    for module in (horner.nn.Attention(64, 4), horner.nn.TransformerBlock(64, 4, variant="gated_conv")):
+        for x, keep, message in (
+            (torch.ones(5, 64), None, r"x must be a tensor \[B, T, 64\], got \[5, 64\]"),
+            (torch.ones(2, 5, 64), torch.ones(2, 5), r"keep must be a tensor \[2, 5\] of torch.bool, .*, got \[2, 5\] torch.float32"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                module(x, keep=keep)
+    for wrong, message in (([], r"a pattern looks like .*; \[\] has no layer"), (5, "must be a str or a list of str, got int")):
+        with pytest.raises((ValueError, TypeError), match=message):
+            horner.nn.variants_of_layers(wrong, 3)
     one = horner.nn.Attention(64, 4, variant="ssmax", dtype=torch.float64)
     torch.save(one, tmp_path / "one.pt")
     again = torch.load(tmp_path / "one.pt", weights_only=False)

@@ -263,6 +263,43 @@ def test_errors_of_a_state():
     assert horner.describe("softmax")["no_state"] and not horner.describe("taylor2")["no_state"]
 
 
+COMPOSED = ["near_taylor2:decay=slope", "taylor3:decay=slope,norm=l2", "delta:decay=slope", "near_taylor2:values=count_power", "sink:decay=slope"]
+
+
+@pytest.mark.parametrize("variant", [*ROWS, *COMPOSED])
+def test_nan_of_every_input(variant):
+    """A NaN in an input makes the same rows NaN as in the reference: all of them, or those that see its token."""
+    q, k, v, more = inputs(variant, torch.float)
+    q, k, v, more = q.detach(), k.detach(), v.detach(), {name: x.detach() for name, x in more.items() if x.is_floating_point()}
+    for name, x in more.items():
+        for place in {0, x.numel() // 2, x.numel() - 1}:
+            nan = torch.zeros(x.shape, dtype=torch.bool)
+            nan.view(-1)[place] = True
+            given = {**more, name: x.masked_fill(nan, torch.nan)}
+            wanted = horner.attend(q, k, v, variant=variant, execution="reference", **given).isnan()
+            sees = torch.arange(5) >= (nan.nonzero()[0][2] if SHAPES[name][2:3] == "S" else 0)
+            for execution in ("fused_cpu", "chunked", "recurrent"):
+                if horner.why_not(q, k, v, variant=variant, execution=execution, **given) == "":
+                    found = horner.attend(q, k, v, variant=variant, execution=execution, **given).isnan()
+                    assert not (found & ~wanted).any() and torch.equal(found[:, :, sees], wanted[:, :, sees]), f"{name}[{place}] {execution}"
+
+
+@pytest.mark.parametrize("name, variant", [("decay", "linear_decay"), ("channel_decay", "hgrn2")])
+def test_gates_in_the_place_of_their_logs(name, variant):
+    """Refused for any number of tokens and any gates; logs that grow a little, or that are 0, are not."""
+    torch.manual_seed(0)
+    for T in (1, 7, 2000):
+        q, k, v, more = inputs(variant, torch.float, T=T, S=T)
+        gates = torch.rand(more[name].shape) * 0.9 + 0.1
+        for wrong in (gates, gates.square() + 1e-6, torch.full_like(gates, 0.97), gates.masked_fill(gates > 0.9, -torch.inf)):
+            with pytest.raises(RuntimeError, match=rf"{name} must hold the logs of gates, .* their mean is 0\.\d+; pass gate.log\(\)"):
+                horner.attend(q, k, v, variant=variant, **{**more, name: wrong})
+        for right in (gates.log(), torch.zeros_like(gates), torch.full_like(gates, 0.01), torch.full_like(gates, -torch.inf), gates.log() + 0.1):
+            horner.attend(q, k, v, variant=variant, **{**more, name: right})
+    with pytest.raises(RuntimeError, match=rf"{name} must hold the logs of gates, at most 1, got 3; pass gate.log\(\)"):
+        horner.attend(q, k, v, variant=variant, **{**more, name: gates.log() + 3 - gates.log().max()})
+
+
 def test_errors_say_what_is_possible():
     q, k, v, _ = inputs("softmax")
     with pytest.raises(RuntimeError, match="no attention variant 'sofmax'; did you mean 'softmax'"):
@@ -279,6 +316,12 @@ def test_errors_say_what_is_possible():
         horner.attend(q, k, v, temperature=0)
     with pytest.raises(RuntimeError, match="temperature must be 1e-06 to 1e[+]06, not 0"):
         horner.State("taylor2", batch=2, heads=2, dim=4, temperature=0)
+    for name, hint in (("attn_mask", "pass mask, a tensor of bool"), ("is_causal", "pass mask='causal' or mask='full'")):
+        with pytest.raises(TypeError, match=f"unknown input '{name}': {hint}"):
+            horner.attend(q, k, v, **{name: True})
+    for more in ({}, {"mask": "full"}):
+        with pytest.raises(TypeError, match="dropout_p must be a number, got None"):
+            horner.attend(q, k, v, dropout_p=None, **more)
     with pytest.raises(RuntimeError, match="no execution 'fast'; possible: "):
         horner.attend(q, k, v, execution="fast")
 
@@ -349,13 +392,35 @@ def test_states_are_copied_pickled_and_saved(variant, device, tmp_path):
     tensors, rest = part(0, 67)
     state.step(*tensors, **rest)
     torch.save(state, tmp_path / "state.pt")
-    copies = [copy.deepcopy(state), pickle.loads(pickle.dumps(state)), torch.load(tmp_path / "state.pt", weights_only=False)]
+    copies = [copy.deepcopy(state), pickle.loads(pickle.dumps(state)), torch.load(tmp_path / "state.pt")]
     tensors, rest = part(67, 70)
     wanted = state.step(*tensors, **rest)
     for other in copies:
         assert other.tokens == 67
         assert torch.equal(other.step(*tensors, **rest), wanted)  # and none shares memory with another
     assert state.tokens == 70
+
+
+@pytest.mark.parametrize("variant", ["softmax", "taylor2", "near_taylor2", "forgetting", "gla"])
+def test_saved_states_that_do_not_fit_are_refused(variant):
+    """torch.load reads them as it reads weights: none may have the library read what is not there."""
+    q, k, v, more = inputs(variant, torch.float, T=7, S=7)
+    state = horner.State(variant, batch=2, heads=2, dim=3, value_dim=2)
+    state.step(q.detach(), k.detach(), v.detach(), **{name: x.detach() for name, x in more.items()})
+    text, numbers, tensors = state.__getstate__()
+    wrong = [(text, numbers[:-1], tensors), (text, numbers, tensors[:-1]), ("sofmax=3", numbers, tensors)]
+    for i, n in enumerate(numbers):
+        wrong += [(text, [*numbers[:i], m, *numbers[i + 1 :]], tensors) for m in ((-1,) if i == 5 else (-1, n + 16, 2**40))]
+    for i, x in enumerate(tensors):
+        others = [torch.zeros(2, 2, 3, 5)] if x is None else [*(x.narrow(d, 0, x.shape[d] - 1) for d in range(x.dim())), x.long(), x.to("meta")]
+        others += [] if x is None else [None]
+        wrong += [(text, numbers, [*tensors[:i], y, *tensors[i + 1 :]]) for y in others]
+    for parts in wrong:
+        other = object.__new__(horner.State)
+        with pytest.raises(RuntimeError, match="saved state|by another version|no stage|too large|the limit is"):
+            other.__setstate__(parts)
+    other.__setstate__((text, numbers, tensors))
+    assert other.tokens == 7
 
 
 def test_version():

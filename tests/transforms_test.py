@@ -4,7 +4,7 @@ import pytest
 import torch
 from python_test import CONSTANT_PARTS, CONSTANTS, ROWS, inputs
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import horner
 
@@ -257,3 +257,58 @@ def test_transforms_and_compile():
     close(inside(torch.stack([q, q])), vmap(f)(torch.stack([q, q])), torch.float)
     with pytest.raises(RuntimeError, match="transform the compiled one, torch.func.grad"):
         torch.compile(lambda q: grad(f)(q), backend="aot_eager")(q)
+
+
+def has_warned(recwarn, capfd):
+    """Of an operator that vmap runs one by one, in Python or as the compiler does."""
+    return "performance drop" in capfd.readouterr().err or any("horner::" in str(w.message) for w in recwarn)
+
+
+def test_vmap_in_a_compiled_function_runs_one_batch(recwarn, capfd):
+    q, k, v, more = inputs("rms", torch.float)
+    q, k, v, w = (x.detach() for x in (q, k, v, more["norm_weight"]))
+
+    def f(q, w):
+        return horner.attend(q, k, v, variant="rms", norm_weight=w), horner.attend(q, k, v, return_lse=True)[1]
+
+    for dims in ((0, None), (0, 0)):
+        two = (torch.stack([q, q.flip(0)]), w if dims[1] is None else torch.stack([w, w + 1]))
+        found = torch.compile(vmap(f, dims), backend="aot_eager", fullgraph=True)(*two)
+        close(found, vmap(f, dims)(*two), torch.float)
+    assert not has_warned(recwarn, capfd)
+
+
+@pytest.mark.parametrize("variant", SAMPLE)
+def test_functionalize(variant, recwarn, capfd):
+    f, x = split(variant, torch.double)
+    close(functionalize(f)(*x), f(*x), torch.double)
+    two = torch.stack([x[0], x[0].flip(0)])
+    first = grad(lambda q: f(q, *x[1:]).sin().sum())
+    for each in (lambda q: f(q, *x[1:]), first, jacfwd(lambda q: f(q, *x[1:]).sum((0, 1)))):
+        close(functionalize(vmap(each))(two), vmap(each)(two), torch.double)
+        close(vmap(functionalize(each))(two), vmap(each)(two), torch.double)
+    close(grad(functionalize(lambda q: f(q, *x[1:]).sin().sum()))(x[0]), first(x[0]), torch.double)
+    assert not has_warned(recwarn, capfd)
+
+
+def test_functionalized_statistics():
+    q, k, v = (x.detach() for x in inputs("softmax")[:3])
+
+    def f(q):
+        return horner.attend(q, k, v, return_lse=True)
+
+    close(functionalize(f)(q), f(q), torch.double)
+    close(functionalize(vmap(f))(q[None]), vmap(f)(q[None]), torch.double)
+    with pytest.raises(RuntimeError, match="do not support torch.func.functionalize together with a derivative"):
+        functionalize(grad(lambda q: f(q)[0].sum()))(q)
+
+
+def test_vmap_of_nothing():
+    q, k, v, more = inputs("rms")
+    q, k, v, w = (x.detach() for x in (q, k, v, more["norm_weight"]))
+    none = q[None][:0]
+    assert vmap(lambda q: horner.attend(q, k, v))(none).shape == (0, 2, 4, 5, 2)
+    assert vmap(lambda q: horner.attend(q, k, v, return_lse=True)[1], 1)(none.movedim(0, 1)).shape == (0, 2, 4, 5)
+    assert vmap(grad(lambda q: horner.attend(q, k, v).sum()))(none).shape == none.shape
+    with pytest.raises(RuntimeError, match="vmap of an empty batch requires tensors with an axis of batch"):
+        vmap(lambda w: horner.attend(q, k, v, variant="rms", norm_weight=w))(w[None][:0])

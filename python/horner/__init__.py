@@ -9,6 +9,7 @@
 """
 
 import inspect
+import math
 import operator
 from pathlib import Path
 from typing import Callable, Optional, TypedDict, TypeVar, Union
@@ -81,6 +82,14 @@ def _with_inputs(function: _Function) -> _Function:
     return function
 
 
+# Arguments of torch's attention that have other names here.
+_OF_TORCH = {
+    "attn_mask": "pass mask, a tensor of bool or of floats, or the name of a mask",
+    "is_causal": "pass mask='causal' or mask='full'; most variants are causal",
+    "enable_gqa": "leave it out, k and v may have fewer heads than q",
+}
+
+
 def _shape_text(shape):
     """[B, G, S]; letters in lower case stand for axes that may have size 1."""
     return "[" + ", ".join(x.upper() + " or 1" if x.islower() and x != "n" else x for x in shape) + "]"
@@ -89,7 +98,8 @@ def _shape_text(shape):
 def _check_tensors(q, k, v, inputs, **more):
     unknown = [name for name in inputs if name not in _INPUTS]
     if unknown:
-        raise TypeError(f"unknown input {unknown[0]!r}; possible: {', '.join(_INPUTS)}")
+        hint = f": {_OF_TORCH[unknown[0]]}" if unknown[0] in _OF_TORCH else ""
+        raise TypeError(f"unknown input {unknown[0]!r}{hint}; possible: {', '.join(_INPUTS)}")
     for name, x in (("q", q), ("k", k), ("v", v), *inputs.items(), *more.items()):
         if x is None:
             continue
@@ -100,11 +110,14 @@ def _check_tensors(q, k, v, inputs, **more):
 
 
 _MOST_WEIGHTS = 2**27
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _check_matrix(q, k):
-    if q.dim() == 4 and k.dim() == 4 and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _MOST_WEIGHTS:
-        shape = [*q.shape[:3], k.shape[2]]
+    if q is None or k is None or q.dim() != 4 or k.dim() != 4:
+        return  # which the library refuses
+    shape = [*q.shape[:3], k.shape[2]]
+    if math.prod(shape) > _MOST_WEIGHTS:
         raise RuntimeError(
             f"the weights {shape} would be more than {_MOST_WEIGHTS} numbers: take fewer tokens, or what `horner.statistics` "
             "says of each row"
@@ -121,8 +134,8 @@ def _text(name, x):
     return x if x.isprintable() else x.encode("unicode_escape").decode()  # a NUL would end the message
 
 
-def _number(name, x):
-    if x is None or isinstance(x, float):
+def _number(name, x, optional=True):
+    if optional and x is None or isinstance(x, float):
         return x
     try:
         if not isinstance(x, (str, bytes, bytearray)):
@@ -132,6 +145,13 @@ def _number(name, x):
     except (TypeError, ValueError, RuntimeError):
         pass
     raise TypeError(f"{name} must be a number, got {_kind(x)}")
+
+
+def _execution(name):
+    possible = ["auto", *executions()]
+    if _text("execution", name) not in possible:
+        raise RuntimeError(f"no execution {name!r}; possible: {', '.join(map(repr, possible))}")
+    return name
 
 
 def _size(name, x):
@@ -168,13 +188,13 @@ def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
 
 def _with_dropout(variant, p, q, inputs):
     """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
-    p, seed, device = _number("dropout_p", p), inputs.get("seed"), getattr(q, "device", None)
+    p, seed, device = _number("dropout_p", p, optional=False), inputs.get("seed"), getattr(q, "device", None)
     if isinstance(seed, int):
         if not -(2**63) <= seed < 2**63:
             raise RuntimeError(f"seed must be an integer of 64 bits, got {seed}")
         seed = torch.tensor([seed], device=device)
     if p == 0:
-        return variant, {**inputs, "seed": seed if "dropout=" in variant else None}
+        return variant, {**inputs, "seed": seed if "dropout=" in variant else None} if "seed" in inputs else inputs
     if seed is None:
         seed = torch.randint(2**63 - 1, (1,), device=device)
     return f"{variant}{',' if ':' in variant else ':'}dropout={float(p)!r}", {**inputs, "seed": seed}
@@ -182,6 +202,33 @@ def _with_dropout(variant, p, q, inputs):
 
 def _transformed():
     return not torch.compiler.is_compiling() and _transforms.active()
+
+
+def _run(settings, q, k, v, inputs):
+    if _transformed():
+        return _transforms.attend(settings, q, k, v, inputs)
+    return _attend(q, k, v, *settings, **inputs)
+
+
+_AFTER_WEIGHTS = ("output_gate", "post_gate", "norm_weight", "norm_bias")  # the inputs that the matrix is without
+
+
+@torch.compiler.assume_constant_result
+def _before_norm(variant):
+    return _ops.before_norm.default(variant)
+
+
+def _weights(settings, q, k, inputs):
+    """What the definition multiplies each value by before the output gate and the norm: its result for the values of an
+    identity."""
+    variant, _, *rest = settings
+    inputs = {name: x for name, x in inputs.items() if name not in _AFTER_WEIGHTS}
+    settings = (_before_norm(variant), "reference", *rest)
+    if k is None or k.dim() != 4 or k.dtype not in _FLOATS:
+        return _run(settings, q, k, k, inputs)  # whose errors come before those of the values
+    n = k.shape[2]
+    identity = k.new_ones(max(n, 1)).diag()[:n]
+    return _run(settings, q, k, identity.expand(*k.shape[:2], *identity.shape), inputs)[..., :n]
 
 
 def _with_rows(n, settings, q, k, v, inputs):
@@ -209,11 +256,12 @@ def attend(
 ) -> Union[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Attention of queries to keys, differentiable.
 
-        x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t)
-        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * values(in_s * v_s)
+        x_ts = min(clamp, softcap(scale_t * f(q_t).f(k_s)) + bias_ts - centre_t - log n_t)
+        N_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts * kept_ts * values(in_s * v_s)
         W_t  = sum over the keys s that t sees of  w(x_ts) * decay_ts
         o_t  = post_t * norm(out_t * N_t / Z_t),   Z_t = denominator(W_t, ...)
 
+    n_t is the number of keys that t sees, kept_ts dropout; a variant has few of these stages.
     q is [B, H, T, D], k is [B, G, S, D], v is [B, G, S, E]; H is a multiple of G. Returns [B, H, T, E].
     If S > T, the last query has the position of the last key.
 
@@ -237,7 +285,8 @@ def attend(
 
     {inputs}
     """
-    if not inputs and mask is scale is temperature is clamp is None and not (dropout_p or return_lse or return_weights):
+    plain = type(dropout_p) is float and dropout_p == 0 and not (return_lse or return_weights)
+    if plain and not inputs and mask is scale is temperature is clamp is None:
         if (
             type(q) is type(k) is type(v) is _Tensor
             and type(variant) is type(execution) is str
@@ -249,20 +298,18 @@ def attend(
             and not _transforms.active()
         ):
             return _attend_quick(q, k, v, variant, execution)
-    if dropout_p != 0 or "seed" in inputs:
+    if not plain or "seed" in inputs:
         variant, inputs = _with_dropout(_text("variant", variant), dropout_p, q, inputs)
     settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
     more = ()
     if return_weights:
         _check_matrix(q, k)
-        more = (_ops.attend_weights.default(q, k, k, *settings, **inputs),)
+        more = (_weights(settings, q, k, inputs),)
     if return_lse:
         out, rows = _with_rows(1, settings, q, k, v, inputs)
         more = (rows[0], *more)
-    elif _transformed():
-        out = _transforms.attend(settings, q, k, v, inputs)
     else:
-        out = _attend(q, k, v, *settings, **inputs)
+        out = _run(settings, q, k, v, inputs)
     return (out, *more) if more else out
 
 
@@ -310,7 +357,7 @@ def weights(
     """
     settings, inputs = _settings_of(q, k, k, inputs, variant, "reference", mask, scale, temperature, clamp)
     _check_matrix(q, k)
-    return _ops.attend_weights.default(q, k, k, *settings, **inputs)
+    return _weights(settings, q, k, inputs)
 
 
 @_with_inputs
@@ -347,7 +394,8 @@ class State:
 
     `heads` are the heads of k and v. If there is no finite state (`describe(variant)["no_state"]` says why), or on a
     GPU above order 3, the state is a KV cache, limited to the window if the mask has one. There are no gradients.
-    `copy.deepcopy`, `pickle` and `torch.save` take a state as it is: what is decoded after is the same to the last bit.
+    `copy.deepcopy`, `pickle`, `torch.save` and `torch.load` take a state as it is: what is decoded after is the same to the
+    last bit.
     """
 
     def __init__(
@@ -407,6 +455,12 @@ class State:
         _transforms.check_none(*_NOT_A_STATE)
         self._state.merge(later._state)
 
+    def __getstate__(self):
+        return self._state.pickled()
+
+    def __setstate__(self, parts):
+        self._state = torch.classes.horner.State.unpickled(parts)
+
     @property
     def tokens(self) -> int:
         """The number of tokens so far."""
@@ -416,6 +470,9 @@ class State:
     def bytes(self) -> int:
         """The memory in use now."""
         return self._state.bytes()
+
+
+torch.serialization.add_safe_globals([State])  # for torch.load, whose default is weights_only=True
 
 
 def variants() -> list[str]:

@@ -51,6 +51,8 @@ def _repeated(item, mark, wrong):
 
 def turn(pattern):
     """One turn of a pattern, a list of the texts of layers."""
+    if not isinstance(pattern, (str, list, tuple)):
+        raise TypeError(f"a pattern of layers must be a str or a list of str, got {type(pattern).__name__}")
     if not isinstance(pattern, str):
         return [variant for each in pattern for variant in turn(each)]
     joined = []
@@ -70,6 +72,8 @@ def variants_of_layers(pattern: str | list[str], layers: int) -> list[str]:
     """The variants of a model's layers, from a pattern as `horner train --attention` takes it: "linear_decay*3,softmax", or
     a list of variants. The pattern repeats until every layer has one."""
     variants = turn(pattern)
+    if not variants:
+        raise ValueError(f"a pattern looks like 'linear_decay*3,softmax'; {pattern!r} has no layer")
     if not 1 <= len(variants) <= layers:
         raise ValueError(f"the pattern {pattern!r} has {len(variants)} layers, but the model has {layers}: it may be shorter, not longer")
     return [variants[i % len(variants)] for i in range(layers)]

@@ -91,7 +91,7 @@ def _layer(text, heads, kv_heads):
     return _layers[key]
 
 
-def _of_config(config):
+def of_config(config):
     """The variants that `config.horner_variant` names, which repeat over the layers; () if it is not set."""
     field = getattr(config, "horner_variant", None)
     if field is None:
@@ -104,7 +104,9 @@ def _of_config(config):
         )
     variants = [variant for text in texts for variant in turn(text)]
     layers = getattr(config, "num_hidden_layers", None)
-    if not variants or layers is not None and len(variants) > max(layers, 1):
+    if not variants:
+        raise ValueError("config.horner_variant is an empty list: name at least one variant, or set it to None")
+    if layers is not None and len(variants) > max(layers, 1):
         raise ValueError(
             f"config.horner_variant has {len(variants)} layers, but the model has {layers}: it may be shorter, which repeats, "
             "but not longer"
@@ -114,12 +116,15 @@ def _of_config(config):
 
 def of_layer(config, name, layer):
     """The variants of a layer: from the name of the implementation, or from the config."""
-    named, field = () if name is None else turn(name), _of_config(config)
+    named, field = () if name is None else turn(name), of_config(config)
     if layer is None and max(len(named), len(field)) > 1:
         raise ValueError("the variants are a pattern of layers, and this attention does not know its own")
     wanted, saved = (pattern[(layer or 0) % len(pattern)] if pattern else None for pattern in (named, field))
     if wanted is not None and saved is not None and wanted != saved:
-        raise ValueError(f"attn_implementation='horner:{name}', but the config says {saved!r}: remove one")
+        raise ValueError(
+            f"attn_implementation='horner:{name}', but config.horner_variant says {saved!r} for this layer: set config.horner_variant "
+            "to None, or pass attn_implementation='horner', which uses it"
+        )
     heads = getattr(config, "num_attention_heads", None)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     text = wanted or saved or "softmax"

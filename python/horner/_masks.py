@@ -12,7 +12,7 @@ _known: dict[str, tuple[str, bool]] = {}
 
 @torch.compiler.assume_constant_result
 def _facts(variant):
-    """Why the variant has no place for such a mask ("" if it has), and whether it has a bias of its own."""
+    """Why the variant does not support a tensor as mask ("" if it does), and whether it has a bias of its own."""
     if variant not in _known:
         if len(_known) == 1000:
             _known.clear()
@@ -21,12 +21,12 @@ def _facts(variant):
 
 
 def why_not(variant: str) -> str:
-    """Why a variant has no place for a mask that is a tensor; "" if it has."""
+    """Why a variant does not support a tensor as mask; "" if it does."""
     return _facts(variant)[0]
 
 
 def _shape(mask, full):
-    """That of a mask with four axes; raises unless it broadcasts to [B, H, T, S]."""
+    """The shape of the mask with four axes; raises unless it broadcasts to [B, H, T, S]."""
     shape = (*(1,) * (4 - mask.dim()), *mask.shape)
     if not 0 < mask.dim() <= 4 or any(n != 1 and n != most for n, most in zip(shape, full)):
         raise RuntimeError(f"mask must broadcast to [B, H, T, S] = {list(full)}, got {list(mask.shape)}")
@@ -34,14 +34,14 @@ def _shape(mask, full):
 
 
 def _fits(bias, full):
-    """Whether the library takes this bias; it says why not."""
+    """Whether the library accepts this bias; if not, its error says why."""
     if bias.dim() != 4 or not bias.is_floating_point():
         return False
     return bias.shape[0] in (1, full[0]) and bias.shape[1] in (1, full[1]) and tuple(bias.shape[2:]) == full[2:]
 
 
 def _check_memory(name, x):
-    """Raises where torch's operators would read what is not there; the library looks at its own inputs."""
+    """Raises if the storage of a tensor was freed, which torch's operators would read; the library checks its own inputs."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta or 0 in x.shape or _transforms.active():
         return
     last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))

@@ -1,10 +1,12 @@
 """`attend` under torch.func's transforms and forward-mode differentiation.
 
-The library's kernels give the result and its gradients. What they have no code for (tangents, gradients of gradients) is
-that of `torch.ops.horner.attend_reference`, which torch sees as its own operators. vmap becomes a larger batch.
+The library's kernels compute the result and its gradients. Tangents and gradients of gradients are those of
+`torch.ops.horner.attend_reference`, which consists of torch's own operators. vmap becomes a larger batch.
 """
 
 import torch
+from torch._C._functorch import TransformType
+from torch._functorch import autograd_function, pyfunctorch
 from torch.autograd import forward_ad
 
 _ops = torch.ops.horner
@@ -18,29 +20,49 @@ _are_active = torch._C._are_functorch_transforms_active
 
 
 def active() -> bool:
-    """Whether a transform may be at work on the tensors of a call."""
+    """Whether a transform may apply to the tensors of a call."""
     return _are_active() or forward_ad._current_level >= 0
 
 
 def check_none(what, instead, *tensors):
-    """Raises where a transform is at work, or one of the tensors has a tangent."""
+    """Raises if a transform is active, or one of the tensors has a tangent."""
     dual = forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None)
     if dual or _are_active():
         raise RuntimeError(f"{what} is not supported under torch.func's transforms and forward-mode differentiation: {instead}")
 
 
+def _functionalized():
+    """Whether torch.func.functionalize is at work, which sees operators and no function of Python, and whether without any
+    other transform than vmap."""
+    keys = {interpreter.key() for interpreter in pyfunctorch.retrieve_all_functorch_interpreters()}
+    alone = keys <= {TransformType.Functionalize, TransformType.Vmap} and forward_ad._current_level < 0
+    return TransformType.Functionalize in keys, alone
+
+
 def attend(settings, q, k, v, inputs) -> torch.Tensor:
     """The tensors are those of the library's table, in its order; absent ones are None."""
-    return _Attend.apply(_Settings(tuple(settings)), q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
+    settings, tensors = _Settings(tuple(settings)), (q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
+    functionalized, alone = _functionalized()
+    if functionalized:
+        return settings.call((_ops.attend if alone else _ops.attend_reference).default, (), tensors)
+    return _Attend.apply(settings, *tensors)
 
 
 def attend_rows(rows, settings, q, k, v, inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """With statistics of each row [rows, B, H, T], which have no gradient."""
-    return _AttendRows.apply(_Settings(tuple(settings), rows=rows), q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
+    settings, tensors = _Settings(tuple(settings), rows=rows), (q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
+    functionalized, alone = _functionalized()
+    if functionalized and not alone:
+        raise RuntimeError(
+            "horner.statistics and return_lse do not support torch.func.functionalize together with a derivative of torch.func: "
+            "leave one of them out"
+        )
+    return settings.call(_ops.attend_rows.default, (rows,), tensors) if functionalized else _AttendRows.apply(settings, *tensors)
 
 
 class _Settings:
-    """What torch.func takes for one argument and not for a tree of them. `wanted`: the places of gradients."""
+    """The settings of a call as an object, which torch.func passes on as one argument. `wanted`: the inputs that require a
+    gradient, by their places in the table."""
 
     def __init__(self, values, wanted=(), rows=0):
         self.values, self.wanted, self.rows = values, wanted, rows
@@ -71,6 +93,11 @@ def _placed(places, values):
     return [given.get(i) for i in range(len(_ROWS))]
 
 
+def _batch(dim, x):
+    """The batch of a tensor that has the batch of vmap in this axis."""
+    return [size for axis, size in enumerate(x.shape) if axis != dim][0]
+
+
 def _fold(n, dim, x):
     """The batch of vmap as a part of the batch."""
     return (x.movedim(dim, 0) if dim is not None else x.expand(n, *x.shape)).flatten(0, 1)
@@ -84,6 +111,12 @@ def _folded(n, in_dims, tensors):
 
 
 def _one_by_one(n, in_dims, tensors, function):
+    if n == 0:
+        raise RuntimeError(
+            "vmap of an empty batch requires tensors with an axis of batch: parameters, or a bias or a seed beside them, are "
+            "mapped one by one, and there is none"
+        )
+
     def at(i):
         return [x if dim is None or not isinstance(x, torch.Tensor) else x.select(dim, i) for x, dim in zip(tensors, in_dims)]
 
@@ -91,10 +124,20 @@ def _one_by_one(n, in_dims, tensors, function):
 
 
 def _can_fold(in_dims, tensors):
-    """Not where something with a batch of 1 or more, which is for all, would have to grow with the others, nor with
-    dropout, which knows a sequence by its place in the batch."""
+    """Whether the axis of vmap can become a part of the batch: not of parameters, not beside a bias, whose batch may be 1,
+    and not with dropout, which depends on the place of a sequence in the batch."""
     shared = any(isinstance(x, torch.Tensor) and (row[1].startswith("b") or row[0] == "seed") for x, row in zip(tensors, _ROWS))
     return not shared and all(dim is None or batched for dim, batched in zip(in_dims, _BATCHED))
+
+
+def _mapped(function, n, in_dims, tensors, out_dims):
+    """A function of the tensors that gives several, mapped: as a larger batch, or one by one."""
+    if not _can_fold(in_dims, tensors):
+        each = _one_by_one(n, in_dims, tensors, function)
+        return tuple(torch.stack(results, dim) for results, dim in zip(zip(*each), out_dims))
+    batch = _batch(in_dims[0], tensors[0])
+    results = function(*_folded(n, in_dims, tensors))
+    return tuple(x.unflatten(dim, (n, batch)) for x, dim in zip(results, out_dims))
 
 
 def _pushed(function, primals, tangents):
@@ -136,10 +179,7 @@ class _Attend(_Saved):
 
     @staticmethod
     def vmap(info, in_dims, settings, *tensors):
-        n, in_dims = info.batch_size, in_dims[1:]
-        if not _can_fold(in_dims, tensors):
-            return torch.stack(_one_by_one(n, in_dims, tensors, lambda *x: _Attend.apply(settings, *x))), 0
-        return _Attend.apply(settings, *_folded(n, in_dims, tensors)).unflatten(0, (n, -1)), 0
+        return _mapped(lambda *x: (_Attend.apply(settings, *x),), info.batch_size, in_dims[1:], tensors, (0,))[0], 0
 
 
 class _AttendRows(_Attend):
@@ -162,12 +202,7 @@ class _AttendRows(_Attend):
 
     @staticmethod
     def vmap(info, in_dims, settings, *tensors):
-        n, in_dims = info.batch_size, in_dims[1:]
-        if not _can_fold(in_dims, tensors):
-            each = _one_by_one(n, in_dims, tensors, lambda *x: _AttendRows.apply(settings, *x))
-            return tuple(torch.stack(list(x)) for x in zip(*each)), (0, 0)
-        out, rows = _AttendRows.apply(settings, *_folded(n, in_dims, tensors))
-        return (out.unflatten(0, (n, -1)), rows.unflatten(1, (n, -1))), (0, 1)
+        return _mapped(lambda *x: _AttendRows.apply(settings, *x), info.batch_size, in_dims[1:], tensors, (0, 1)), (0, 1)
 
 
 class _Gradients(_Saved):
@@ -210,4 +245,33 @@ class _Gradients(_Saved):
             each = _one_by_one(n, (grad_dim, *dims), (grad, *tensors), lambda *x: _Gradients.apply(settings, *x))
             return tuple(torch.stack(list(x)) for x in zip(*each)), (0,) * len(settings.wanted)
         out = _Gradients.apply(settings, _fold(n, grad_dim, grad), *_folded(n, dims, tensors))
-        return tuple(g.unflatten(0, (n, -1)) for g in out), (0,) * len(settings.wanted)
+        return tuple(g.unflatten(0, (n, _batch(grad_dim, grad))) for g in out), (0,) * len(settings.wanted)
+
+
+# vmap in a compiled function, which calls the operators: the same rules.
+_library = torch.library.Library("horner", "IMPL")
+
+
+def _batched(op, first, out_dims):
+    """The rule of an operator with so many arguments before q, k and v."""
+
+    def kernel(_, *arguments, **inputs):
+        settings = _Settings(arguments[first + 3 :])
+        tensors = (*arguments[first : first + 3], *(inputs.get(name) for name in _NAMES[3:]))
+
+        def call(*tensors):
+            return settings.call(op, arguments[:first], tensors)
+
+        def rule(info, in_dims, *tensors):
+            if first:
+                return _mapped(call, info.batch_size, in_dims, tensors, out_dims), out_dims
+            return _mapped(lambda *x: (call(*x),), info.batch_size, in_dims, tensors, out_dims)[0], 0
+
+        interpreter = pyfunctorch.retrieve_current_functorch_interpreter()
+        return autograd_function.custom_function_call_vmap_helper(interpreter, rule, call, *tensors)
+
+    _library.impl(op, kernel, "FuncTorchBatched", with_keyset=True)
+
+
+_batched(_ops.attend.default, 0, (0,))
+_batched(_ops.attend_rows.default, 1, (0, 1))

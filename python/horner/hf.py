@@ -15,6 +15,7 @@ variant. Anything unsupported raises an error that names it.
 
 import functools
 import warnings
+import weakref
 from typing import NamedTuple, Optional
 
 import torch
@@ -29,7 +30,7 @@ from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules, scales_queries
 from ._hf_masks import Seen, check_form, mask, mask_text, within
 from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, rows_of, tied
-from ._hf_variants import SHAPES, find, of_layer, turn, with_sink, with_stages
+from ._hf_variants import SHAPES, find, of_config, of_layer, turn, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
 
@@ -52,6 +53,23 @@ def _saved(config, text):
     return horner.nn.variants_of_layers(text, config.get_text_config(decoder=True).num_hidden_layers)
 
 
+_last_warned = [lambda: None]  # a weak reference to a config, which the parts of a model share
+
+
+def _check_saved(config, used):
+    """Raises if `config.horner_variant` names no variants, and warns if they are not what another implementation computes."""
+    variants = {name for text in of_config(config) for name in variants_of(text)}
+    plain = [horner.describe(find(name).text)["spec"] == "" for name in variants]
+    if all(plain) or _last_warned[0]() is config:
+        return
+    _last_warned[0] = weakref.ref(config)
+    warnings.warn(
+        f"the config names the horner variant {config.horner_variant!r}, but attn_implementation={used!r} computes softmax: "
+        "pass attn_implementation='horner', or set config.horner_variant to None",
+        stacklevel=4,
+    )
+
+
 def _on_demand(method):
     """Registers variants as they are named; transformers knows only those that were registered before."""
 
@@ -67,12 +85,8 @@ def _on_demand(method):
         chosen = field is None or method.__name__ == "set_attn_implementation"
         if isinstance(used, str) and used.startswith(_PREFIX) and chosen:
             self.config.horner_variant = _saved(self.config, used[len(_PREFIX) :])
-        elif isinstance(out, str) and not used.startswith("horner") and field not in (None, "softmax"):
-            warnings.warn(
-                f"the config names the horner variant {field!r}, but attn_implementation={used!r} computes softmax: "
-                "pass attn_implementation='horner', or set config.horner_variant to None",
-                stacklevel=3,
-            )
+        elif isinstance(out, str) and not used.startswith("horner"):
+            _check_saved(self.config, used)
         return out
 
     return wrapped
@@ -82,7 +96,7 @@ def _is_horner(config):
     return (config._attn_implementation or "").partition(":")[0] == "horner"
 
 
-_asking = []  # the models that now run with output_attentions, which not every one of them passes on to its attention
+_asking = []  # the models that run with output_attentions now: not all of them pass it on to their attention
 
 
 _prefixed = []  # the models that now run with a prefix, and whether it has reached an attention that uses it
@@ -150,7 +164,7 @@ def _with_own_start(method):
 
 
 def _with_prefix(method):
-    """`generate` passes on what its model does not name, if it is not asked."""
+    """Keeps `generate` from refusing `prefix`, which no model names among its arguments."""
 
     @functools.wraps(method)
     def wrapped(self, model_kwargs):
@@ -161,13 +175,13 @@ def _with_prefix(method):
 
 
 def _with_pages(method):
-    """transformers would refuse, or replace the attention of the model by another that it knows."""
+    """Keeps transformers from refusing the attention of the model, or from replacing it by one of its own."""
 
     @functools.wraps(method)
     def wrapped(self, model, *args, **kwargs):
         if not _is_horner(model.config):
             return method(self, model, *args, **kwargs)
-        for _, module in attentions(model):  # now: what a thread raises later ends in a log
+        for _, module in attentions(model):  # now: an error in the thread that generates only reaches a log
             name = module.config._attn_implementation.partition(":")[2]
             for variant in of_layer(module.config, name or None, module.layer_idx).variants:
                 _check_pages(variant.inputs)
@@ -216,7 +230,7 @@ def _seen(module, query, key, attention_mask, is_causal, sliding_window, kwargs)
             raise NotImplementedError(
                 "attn_implementation='horner' takes the sliding window from the mask, but this model gives none"
             )
-    if not isinstance(seen, Seen):  # from the caller: transformers hands it on
+    if not isinstance(seen, Seen):  # a tensor that the caller gave
         check_form(seen, 4)
         seen = Seen(getattr(module, "is_causal", True), dense=seen)
     if seen.dense is not None:
@@ -417,7 +431,7 @@ def _of_the_mask(module, part, query, key, variant, seen, text, prefix, stages):
 def register(variant: str) -> str:
     """Registers attn_implementation="horner:VARIANT" for any variant of `horner.attend`, or for a pattern of layers such as
     "linear_decay*3,softmax", and returns that name."""
-    for layer in turn(variant):
+    for layer in turn(horner._text("variant", variant)):
         for each in variants_of(layer):
             find(each)  # raises its errors now
     return _register(variant)

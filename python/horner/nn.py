@@ -311,7 +311,13 @@ class Attention(nn.Module):
         own: bool = True,
     ):
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
+        sizes = {"dim": dim, "heads": heads, "kv_heads": heads if kv_heads is None else kv_heads}
+        dim, heads, kv_heads = (horner._size(name, n) for name, n in sizes.items())
+        head_dim = head_dim if head_dim is None else horner._size("head_dim", head_dim)
+        horner._text("variant", variant), horner._execution(execution)
+        if not isinstance(mask, (str, type(None))):
+            raise TypeError(f"mask must be the name of a mask, got {type(mask).__name__}; forward takes keep and bias, horner.attend any mask")
+        dropout, rope_theta = horner._number("dropout", dropout, optional=False), horner._number("rope_theta", rope_theta)
         if head_dim is None and dim % heads:
             raise ValueError(f"dim must be a multiple of heads, or head_dim given; got {dim} and {heads}")
         if heads % kv_heads:
@@ -324,7 +330,7 @@ class Attention(nn.Module):
         around = torch.ops.horner.around("softmax" if self.parts is not None else variant)
         if rope_theta is not None and around["rope"] and head_dim % 2 and not around["mamba"]:
             raise ValueError(f"rotary positions require an even head_dim, got {head_dim}; rope_theta=None leaves them out")
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, head_dim
         self.rope_theta = rope_theta if around["rope"] else None
         self.mask, self.execution, self.dropout, self.mamba = mask, execution, dropout, bool(around["mamba"])
         self.tied_keys = bool(around["tied_keys"])
@@ -332,6 +338,8 @@ class Attention(nn.Module):
         run = [self.variant] if self.parts is None else names
         masked = [name if mask is None else with_stage(name, f"mask={mask}") for name in names]
         takes = [horner.describe(name)["inputs"].split() for name in masked]
+        for name in masked if dropout != 0 else ():
+            horner.describe(with_stage(name, f"dropout={dropout!r}"))  # raises its errors now
         self.operators = list(zip(run, takes, map(sees_ahead, masked)))
         where = {"device": device, "dtype": dtype}
         if not self.mamba:
@@ -357,6 +365,12 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """`keep`, `cu_seqlens`, `bias` and `prefix` as in `attend`; a variant that requires them has a learned bias by distance
         and no prefix where they are not given. `own`: the variant's weights where a block holds them."""
+        if not isinstance(x, torch.Tensor) or x.dim() != 3 or x.shape[2] != self.dim:
+            got = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ValueError(f"x must be a tensor [B, T, {self.dim}], got {got}")
+        if keep is not None and (not isinstance(keep, torch.Tensor) or keep.dtype != torch.bool or keep.shape != x.shape[:2]):
+            got = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, torch.Tensor) else type(keep).__name__
+            raise ValueError(f"keep must be a tensor {list(x.shape[:2])} of torch.bool, False where a token is padding, got {got}")
         own = getattr(self, "horner", None) if own is None else own
         masks = {"keep": keep, "cu_seqlens": cu_seqlens, "bias": bias, "prefix": prefix}
         masks = {name: m for name, m in masks.items() if m is not None}

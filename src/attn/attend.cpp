@@ -99,37 +99,35 @@ const Execution& choose(const Spec& spec, const Inputs& in, std::string_view wan
   fail("cannot run on q ", in.q.sizes(), " ", dtype_name(in.q.scalar_type()), ":", reasons);
 }
 
-// Whether there is no key; `wanted` is then any name.
-static bool has_no_keys(const Inputs& in, std::string_view wanted) {
-  if (in.k.size(2) > 0) return false;
+const Execution* checked(const Spec& spec, const Inputs& in, std::string_view wanted,
+                         bool statistics, std::string_view variant) {
+  check_inputs(spec, in, variant);
+  if (in.k.size(2) > 0) return &choose(spec, in, wanted, statistics);
   const auto is_wanted = [&](const Execution* e) { return wanted == e->name; };
   if (wanted != "auto" && std::ranges::none_of(kExecutions, is_wanted))
     fail_unknown(wanted, {"auto"});
-  return true;
+  return nullptr;
 }
 
 at::Tensor attend(const Spec& spec, const Inputs& in, std::string_view wanted,
                   Statistics* statistics) {
-  check_inputs(spec, in);
-  if (has_no_keys(in, wanted)) return exec::without_keys(in, statistics);
-  const Execution& e = choose(spec, in, wanted, statistics != nullptr);
-  return exec::run_with_gates(e, spec, in, statistics);
+  const Execution* e = checked(spec, in, wanted, statistics != nullptr);
+  return e ? exec::run_with_gates(*e, spec, in, statistics) : exec::without_keys(in, statistics);
 }
 
 at::Tensor attend_again(const Spec& spec, const Inputs& in, std::string_view wanted,
                         Statistics* statistics, std::string_view variant) {
-  check_inputs(spec, in, variant);
-  if (has_no_keys(in, wanted)) return exec::without_keys(in, statistics);
-  const Execution& e = choose(spec, in, wanted, statistics != nullptr);
-  const auto run = [&] { return exec::run_with_gates(e, spec, in, statistics); };
-  if (&e == &exec::reference || !c10::GradMode::is_enabled()) return run();
+  const Execution* e = checked(spec, in, wanted, statistics != nullptr, variant);
+  if (!e) return exec::without_keys(in, statistics);
+  const auto run = [&] { return exec::run_with_gates(*e, spec, in, statistics); };
+  if (e == &exec::reference || !c10::GradMode::is_enabled()) return run();
   const auto needs = [&](const Input& i) {
     return (in.*i.at).defined() && (in.*i.at).requires_grad();
   };
   if (!std::ranges::any_of(input_table(), needs)) return run();
   exec::TensorVector inputs;
   for (const Input& i : input_table()) inputs.push_back(in.*i.at);
-  return exec::recorded_again(e.name, inputs, run, [spec](const exec::TensorVector& inputs) {
+  return exec::recorded_again(e->name, inputs, run, [spec](const exec::TensorVector& inputs) {
     Inputs in;
     for (size_t i = 0; i < kInputCount; ++i) in.*input_table()[i].at = inputs[i];
     return exec::reference.run(spec, in, nullptr);
@@ -139,13 +137,12 @@ at::Tensor attend_again(const Spec& spec, const Inputs& in, std::string_view wan
 at::Tensor attend_kept(const Spec& spec, const Inputs& in, std::string_view wanted,
                        Statistics* statistics, std::string_view variant, const at::Tensor& kept,
                        bool filled) {
-  check_inputs(spec, in, variant);
-  if (has_no_keys(in, wanted)) return exec::without_keys(in, statistics);
-  const Execution& e = choose(spec, in, wanted, statistics != nullptr);
-  const int64_t needed = e.kept && kept.defined() ? e.kept(spec, in).expect_int() : 0;
+  const Execution* e = checked(spec, in, wanted, statistics != nullptr, variant);
+  if (!e) return exec::without_keys(in, statistics);
+  const int64_t needed = e->kept && kept.defined() ? e->kept(spec, in).expect_int() : 0;
   std::optional<exec::Keeping> keeping;
   if (needed > 0 && needed <= kept.numel()) keeping.emplace(kept, filled);
-  return exec::run_with_gates(e, spec, in, statistics);
+  return exec::run_with_gates(*e, spec, in, statistics);
 }
 
 }  // namespace horner::attn

@@ -73,6 +73,10 @@ const Execution& execution(std::string_view name);  // throws with the possible 
 const Execution& choose(const Spec&, const Inputs&, std::string_view execution = "auto",
                         bool statistics = false);
 
+// The same after check_inputs(); null where there is no key, for any name of an execution.
+const Execution* checked(const Spec&, const Inputs&, std::string_view execution, bool statistics,
+                         std::string_view variant = {});
+
 // [B, H, T, E], in the dtype of q.
 at::Tensor attend(const Spec&, const Inputs&, std::string_view execution = "auto",
                   Statistics* = nullptr);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
 
@@ -115,6 +116,19 @@ static void check_shape(const Input& i, const Spec& spec, const at::Tensor& x, S
   }
 }
 
+static const c10::DispatchKeySet kWrappers =
+    c10::DispatchKeySet(
+        {c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::Batched}) |
+    c10::functorch_transforms_ks;
+
+bool is_wrapped(const at::Tensor& x) {
+  return x.key_set().has_any(kWrappers);
+}
+bool is_transformed(const at::Tensor& x) {
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  return is_wrapped(x) || (local.included_ - local.excluded_).has_any(kWrappers);
+}
+
 void check_storage(const char* name, const at::Tensor& x) {
   if (x.numel() == 0 || x.is_meta()) return;
   const size_t spanned = at::detail::computeStorageNbytes(x.sizes(), x.strides(), x.itemsize(),
@@ -128,14 +142,11 @@ void check_storage(const char* name, const at::Tensor& x) {
 static void check_memory(const Input& i, const at::Tensor& x) {
   using Key = c10::DispatchKey;
   static const c10::DispatchKeySet lazy({Key::Negative, Key::Conjugate, Key::ZeroTensor});
-  static const c10::DispatchKeySet stand_ins =
-      c10::DispatchKeySet({Key::Python, Key::Functionalize, Key::Batched}) |
-      c10::functorch_transforms_ks;
   if (x.layout() != at::kStrided || x.is_nested())
     fail(i.name, " must be a dense tensor, got a ", x.is_nested() ? "nested" : "sparse", " one");
   if (x.key_set().has_any(lazy))
     fail(i.name, " must be in memory, got a view that torch has yet to compute; call clone()");
-  if (x.key_set().has_any(stand_ins) || !x.has_storage())
+  if (is_wrapped(x) || !x.has_storage())
     fail(i.name, " must be a plain tensor, got one that a transform of torch or a subclass wraps");
   check_storage(i.name, x);
 }
@@ -189,24 +200,30 @@ static void check_packing(const Spec& spec, const Inputs& in) {
         "those know one place among the keys for each query");
 }
 
-// Logs of gates above 1 grow without bound: no form but the reference can follow them far. Reading
-// them on a GPU would wait for it.
+// Logs of gates above 1 grow without bound: no form but the reference can follow them far. Gates in
+// the place of their logs have no value below 0, however many there are. Reading them on a GPU
+// would wait for it.
 static void check_decay(const Inputs& in) {
   constexpr double kMost = 1, kGate = 0.05;
   const at::Tensor& gates = in.decay.defined() ? in.decay : in.channel_decay;
   const char* name = in.decay.defined() ? "decay" : "channel_decay";
   const at::Tensor x = gates.defined() ? gates.detach() : -in.slope.detach();
   if (!x.is_cpu() || x.numel() == 0) return;
-  const auto [least, most] = x.aminmax();
-  const double from = least.item<double>(), to = most.item<double>();
+  const double most = x.max().item<double>();
   if (!gates.defined()) {
-    check(!(to > kMost), "slope must be at least -1, got ", -to);
+    check(!(most > kMost), "slope must be at least -1, got ", -most);
     return;
   }
-  check(!(to > kMost), name, " holds the logs of gates and must be at most 1, got ", to,
-        "; a gate g in (0, 1) is passed as log(g)");
-  check(!(from > kGate), name, " holds the logs of gates, 0 or less; all those given are between ",
-        from, " and ", to, " and would grow: pass log(gate) if they are gates");
+  check(!(most > kMost), name, " must hold the logs of gates, at most 1, got ", most,
+        "; pass gate.log() for gates in (0, 1)");
+  if (most <= kGate) return;
+  const at::Tensor finite = x.masked_select(x.isfinite());
+  if (finite.numel() == 0 || finite.min().item<double>() < 0) return;
+  const double mean = finite.mean(at::kDouble).item<double>();
+  check(mean <= kGate, name,
+        " must hold the logs of gates, which are below 0 for gates below 1; "
+        "no value given is, and their mean is ",
+        mean, "; pass gate.log() for gates in (0, 1)");
 }
 
 static void check_presence(const Input& i, const Spec& spec, bool given, std::string_view variant) {

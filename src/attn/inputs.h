@@ -46,6 +46,11 @@ Inputs tokens(Inputs, int64_t from, int64_t to);
 
 std::string dtype_name(at::ScalarType);  // "float32"
 
+// Whether a transform or a mode of torch, or a subclass, is at work on the tensor: its memory is
+// not that of its numbers, which cannot be read.
+bool is_wrapped(const at::Tensor&);      // of the tensor itself
+bool is_transformed(const at::Tensor&);  // or of this thread
+
 // An error if the storage of a plain tensor was freed or made smaller.
 void check_storage(const char* name, const at::Tensor&);
 

@@ -43,6 +43,8 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
         "and the last, and their gates");
   check(spec.dropout == 0, "a stream does not support dropout: it is for training");
   check(!spec.bias, "a stream does not support a bias of each score");
+  check(double(shape.B) * double(shape.G) * sizeof(double) <= kMostStateBytes, "a state of batch ",
+        shape.B, " with ", shape.G, " heads is too large");
   check(buffer >= 0, "the buffer must hold 0 tokens or more, not ", buffer);
   const bool held_there =
       device.is_cpu() ||
@@ -103,6 +105,78 @@ std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State& s) {
   for (const Input& i : input_table())
     all.emplace_back("recent." + std::string(i.name), &(s.recent.*i.at));
   return all;
+}
+
+// Of the recent tokens: every input that a step reads again, with room for the same number.
+static void check_recent(const State& s, const std::string& from) {
+  const auto [B, G, D, E] = s.shape;
+  const auto fits = [&](const std::string& name, const at::Tensor& x, at::IntArrayRef sizes,
+                        bool is_mask) {
+    check(x.sizes() == sizes && (x.scalar_type() == at::kBool) == is_mask &&
+              (is_mask || x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble),
+          from, ": 'recent.", name, "' has shape ", x.sizes(), ", which does not fit ", s.room,
+          " tokens");
+  };
+  for (const Input& i : input_table()) {
+    const at::Tensor& x = s.recent.*i.at;
+    const std::string_view letters(i.shape);
+    const bool is_mask = i.at == &Inputs::keep, is_read = letters.starts_with("BGS");
+    const bool is_held = is_read && s.held > 0 && !(s.finite && letters.size() == 3);
+    check(x.defined() || !is_held || (i.wanted && !i.wanted(s.spec)), from,
+          ": missing tensor 'recent.", i.name, "'");
+    if (!x.defined()) continue;
+    check(is_read || is_mask, from, ": 'recent.", i.name, "' is unexpected");
+    const int64_t channels = letters.ends_with('E') ? E : i.at == &Inputs::k ? key_channels(s) : D;
+    std::vector<int64_t> sizes{B, G, s.room, padded_size(channels)};
+    if (letters.size() == 3) sizes.pop_back();
+    if (is_mask) sizes = {B, s.room};
+    fits(i.name, x, sizes, is_mask);
+  }
+  const bool decays = is<TokenGate>(s.spec.decay) || is<HeadSlope>(s.spec.decay);
+  check(s.decay_sums.defined() || !decays || s.held == 0, from, ": missing tensor 'recent.fades'");
+  if (s.decay_sums.defined()) fits("fades", s.decay_sums, {B, G, s.room}, false);
+}
+
+State state_of(const Spec& spec, const StateShape& shape, at::ScalarType dtype,
+               const StateNumbers& n, const std::map<std::string, at::Tensor>& tensors,
+               const std::string& from) {
+  const bool sums = tensors.contains("S") || tensors.contains("z");  // else all keys
+  const auto count = tensors.find("count"), recent = tensors.find("recent.k");
+  const auto held = [&](const auto& at, int64_t axis, int64_t size) {
+    return at != tensors.end() && at->second.dim() > axis && at->second.size(axis) == size;
+  };
+  check(std::min({shape.B, shape.G, shape.D, shape.E, n.tokens, n.room, n.held}) >= 0, from,
+        ": the sizes of a state must not be negative");
+  check(sums || !sees_all_past(spec.mask) || n.held == n.tokens, from, ": holds ", n.held, " of ",
+        n.tokens, " tokens, but no sums of the others");
+  check(n.held <= n.room && n.held <= n.tokens, from, ": holds ", n.held, " of ", n.tokens,
+        " tokens with room for ", n.room);
+  check(held(count, 0, shape.B) && (!sums || held(recent, 2, n.room)), from,
+        ": its tensors are not those of a batch of ", shape.B, " with room for ", n.room,
+        " tokens");
+  check_spec(spec);
+  const int64_t buffer = sums ? std::max<int64_t>(1, n.room - near_keys(spec)) : 0;
+  State s = make_state(spec, shape, dtype, buffer, count->second.device());
+  s.tokens = n.tokens, s.room = n.room, s.held = n.held;
+  const at::Device device = s.carry.count.device();
+  for (const auto& [name, x] : tensors_of(s)) {
+    const auto found = tensors.find(name);
+    if (name.starts_with("near.") && s.held > 0) *x = at::Tensor();  // they are among the recent
+    check(found != tensors.end() || !x->defined(), from, ": missing tensor '", name, "'");
+    if (found == tensors.end()) continue;
+    const at::Tensor& given = found->second;
+    if (x->defined())
+      check(given.sizes() == x->sizes() && given.scalar_type() == x->scalar_type(), from,
+            ": tensor '", name, "' must be ", x->sizes(), " ", x->scalar_type(), ", got ",
+            given.sizes(), " ", given.scalar_type());
+    else
+      check(name.starts_with("recent.") && x != &s.given_k, from, ": '", name, "' is unexpected");
+    check(given.device() == device && given.layout() == at::kStrided, from, ": tensor '", name,
+          "' must be a dense tensor on ", device.str());
+    *x = given.clone(at::MemoryFormat::Contiguous);
+  }
+  check_recent(s, from);
+  return s;
 }
 
 }  // namespace horner::attn

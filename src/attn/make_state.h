@@ -1,6 +1,7 @@
 // What a state holds, and an empty one.
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,14 @@ State make_state(const Spec&, const StateShape&, at::ScalarType = at::kFloat,
 
 // Every tensor that a state may hold, by name; the batch is the first dimension of each.
 std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State&);
+
+// The state that had these tensors, by name, and numbers. Throws unless they fit each other, saying
+// where they are `from`.
+struct StateNumbers {
+  int64_t tokens, room, held;
+};
+State state_of(const Spec&, const StateShape&, at::ScalarType, const StateNumbers&,
+               const std::map<std::string, at::Tensor>&, const std::string& from);
 
 at::ScalarType sums_dtype(const State&);
 int64_t key_channels(const State&);  // of the recent keys

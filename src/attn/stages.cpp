@@ -213,6 +213,10 @@ static at::Tensor seen_by_keys(const Mask& mask, Inputs in, const at::Tensor& be
   return sees_all_past(mask) ? count : count.clamp_max(reach(mask).back);
 }
 
+at::Tensor count_power(const at::Tensor& count, const at::Tensor& exponent) {
+  return count.pow(exponent) + 0 * exponent;  // 1 to the power of NaN is 1
+}
+
 struct ValueGates {
   const Spec& spec;
   const Inputs& in;
@@ -225,7 +229,7 @@ struct ValueGates {
     const at::ScalarType dtype = wide(in.q.scalar_type());
     const at::Tensor exponent = in.count_exponent.to(dtype).sigmoid().view({1, -1, 1});
     const at::Tensor count = seen_by_keys(spec.mask, in, before).clamp_min(1);
-    const at::Tensor gate = count.to(dtype).pow(-exponent).expand({in.k.size(0), -1, -1});
+    const at::Tensor gate = count_power(count.to(dtype), -exponent).expand({in.k.size(0), -1, -1});
     return spec.input_gate ? gate * in.input_gate : gate;
   }
 };
@@ -301,7 +305,7 @@ void add_query_decay(const at::Tensor& d_decay, const at::Tensor& d_query) {
 // A result that stands for e^shift times o.
 struct Scaled {
   at::Tensor o;      // [B, H, T, E]
-  at::Tensor shift;  // [B, H, T, 1] or [1]
+  at::Tensor shift;  // [B, H, T, 1], or [1] of zero
 };
 
 struct Divided {
@@ -327,7 +331,7 @@ struct Divided {
     const at::Tensor tiny = at::where(Z.detach() < 0, -kTiny, kTiny).to(Z.scalar_type());
     // Multiplying by 1 / Z takes one pass less in backward than dividing.
     const at::Tensor per_Z = at::where(Z.detach().abs() < kTiny, tiny, Z).reciprocal();
-    return {sums.N * per_Z, at::zeros_like(sums.shift)};
+    return {sums.N * per_Z, at::zeros({1}, sums.shift.options())};
   }
 
   // Relative to the larger of the row's shift and the sink, so that neither overflows.
@@ -355,10 +359,7 @@ struct Normed {
   const Inputs& in;
   const Scaled& y;
 
-  at::Tensor operator()(NoNorm) const {
-    const bool none = y.shift.dim() == 1 && y.shift.item<double>() == 0;
-    return none ? y.o : y.o * y.shift.exp();
-  }
+  at::Tensor operator()(NoNorm) const { return y.shift.dim() == 1 ? y.o : y.o * y.shift.exp(); }
   at::Tensor operator()(L2 n) const {
     return y.o / y.o.norm(2, -1, true).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
   }
@@ -370,11 +371,6 @@ struct Normed {
     return o * (o.square().mean(-1, true) + eps * (-2 * y.shift).exp()).rsqrt();
   }
 };
-
-// Without waiting for a device, and not inside a transform of torch.
-static bool is_readable(const at::Tensor& x) {
-  return x.is_cpu() && !x.key_set().has_any(c10::functorch_transforms_ks);
-}
 
 at::Tensor log_sum(const Sums& sums) {
   return (sums.W.detach().log() + sums.shift).squeeze(-1);
@@ -389,7 +385,7 @@ at::Tensor finish(const Spec& spec, const Inputs& in, const Sums& sums) {
   at::Tensor o = std::visit(Normed{in, y}, spec.norm);
   if (spec.post_gate) o = o * each(in.post_gate);
   at::Tensor nothing = sums.W == 0;
-  if (!is_readable(nothing) || nothing.any().item<bool>()) {
+  if (!nothing.is_cpu() || is_transformed(nothing) || nothing.any().item<bool>()) {
     nothing = nothing.logical_and((sums.N == 0).all(-1, true));
     o = o.masked_fill(nothing, 0);
   }

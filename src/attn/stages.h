@@ -57,6 +57,9 @@ at::Tensor channel_logs(const Inputs&);
 // keys; 0 for a key that gives nothing or is hidden. For a weight with a finite state.
 at::Tensor key_shares(const Spec&, const Inputs&, const at::Tensor& keys);
 
+// count^exponent, NaN for an exponent that is.
+at::Tensor count_power(const at::Tensor& count, const at::Tensor& exponent);
+
 // The factor of each value [B, G, S]: the input gate, and that of CountPower for keys that follow
 // `before` [B] others; undefined for none.
 at::Tensor value_gates(const Spec&, const Inputs&, const at::Tensor& before = {});
@@ -92,7 +95,7 @@ at::Tensor weights(const Spec&, const at::Tensor& x, const Seen&, at::Tensor& sh
 struct Sums {
   at::Tensor N;         // [B, H, T, E]
   at::Tensor W;         // [B, H, T, 1]
-  at::Tensor shift;     // [B, H, T, 1] or [1], a constant
+  at::Tensor shift;     // [B, H, T, 1], or [1] of zero; a constant
   at::Tensor count;     // [1 or B, 1, T, 1]
   at::Tensor gates;     // [B, H, T, 1], for CumulativeGate: the sum of e^gate over the keys seen
   at::Tensor far = {};  // [1 or B, 1, T, 1], the number of keys that are not near; undefined: all

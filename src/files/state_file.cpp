@@ -59,43 +59,8 @@ State load_state(const std::filesystem::path& path) {
   check(known, path.string(), ": unknown dtype '", word("dtype"), "'");
   StateShape shape{};
   for (const auto& [name, at] : kSizes) shape.*at = number(name);
-  const Spec spec = with(Spec{}, word("spec"));
-  const int64_t room = number("room");
-  const bool sums = file.tensors.contains("S") || file.tensors.contains("z");  // else all keys
-  const auto* near = std::get_if<Window>(&spec.near);
-  const int64_t buffer = room - (near ? near->size : 0);
-  State s = make_state(spec, shape, dtype, sums ? std::max<int64_t>(1, buffer) : 0);
-  s.tokens = number("tokens"), s.held = number("held");
-  check(sums || !sees_all_past(spec.mask) || s.held == s.tokens, path.string(), ": holds ", s.held,
-        " of ", s.tokens, " tokens, but no sums of the others");
-  check(s.held <= room && s.held <= s.tokens, path.string(), ": holds ", s.held, " of ", s.tokens,
-        " tokens with room for ", room);
-  s.room = room;
-  for (const auto& [name, x] : tensors_of(s)) {
-    const auto found = file.tensors.find(name);
-    const bool optional = name.starts_with("recent.");
-    if (name.starts_with("near.") && s.held > 0) *x = at::Tensor();  // they are among the recent
-    check(found != file.tensors.end() || !x->defined() || optional, path.string(),
-          ": missing tensor '", name, "'");
-    if (found == file.tensors.end()) continue;
-    if (x->defined())
-      check(found->second.sizes() == x->sizes() && found->second.scalar_type() == x->scalar_type(),
-            path.string(), ": tensor '", name, "' must be ", x->sizes(), " ", x->scalar_type(),
-            ", got ", found->second.sizes(), " ", found->second.scalar_type());
-    else
-      check(optional && found->second.dim() >= 2, path.string(), ": '", name, "' is unexpected");
-    *x = found->second.clone();
-  }
-  for (const Input& i : input_table()) {  // all must have room for the same number of tokens
-    const at::Tensor& x = s.recent.*i.at;
-    const size_t axis = std::string_view(i.shape).find('S');
-    if (!x.defined()) continue;
-    check(axis != std::string_view::npos && x.dim() == int64_t(std::string_view(i.shape).size()) &&
-              x.size(int64_t(axis)) == room && x.size(0) == shape.B,
-          path.string(), ": 'recent.", i.name, "' has shape ", x.sizes(), ", which does not fit ",
-          room, " tokens");
-  }
-  return s;
+  return state_of(with(Spec{}, word("spec")), shape, dtype,
+                  {number("tokens"), number("room"), number("held")}, file.tensors, path.string());
 }
 
 }  // namespace horner::attn

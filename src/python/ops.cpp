@@ -5,11 +5,13 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -232,13 +234,23 @@ struct Plain {
           c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-static void check_like(const attn::Spec& spec, const Call& c) {
+// The execution that tensors like these run, null where none does. What a GPU can run is known when
+// the graph runs there.
+static const attn::Execution* execution_of(const Call& c, bool statistics) {
   const Plain plain;
-  attn::check_inputs(spec, stand_ins(spec, c.inputs), c.variant());
+  const attn::Spec spec = c.spec();
+  const at::Tensor& q = c.inputs.q;
+  const bool of_a_gpu = q.is_cuda() || (q.is_meta() && at::hasCUDA());
+  const auto waits = [&](const attn::Execution* e) {
+    return of_a_gpu && e->name == c.execution() && e->name.ends_with("_cuda");
+  };
+  const bool is_any = std::ranges::any_of(attn::executions(), waits);
+  return attn::checked(spec, stand_ins(spec, c.inputs), is_any ? "auto" : c.execution(), statistics,
+                       c.variant());
 }
-static Call read_checked(Stack& stack, size_t first = 0) {
+static Call read_checked(Stack& stack, size_t first = 0, bool has_rows = false) {
   const Call c = Call::read(stack, first);
-  check_like(c.spec(), c);
+  execution_of(c, has_rows && Rows(c.first[0].toInt(), c).rows > 0);
   return c;
 }
 
@@ -255,13 +267,13 @@ static void attend_meta(const c10::OperatorHandle&, Stack* stack) {
 }
 
 static void attend_rows_meta(const c10::OperatorHandle&, Stack* stack) {
-  const Call c = read_checked(*stack, 1);
+  const Call c = read_checked(*stack, 1, true);
   stack->emplace_back(unwritten_result(c.inputs));
   stack->emplace_back(Rows(c.first[0].toInt(), c).unwritten(c.inputs.q));
 }
 
 static void attend_forward_meta(const c10::OperatorHandle&, Stack* stack) {
-  const Call c = read_checked(*stack, 2);
+  const Call c = read_checked(*stack, 2, true);
   stack->emplace_back(unwritten_result(c.inputs));
   stack->emplace_back(Rows(c.first[0].toInt(), c).unwritten(c.inputs.q));
   stack->emplace_back(
@@ -279,19 +291,14 @@ static void attend_backward_meta(const c10::OperatorHandle&, Stack* stack) {
 }
 
 // The bytes that `attend_forward` is to keep: those of the execution that runs tensors like these.
-static c10::SymInt bytes_to_keep(const Call& c) {
+static c10::SymInt bytes_to_keep(const Call& c, int64_t rows) {
   if (!c.inputs.q.is_cpu()) return 0;
-  const attn::Spec spec = c.spec();
   const attn::Execution* chosen = nullptr;
   try {
-    const Plain plain;
-    const attn::Inputs like = stand_ins(spec, c.inputs);
-    attn::check_inputs(spec, like, c.variant());
-    chosen = &attn::choose(spec, like, c.execution());
+    chosen = execution_of(c, rows > 0);
   } catch (const Error&) {  // which the operator gives too
-    return 0;
   }
-  return chosen->kept ? chosen->kept(spec, c.inputs) : 0;
+  return chosen && chosen->kept ? chosen->kept(c.spec(), c.inputs) : 0;
 }
 
 // Autograd: `attend_forward` below it, `attend_backward` as its gradient.
@@ -356,28 +363,27 @@ static Tensors apply(const Call& given, int64_t rows, std::index_sequence<I...>)
     return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
   };
   return Attend::apply(
-      Attend::Options{c.settings, rows, differentiable ? bytes_to_keep(c) : c10::SymInt(0)},
+      Attend::Options{c.settings, rows, differentiable ? bytes_to_keep(c, rows) : c10::SymInt(0)},
       optional(c.input(I))...);
 }
 
-// A tensor that stands for another, in torch.compile and the like.
-static bool is_stand_in(const at::Tensor& x) {
-  static const c10::DispatchKeySet keys =
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}) |
-      c10::functorch_transforms_ks;
-  return x.key_set().has_any(keys);
+// Whether a graph is made of the operators that this thread calls, of plain tensors too.
+static bool traced() {
+  using Mode = c10::impl::TorchDispatchModeKey;
+  const auto on = [](Mode m) { return c10::impl::TorchDispatchModeTLS::get_mode(m).has_value(); };
+  return on(Mode::PROXY) || on(Mode::FAKE) || on(Mode::FUNCTIONAL);
 }
 
 // Plain tensors go straight to the library, whose executions save what their gradients need;
-// stand-ins see an operator of each direction.
+// stand-ins see an operator of each direction, as does a graph.
 template <auto of_plain, size_t first>
 static void with_autograd(const c10::OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, kArguments);
   const at::Tensor& q = arguments[0].toTensor();
-  bool plain = q.is_cpu() || q.is_cuda();
+  bool plain = (q.is_cpu() || q.is_cuda()) && !traced();
   for (const IValue& x : arguments) {
     if (!x.isTensor()) continue;
-    plain &= !is_stand_in(x.toTensor());
+    plain &= !attn::is_wrapped(x.toTensor());
     check(!x.toTensor().key_set().has(c10::DispatchKey::FuncTorchGradWrapper),
           "torch.func's grad, vjp and jvp are not supported in a compiled function: transform the "
           "compiled one, torch.func.grad(torch.compile(function))");
@@ -398,7 +404,7 @@ static void autocast(const c10::OperatorHandle& op, Stack* stack) {
   const auto dtype = at::autocast::get_autocast_dtype(device);
   for (const attn::Input& i : attn::input_table()) {
     at::Tensor& x = c.inputs.*i.at;
-    if (x.defined() && x.has_storage() && !is_stand_in(x)) attn::check_storage(i.name, x);
+    if (x.defined() && x.has_storage() && !attn::is_wrapped(x)) attn::check_storage(i.name, x);
   }
   for (const attn::Input& i : attn::input_table())
     if (i.role == attn::Role::tensor)
@@ -410,22 +416,6 @@ static void autocast(const c10::OperatorHandle& op, Stack* stack) {
 static void attend_reference(const c10::OperatorHandle&, Stack* stack) {
   const Call c = Call::read(*stack);
   stack->emplace_back(attn::execution("reference").run(c.spec(), c.inputs, nullptr));
-}
-
-// [B, H, T, S]: what the definition multiplies each value by before the output gate and the norm,
-// from the values of an identity. The v of the call is not read.
-static void attend_weights(const c10::OperatorHandle&, Stack* stack) {
-  Call c = Call::read(*stack);
-  attn::Spec spec = c.spec();
-  spec.norm = attn::NoNorm{}, spec.output_gate = spec.post_gate = false;
-  attn::Inputs& in = c.inputs;
-  for (at::Tensor* x : {&in.output_gate, &in.post_gate, &in.norm_weight, &in.norm_bias})
-    *x = at::Tensor();
-  check_like(spec, c);
-  const c10::SymInt S = in.k.sym_size(2);
-  in.v =
-      at::eye_symint(S, in.k.options()).expand_symint({in.k.sym_size(0), in.k.sym_size(1), S, S});
-  stack->emplace_back(attn::execution("reference").run(spec, in, nullptr));
 }
 
 // What can run, and why not.
@@ -460,7 +450,6 @@ TORCH_LIBRARY(horner, m) {
   m.def(schema("attend_forward", "(Tensor, Tensor, Tensor)", "int rows, SymInt bytes, "));
   m.def(schema("attend_backward", "Tensor[]", "Tensor grad, int[] wanted, Tensor? kept, "));
   m.def(schema("attend_reference", "Tensor"));
-  m.def(schema("attend_weights", "Tensor"));
   m.def(schema("why_not", "str"), boxed<&why_not>());
 }
 
@@ -472,7 +461,9 @@ TORCH_LIBRARY_IMPL(horner, CompositeExplicitAutograd, m) {  // what is not dense
 }
 TORCH_LIBRARY_IMPL(horner, CompositeImplicitAutograd, m) {
   m.impl("attend_reference", boxed<&attend_reference>());
-  m.impl("attend_weights", boxed<&attend_weights>());
+}
+TORCH_LIBRARY_IMPL(horner, FuncTorchBatchedDecomposition, m) {  // vmap sees torch's operators too
+  m.impl("attend_reference", boxed<&attend_reference>());
 }
 TORCH_LIBRARY_IMPL(horner, Meta, m) {
   m.impl("attend", boxed<&attend_meta>());

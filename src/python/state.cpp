@@ -5,6 +5,8 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <map>
+
 #include "attn/inputs.h"
 #include "attn/spec_text.h"
 #include "core/check.h"
@@ -21,6 +23,10 @@ struct Stream : torch::CustomClassHolder {
 };
 using StreamPtr = c10::intrusive_ptr<Stream>;
 
+static bool has_states(at::ScalarType t) {
+  return t == at::kDouble || t == at::kFloat || t == at::kBFloat16 || t == at::kHalf;
+}
+
 // `shape`: B, G, D, E.
 static StreamPtr make_stream(const std::string& variant, const Text& mask, Number scale,
                              Number temperature, Number clamp, const std::vector<int64_t>& shape,
@@ -28,12 +34,10 @@ static StreamPtr make_stream(const std::string& variant, const Text& mask, Numbe
   const attn::StateShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
   const attn::Spec spec = make_spec(variant, mask, scale, temperature, clamp);
   attn::check_spec(spec);
-  check(dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
-        "a state has dtype float64, float32, bfloat16 or float16, got ", attn::dtype_name(dtype));
+  check(has_states(dtype), "a state has dtype float64, float32, bfloat16 or float16, got ",
+        attn::dtype_name(dtype));
   check(device.is_cpu() || device.is_cuda(), "a state is on the CPU or on a CUDA device, got ",
         device);
-  check(double(s.B) * double(s.G) * sizeof(double) <= attn::kMostStateBytes, "a state of batch ",
-        s.B, " with ", s.G, " heads is too large");
   return c10::make_intrusive<Stream>(attn::make_state(spec, s, dtype, attn::kWaiting, device));
 }
 
@@ -94,21 +98,28 @@ static Pickled pickled(const StreamPtr& self) {
   for (const auto& [name, x] : attn::tensors_of(s))
     held.push_back(x->defined() ? std::optional(x->clone()) : std::nullopt);
   return {attn::text(s.spec),
-          {s.shape.B, s.shape.G, s.shape.D, s.shape.E, int64_t(s.dtype), s.finite, s.tokens, s.room,
-           s.held},
+          {s.shape.B, s.shape.G, s.shape.D, s.shape.E, int64_t(s.dtype), s.tokens, s.room, s.held},
           held};
+}
+
+static at::ScalarType dtype_of(int64_t number) {
+  const auto dtype = at::ScalarType(number);
+  check(int64_t(dtype) == number && has_states(dtype), "a saved state has no dtype ", number);
+  return dtype;
 }
 
 static StreamPtr unpickled(const Pickled& from) {
   const auto& [spec, n, held] = from;
-  attn::State s{attn::with(attn::Spec{}, spec), {}, at::kFloat, false};
-  const auto all = attn::tensors_of(s);
-  check(n.size() == 9 && held.size() == all.size(),
-        "this state was pickled by another version of horner");
-  s.shape = {n[0], n[1], n[2], n[3]};
-  s.dtype = at::ScalarType(n[4]), s.finite = n[5], s.tokens = n[6], s.room = n[7], s.held = n[8];
-  for (size_t i = 0; i < all.size(); ++i) *all[i].second = held[i].value_or(at::Tensor());
-  return c10::make_intrusive<Stream>(std::move(s));
+  attn::State names{attn::Spec{}, {}, at::kFloat, false};
+  const auto all = attn::tensors_of(names);
+  check(n.size() == 8 && held.size() == all.size(),
+        "this state was saved by another version of horner");
+  std::map<std::string, at::Tensor> tensors;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (held[i]) tensors[all[i].first] = *held[i];
+  return c10::make_intrusive<Stream>(attn::state_of(attn::with(attn::Spec{}, spec),
+                                                    {n[0], n[1], n[2], n[3]}, dtype_of(n[4]),
+                                                    {n[5], n[6], n[7]}, tensors, "a saved state"));
 }
 
 static int64_t bytes(const StreamPtr& self) {
@@ -126,8 +137,8 @@ TORCH_LIBRARY_FRAGMENT(horner, m) {
       .def("merge", &merge)
       .def("tokens", [](const StreamPtr& self) { return self->state.tokens; })
       .def("bytes", &bytes)
-      .def_pickle([](const StreamPtr& self) { return pickled(self); },
-                  [](const Pickled& from) { return unpickled(from); });
+      .def("pickled", &pickled)
+      .def_static("unpickled", &unpickled);
 }
 
 }  // namespace horner::python

@@ -142,8 +142,24 @@ static std::tuple<std::string, bool> mask_as_bias(const std::string& variant) {
   return {"", bias};
 }
 
+// The variant without its output gate, its norm and the gate after it.
+static std::string before_norm(const std::string& variant) {
+  const attn::Spec spec = make_spec(variant, std::nullopt);
+  std::string changes;
+  const auto leave_out = [&](bool has, const char* stage) {
+    if (has) changes += (changes.empty() ? "" : ",") + std::string(stage);
+  };
+  leave_out(spec.output_gate, "no_output_gate");
+  leave_out(!attn::is<attn::NoNorm>(spec.norm), "norm=none");
+  leave_out(spec.post_gate, "no_post_gate");
+  leave_out(spec.channel_gates, "no_channel_gates");
+  if (changes.empty()) return variant;
+  return variant + (variant.find(':') == variant.npos ? ":" : ",") + changes;
+}
+
 TORCH_LIBRARY_FRAGMENT(horner, m) {
   m.def("inputs", &inputs);
+  m.def("before_norm(str variant) -> str", &before_norm);
   m.def("mask_as_bias(str variant) -> (str, bool)", &mask_as_bias);
   m.def("mask_and_scale(str variant) -> (str, int[], bool)", &mask_and_scale);
   m.def("version() -> str", [] { return std::string(HORNER_VERSION); });

@@ -128,6 +128,10 @@ at::Tensor attend_in_chunks(const Spec& given, const Inputs& in, const Cut& cut,
   };
   job.scale = p.one_factor.value_or(1);  // one for all queries: the kernel multiplies
   at::Tensor q = p.one_factor ? p.q : p.q.to(dtype) * p.factor;
+  if (in.slope.defined() && in.slope.isnan().any().item<bool>()) {  // of a row's own key as well
+    const at::Tensor nan = at::where(in.slope.isnan(), NAN, 0.0).repeat_interleave(p.repeats);
+    q = q + nan.view({1, -1, 1, 1}).to(q.scalar_type());
+  }
   const at::Tensor gates = value_gates(spec, in, before ? before->count : at::Tensor());
   const at::Tensor v = gates.defined() ? in.v * gates.unsqueeze(-1) : in.v;
   std::optional<Near> near;

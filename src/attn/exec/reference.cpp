@@ -239,7 +239,8 @@ struct Summed {
     Inputs at_keys = in;
     at_keys.q = in.k;
     const at::Tensor n = seen(spec.mask, at_keys).count.clamp_min(1);  // [1 or B, 1, S, 1]
-    return (v / n.pow(in.count_exponent.sigmoid().view({-1, 1, 1}))).to(v.scalar_type());
+    const at::Tensor exponent = in.count_exponent.sigmoid().view({-1, 1, 1});
+    return (v / count_power(n, exponent)).to(v.scalar_type());
   }
 };
 

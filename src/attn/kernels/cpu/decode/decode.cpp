@@ -224,7 +224,7 @@ struct Step {
     add_far(c.from, c.near > 0 ? first_near() : c.to);
     for (int r = 0; r < heads; ++r)
       if (top[r] == -INFINITY) top[r] = 0;
-    if (c.S) {
+    if (c.S && far_count() > 0) {  // else S is 0, and NaN times that is not
       const Monomials<R> m = of_queries();
       m.expand();
       apply_state(m, ApplyState<R>{S(), c.z + gh * c.F, heads, c.E, N, W});
