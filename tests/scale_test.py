@@ -144,12 +144,13 @@ PLAIN = {"model": "gpt2", "model-config": {"n_embd": 256, "n_head": 4, "n_layer"
                                          (1, {"length": 256, "micro-batch": 2}),
                                          (2, {"dtype": "bfloat16", "shard": "gradients"})])  # fmt: skip
 def test_memory_and_traffic_are_as_planned(world, more):
-    """Bytes on the sockets of each process, and of torch's tensors at their peak, of the process that takes the most."""
+    """Bytes on the sockets of each process, and of torch's tensors at their peak. The plan is of the process that takes the
+    most: the first of four ranks of a sequence receives no state, and takes less."""
     ranks = tool(world, "steps", json.dumps(SETTINGS | {"bucket": 1} | more), 4)
     for got in ranks:
         assert got["sent"] == pytest.approx(got["traffic"], rel=0.01), got
-    most = max(ranks, key=lambda got: got["peak"])
-    assert most["peak"] == pytest.approx(most["planned"], rel=0.10), ranks
+        first = more.get("context-parallel") == 4 and got["peak"] == min(rank["peak"] for rank in ranks)
+        assert got["planned"] * (0.8 if first else 0.9) <= got["peak"] <= got["planned"] * 1.1, ranks
 
 
 def test_messages_overlap_with_computation(tmp_path):
