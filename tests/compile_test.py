@@ -99,6 +99,15 @@ def test_a_graph_of_symbolic_sizes_meets_other_executions():
         assert all(torch.equal(a, b) for a, b in zip(step(run, tensors, g), wanted))
 
 
+def test_a_batch_of_any_size_is_refused_only_when_it_is_too_large():
+    torch.compiler.reset()
+    run = torch.compile(lambda *x: horner.attend(*x, variant="taylor2", execution="chunked"), fullgraph=True, backend="aot_eager")
+    q, k, v = torch.randn(3, 2, 32, 270, 64)
+    for x in (q, k, v):
+        torch._dynamo.mark_dynamic(x, 0)
+    assert run(q, k, v).isfinite().all()
+
+
 def test_statistics_and_lse_compile():
     torch.compiler.reset()
     tensors, _, _ = random_inputs("l2", torch.float, T=9, S=9)

@@ -175,7 +175,7 @@ def test_messages_overlap_with_computation(tmp_path):
 STATES = ["taylor2", "linear_decay", "gated_delta", "kda", "retention"]
 BLOCKS = ["softmax", "gated", "l2", "gated_decay", "forgetting", "alibi", "streaming", "sink", "ssmax"]
 ALL_KEYS = ["entmax15", "cumulative_gate"]
-SMALLER = ["taylor2", "linear_decay"]  # than a state: blocks of few keys of many channels
+SMALLER = ["taylor2", "linear_decay", "retention", "linear_relu", "raw_taylor2", "power2"]  # than a state: blocks of few keys of many channels
 QUICK_SPLIT = ["taylor2", "linear_decay", "gated_delta", "softmax", "gated_decay", "streaming", "entmax15"]
 
 
@@ -190,10 +190,13 @@ def test_a_sequence_over_ranks(variant, packed):
         assert max(got["errors"].values()) < 2e-5, got
 
 
+@pytest.mark.parametrize("token", [0, 197])
 @pytest.mark.parametrize("variant", ["linear_decay", "gated_delta", "gla", "gated_decay"])
-def test_a_gate_that_is_nan_spoils_later_rows_only(variant):
-    for got in tool(3, "attend", variant, 384, 16, 0, ALONE="1", NAN_GATE="1"):
-        assert got["same_nan"] and got["rows_of_nan"] == 2 * 16 * {0: 0, 1: 59, 2: 128}[got["rank"]], got
+def test_a_gate_that_is_nan_spoils_later_rows_only(variant, token):
+    """Those that see a key before it: the first gate has none."""
+    for got in tool(3, "attend", variant, 384, 16, 0, ALONE="1", NAN_GATE=str(token)):
+        rows = {0: 0, 1: 59, 2: 128}[got["rank"]] if token else 0
+        assert got["same_nan"] and got["rows_of_nan"] == 2 * 16 * rows, got
 
 
 @pytest.mark.parametrize("variant", SMALLER)
@@ -238,14 +241,21 @@ def test_a_rank_of_a_ring_holds_one_block():
 
 
 def test_ranks_with_different_settings_are_refused(data, tmp_path):
-    """The number of threads is a machine's own."""
+    """The number of threads and the path of the data are a machine's own, but not what is there."""
     same = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    for name, wanted in (("seed", 2), ("threads", 0)):
-        both = [started(HORNER, "train", "--out", tmp_path / name, "--data", data, "--length", 24, "--steps", 2, f"--{name}", r + 1,
+    copy, other = (tmp_path / name for name in ("copy", "other"))
+    shutil.copy(data, copy)
+    (tmp_path / "text").write_text("another text " * 400)
+    subprocess.run([HORNER, "data", "pack", str(tmp_path / "text"), "--out", str(other)], check=True, capture_output=True)
+    for name, two, wanted in (("seed", (1, 2), "rank 0 has 'seed' 1, but rank 1 has 2; start all processes with the same options"),
+                              ("threads", (1, 2), ""), ("data", (data, copy), ""),
+                              ("data", (data, other), "rank 1 has other 'data'")):  # fmt: skip
+        out = tmp_path / f"{name}-{len(wanted)}"
+        options = [{"data": data, "length": 24, "steps": 2, name: value} for value in two]
+        both = [started(HORNER, "train", "--out", out, *(word for key, x in options[r].items() for word in (f"--{key}", x)),
                         RANK=str(r), **same) for r in range(2)]  # fmt: skip
         codes, said = zip(*[(p.wait(60), p.stderr.read()) for p in both])
-        assert codes == (wanted, wanted), said
-        assert wanted == 0 or "rank 0 has 'seed' 1, but rank 1 has 2; start all processes with the same options" in said[1]
+        assert codes == ((2, 2) if wanted else (0, 0)) and wanted in said[1], said
 
 
 def plan(*options):

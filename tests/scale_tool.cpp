@@ -230,9 +230,9 @@ static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed
   const attn::Split split = messages.count(connected);
   const at::Generator g = at::detail::createCPUGenerator(5);
   attn::Inputs all = inputs_of(spec, T, D, packed, options);
-  if (std::getenv("NAN_GATE")) {  // of one token in the middle
+  if (const char* token = std::getenv("NAN_GATE")) {
     at::Tensor& gates = all.decay.defined() ? all.decay : all.channel_decay;
-    gates.select(2, T / 2 + 5).fill_(NAN);
+    gates.select(2, std::atoi(token)).fill_(NAN);
   }
   const at::Tensor d = at::randn({1, all.q.size(1), T, all.v.size(3)}, g).to(options);
   const int64_t n = T / r.world, from = r.rank * n;
@@ -258,8 +258,7 @@ static Json attend(const std::string& variant, int64_t T, int64_t D, bool packed
     const at::Tensor truth = attn::attend(spec, all);
     truth.backward(d);
     out["rows_of_nan"] = o.isnan().sum().item<int64_t>();
-    out["same_nan"] = at::equal(o.isnan(), truth.isnan().narrow(2, from, n).expand_as(o)) &&
-                      truth.isnan().any().item<bool>();
+    out["same_nan"] = at::equal(o.isnan(), truth.isnan().narrow(2, from, n).expand_as(o));
     Json errors;
     errors["o"] = relative(o.detach(), truth.detach().narrow(2, from, n));
     for (const attn::Input& i : attn::input_table()) {

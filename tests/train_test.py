@@ -389,13 +389,20 @@ def test_two_processes_resume_exactly(tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "straight")
 
 
+def ranks_of(torchrun):
+    found = subprocess.run(["pgrep", "-P", str(torchrun.pid), "-f", "horner train"], capture_output=True, text=True).stdout.split()
+    assert len(found) == 2
+    return [int(rank) for rank in found]
+
+
 def test_processes_that_torchrun_ends_can_be_resumed(tmp_path):
-    """SIGTERM, which a scheduler sends to torchrun, and this to the processes."""
+    """SIGTERM, which a scheduler sends to torchrun, and this to the processes, which the scheduler may also have sent it to."""
     options = [*SMALL, "--steps", 300, "--checkpoint-every", 0]
     child = together(tmp_path / "run", 2, *options)
     while not (tmp_path / "run" / "metrics.jsonl").exists():
         assert child.poll() is None, child.communicate()
         time.sleep(0.01)
+    os.kill(ranks_of(child)[1], signal.SIGTERM)
     child.terminate()
     _, said = child.communicate(timeout=60)
     assert f"--nproc-per-node=2 horner train --out {tmp_path}/run --resume" in said, said
@@ -411,9 +418,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
     while not list((tmp_path / "run").glob("checkpoint-*")):
         assert child.poll() is None, child.communicate()
         time.sleep(0.05)
-    ranks = subprocess.run(["pgrep", "-P", str(child.pid), "-f", "horner train"], capture_output=True, text=True).stdout.split()
-    assert len(ranks) == 2
-    os.kill(int(ranks[1]), signal.SIGKILL)
+    os.kill(ranks_of(child)[1], signal.SIGKILL)
     _, said = child.communicate(timeout=60)
     assert child.returncode != 0 and "rank 1" in said and "--resume" in said, said
     assert newest(tmp_path / "run")

@@ -301,15 +301,15 @@ def attend(
     if not plain or "seed" in inputs:
         variant, inputs = _with_dropout(_text("variant", variant), dropout_p, q, inputs)
     settings, inputs = _settings_of(q, k, v, inputs, variant, execution, mask, scale, temperature, clamp)
-    more = ()
     if return_weights:
         _check_matrix(q, k)
-        more = (_weights(settings, q, k, inputs),)
     if return_lse:
         out, rows = _with_rows(1, settings, q, k, v, inputs)
-        more = (rows[0], *more)
+        more = (rows[0],)
     else:
-        out = _run(settings, q, k, v, inputs)
+        out, more = _run(settings, q, k, v, inputs), ()
+    if return_weights:
+        more = (*more, _weights(settings, q, k, inputs))
     return (out, *more) if more else out
 
 
@@ -353,7 +353,7 @@ def weights(
     """The matrix [B, H, T, S] that multiplies the values, differentiable: for small inputs, since it is built whole.
 
     The result of `attend` is post_t * norm(out_t * (weights @ v)). The arguments are those of `attend`; the inputs of
-    the output gate, the post gate and the norm may be left out.
+    the output gate, the post gate and the norm may be left out. Under autocast the matrix has its dtype.
     """
     settings, inputs = _settings_of(q, k, k, inputs, variant, "reference", mask, scale, temperature, clamp)
     _check_matrix(q, k)

@@ -39,7 +39,7 @@ def _takes_attention(kind):
 def adds_positions(kind):
     """Whether a class of attention modules adds positions to q, k or their scores. GPT-2 has added its own to the tokens."""
     sources = [_source(part) for part in kind.__mro__ if issubclass(part, Module) and part is not Module]
-    words = r"rotary|\brope|_rope|alibi|relative|position_(emb|bias)|distance"
+    words = r"rotary|(?<!p)rope|alibi|relative|position_(emb|bias)|distance"
     return any(code is None or re.search(words, code, re.I) for code in sources)
 
 

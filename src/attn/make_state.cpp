@@ -112,10 +112,11 @@ static void check_recent(const State& s, const std::string& from) {
   const auto [B, G, D, E] = s.shape;
   const auto fits = [&](const std::string& name, const at::Tensor& x, at::IntArrayRef sizes,
                         bool is_mask) {
-    check(x.sizes() == sizes && (x.scalar_type() == at::kBool) == is_mask &&
-              (is_mask || x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble),
-          from, ": 'recent.", name, "' has shape ", x.sizes(), ", which does not fit ", s.room,
-          " tokens");
+    const at::ScalarType type = x.scalar_type();
+    const bool right = is_mask ? type == at::kBool : type == at::kFloat || type == at::kDouble;
+    check(x.sizes() == sizes && right, from, ": 'recent.", name, "' must be ", sizes,
+          is_mask ? " of bool" : " of float32 or float64", ", got ", x.sizes(), " of ",
+          dtype_name(type));
   };
   for (const Input& i : input_table()) {
     const at::Tensor& x = s.recent.*i.at;

@@ -401,18 +401,30 @@ at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
 
 }  // namespace
 
+static void check_split(const Spec& spec, const Inputs& in) {
+  if (const std::string reason = why_no_split(spec); !reason.empty())
+    fail("cannot divide a sequence over several ranks: ", reason,
+         "; choose a causal variant without dropout and bias");
+  check(in.q.dim() == 4 && in.k.dim() == 4 && in.q.size(2) == in.k.size(2) &&
+            !in.cu_seqlens_k.defined(),
+        "a sequence over several ranks requires q and k of four axes, with as many queries as "
+        "keys and without cu_seqlens_k");
+}
+
 at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
                         std::string_view execution) {
   if (split.ranks == 1) return attend(spec, in, execution);
+  check_split(spec, in);
   return attend_split(spec, in, split, travels(spec, in, execution), execution);
 }
 
-at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split, Travels what,
+at::Tensor attend_split(const Spec& spec, const Inputs& given, const Split& split, Travels what,
                         std::string_view execution) {
-  if (const std::string reason = why_no_split(spec); !reason.empty())
-    fail("cannot divide a sequence over several ranks: ", reason);
-  check(in.q.size(2) == in.k.size(2) && !in.cu_seqlens_k.defined(),
-        "a sequence over several ranks requires as many queries as keys");
+  check_split(spec, given);
+  // A gate that is NaN before the first key concerns no row, and would spoil the sums of later
+  // ranks.
+  const bool has_idle = split.rank == 0 && given.q.is_cpu() && exec::has_nan_gates(given);
+  const Inputs in = has_idle ? without_idle_gates(given) : given;
   if (what == Travels::states) return by_state(spec, in, split, execution);
   if (what == Travels::blocks_of_keys) return by_ring(spec, in, split);
   return by_keys(spec, in, split, execution);

@@ -84,7 +84,9 @@ static void check_same_study(const StudyOptions& o, const study::Study& s) {
   if (o.force || o.list || !fs::is_regular_file(file)) return;
   const Json before = files::read_json(file);
   if (!before.is_object() || !before.contains("title")) return;  // it is not of a study
-  const char* const advice = "; choose another --out, or add --force to have both in one report";
+  const char* const advice =
+      "; choose another --out, or add --force, to every process of both, to have them in one "
+      "report";
   const std::string title = before.value("title", s.title),
                     name = before.value("study", name_of(o));
   horner::check(title == s.title && name == name_of(o), o.out, " holds the study '", title, "' (",
@@ -94,7 +96,7 @@ static void check_same_study(const StudyOptions& o, const study::Study& s) {
   const std::vector<std::string> found = runs_in(o.out, names);
   horner::check(found.empty() || names.contains(found.back()), o.out, " holds runs such as ",
                 found.empty() ? "" : found.back(), ", and none of the study '", s.title, "' (",
-                name_of(o), "), whose first is ", *names.begin(), advice);
+                name_of(o), "), whose first is ", s.runs.empty() ? "" : s.runs[0].name, advice);
 }
 
 // The runs that --only does not name.

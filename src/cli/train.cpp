@@ -100,10 +100,10 @@ static std::string resume_text(const std::string& out) {
   const train::Ranks r = train::ranks_from_environment();
   const std::string own = "horner train --out " + study::shell_quoted(out) + " --resume";
   if (r.world == 1) return own;
-  const std::string processes = std::to_string(r.local_world);
-  return r.local_world == r.world
-             ? "torchrun --standalone --no-python --nproc-per-node=" + processes + " " + own
-             : own + ", started by torchrun on every machine as before";
+  const bool by_torchrun = std::getenv("TORCHELASTIC_RUN_ID");
+  if (!by_torchrun || r.local_world != r.world) return own + ", all processes started as before";
+  return "torchrun --standalone --no-python --nproc-per-node=" + std::to_string(r.world) + " " +
+         own;
 }
 
 static Outcome run(const TrainOptions& o) {

@@ -179,8 +179,8 @@ static void attend_backward(const c10::OperatorHandle&, Stack* stack) {
 // torch.compile. What is known of them is checked by the same code, on tensors of the same sizes
 // without memory of their own.
 
-// Plain tensors like these. A symbolic size takes that of another tensor, or a usual one: it is
-// checked when the graph runs.
+// Plain tensors like these. A symbolic size takes that of another tensor, or a usual one, of
+// batches and heads the least: it is checked when the graph runs.
 static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
   constexpr int64_t kUsual = 64;
   std::map<char, int64_t> known;
@@ -199,7 +199,7 @@ static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
     static const std::map<char, char> others{{'H', 'G'}, {'G', 'H'}, {'T', 'S'}, {'S', 'T'}};
     for (const char c : {letter, others.contains(letter) ? others.at(letter) : letter})
       if (const auto at = known.find(c); at != known.end()) return at->second;
-    return kUsual;
+    return std::string_view("BHG").find(letter) != std::string_view::npos ? 1 : kUsual;
   };
   attn::Inputs out;
   for (const attn::Input& i : attn::input_table()) {

@@ -104,7 +104,9 @@ static Pickled pickled(const StreamPtr& self) {
 
 static at::ScalarType dtype_of(int64_t number) {
   const auto dtype = at::ScalarType(number);
-  check(int64_t(dtype) == number && has_states(dtype), "a saved state has no dtype ", number);
+  check(int64_t(dtype) == number && has_states(dtype),
+        "a saved state has dtype float64, float32, bfloat16 or float16, got the number ", number,
+        ": the file is damaged");
   return dtype;
 }
 

@@ -37,10 +37,7 @@ Watch::Watch(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks, const Jo
   struct sigaction now;
   if (lost_ && sigaction(SIGTERM, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) {
     terminating = false;
-    handles_term_ = std::signal(SIGTERM, [](int signal) {
-                      terminating = true;
-                      std::signal(signal, SIG_DFL);  // a second one ends the process
-                    }) != SIG_ERR;
+    handles_term_ = std::signal(SIGTERM, [](int) { terminating = true; }) != SIG_ERR;
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -157,6 +154,8 @@ std::string Watch::judge() {
   if (handles_term_ && terminating) {
     const auto now = Clock::now();
     if (!terminated_) terminated_ = now;
+    // A launcher may forward a signal that the ranks also received; a later one ends the process.
+    if (now - *terminated_ > kMissed) std::signal(SIGTERM, SIG_DFL);
     const std::string cause = verdict({}, kMissed);
     if (!cause.empty() || ends_itself_ || now - *terminated_ < 2 * kMissed) return cause;
     return "rank " + std::to_string(ranks_.rank) + " received SIGTERM; resume with --resume";

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <set>
 
 #include "attn/split.h"
 #include "core/check.h"
@@ -38,7 +39,7 @@ nn::Model start_model(const Settings& s) {
                                               : nn::random_model(config, s.seed);
 }
 
-void check_same(const Group& group, const Settings& s) {
+void check_same(const Group& group, const Settings& s, const Source& source) {
   if (group.ranks().world == 1) return;
   std::string text = to_json(s).dump(-1, ' ', false, Json::error_handler_t::replace);
   const Json own = Json::parse(text);
@@ -47,12 +48,21 @@ void check_same(const Group& group, const Settings& s) {
   text.resize(size_t(size.item<int64_t>()));
   group.broadcast({at::from_blob(text.data(), {int64_t(text.size())}, at::kByte)});
   const Json first = Json::parse(text);
+  static const std::set<std::string> kOfMachine = {"threads", "data", "validation"};
   for (const Setting& row : setting_table()) {
     const Json &x = first.at(row.name), &y = own[row.name];
-    check(x == y || row.name == std::string("threads"), "rank 0 has '", row.name, "' ", x.dump(),
+    check(x == y || kOfMachine.contains(row.name), "rank 0 has '", row.name, "' ", x.dump(),
           ", but rank ", group.ranks().rank, " has ", y.dump(),
           "; start all processes with the same options");
   }
+  // Machines may have copies of the data in folders of their own.
+  std::vector<int64_t> tokens(size_t(s.length)), targets(tokens);
+  source.fill(Split::train, 0, tokens, targets);
+  const at::Tensor theirs = at::tensor(tokens, at::kLong), mine = theirs.clone();
+  group.broadcast({theirs});
+  check(at::equal(theirs, mine), "rank ", group.ranks().rank, " has other 'data' (",
+        own["data"].dump(), ") than rank 0 (", first["data"].dump(),
+        "); start all processes with the same data");
 }
 
 void check_model(const Settings& s, const nn::ModelConfig& c) {

@@ -6,6 +6,7 @@
 #include "nn/checkpoint.h"
 #include "train/comm.h"
 #include "train/settings.h"
+#include "train/source.h"
 
 namespace horner::train {
 
@@ -15,8 +16,9 @@ nn::Model start_model(const Settings&);
 
 nn::ModelConfig start_config(const Settings&);  // of that model
 
-// Throws on a rank whose settings, except for threads, are not those of rank 0: names the first.
-void check_same(const Group&, const Settings&);
+// Throws on a rank whose settings or data are not those of rank 0, and names the first that
+// differs. Threads and the paths of the data are a machine's own.
+void check_same(const Group&, const Settings&, const Source&);
 
 // Throws unless the model can be trained with these lengths, and by so many ranks per sequence.
 void check_model(const Settings&, const nn::ModelConfig&);

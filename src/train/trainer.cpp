@@ -302,7 +302,7 @@ Outcome train(const Settings& s, const Source& source, const fs::path& folder, B
   Group group;
   if (ranks.world > 1)
     group = Group(ranks, {.device = device, .backend = s.backend, .lost = hooks.lost});
-  check_same(group, s);
+  check_same(group, s, source);
   std::optional<files::FolderLock> lock;
   if (ranks.rank == 0) lock.emplace(folder);
   if (lock && !lock->warning().empty()) hooks.say("warning: " + lock->warning());
