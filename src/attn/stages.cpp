@@ -32,6 +32,13 @@ Inputs one_key_head_each(Inputs in) {
   return in;
 }
 
+// Lengths along an axis. Torch's second derivative of a length of 0 is NaN; here it is 0.
+static at::Tensor lengths(const at::Tensor& x, int64_t axis) {
+  const at::Tensor all = x.norm(2, axis, true), zero = all.detach() == 0;
+  if (zero.is_cpu() && !is_transformed(zero) && !zero.any().item<bool>()) return all;
+  return x.masked_fill(zero, 1).norm(2, axis, true).masked_fill(zero, 0);
+}
+
 struct Mapped {
   const at::Tensor &x, &projection;  // [B, H, T, D], [H, D, F]
   int64_t repeats;
@@ -42,7 +49,7 @@ struct Mapped {
   at::Tensor operator()(Cosine f) const {
     const double all = f.over_heads ? std::sqrt(double(repeats)) : 1;
     const at::Tensor y = x.stride(-1) == 0 ? x.contiguous() : x;  // summed in one order
-    return y / (y.norm(2, f.over_heads ? 1 : -1, true) * all).clamp_min(1e-12);
+    return y / (lengths(y, f.over_heads ? 1 : -1) * all).clamp_min(1e-12);
   }
   at::Tensor operator()(Project) const { return at::matmul(x, projection.to(x.scalar_type())); }
   at::Tensor operator()(Hedgehog) const {
@@ -361,7 +368,7 @@ struct Normed {
 
   at::Tensor operator()(NoNorm) const { return y.shift.dim() == 1 ? y.o : y.o * y.shift.exp(); }
   at::Tensor operator()(L2 n) const {
-    return y.o / y.o.norm(2, -1, true).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
+    return y.o / lengths(y.o, -1).clamp_min(1e-12) * (n.times_dim ? y.o.size(-1) : 1);
   }
   at::Tensor operator()(Rms n) const { return unit(y.o, n.eps) * in.norm_weight; }
   at::Tensor operator()(Layer n) const {
