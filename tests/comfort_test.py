@@ -80,7 +80,7 @@ def test_numbers_and_names_that_do_not_fit(args, words):
     "options, words",
     [
         (["--length", 10**11], ["out of memory", "800 GB", "free", "length"]),
-        (["--batch", 10**18], ["smaller batch, length or model"]),
+        (["--batch", 10**18], ["choose a smaller batch or length"]),
         (["--model-config", '{"vocab_size": 1000000000000}'], ["out of memory"]),
         (["--model-config", '{"hidden_size": 1099511627000}'], ["smaller batch, length or model"]),
         (["--model-config", '{"hidden_size": 9999999999999}'], ["'hidden_size'", "1 to 1099511627775"]),

@@ -21,7 +21,8 @@ Context context_of(const Ranks& r, int64_t parts) {
 
 Share share_of(const Settings& s, const Context& c) {
   const double tokens = double(s.batch) * double(s.length), most = 0x1p53;
-  check(tokens <= most, "'batch' times 'length' must be at most ", most, " tokens, not ", tokens);
+  check(tokens <= most, "'batch' times 'length' must be at most ", most, " tokens, not ", tokens,
+        "; choose a smaller batch or length");
   check(s.batch % c.groups == 0, "'batch' must be a multiple of the number of processes",
         c.parts > 1 ? " that have different sequences, " : ", ", c.groups, ", not ", s.batch);
   check(s.length % c.parts == 0, "'length' must be a multiple of 'context-parallel', ", c.parts,
