@@ -171,6 +171,7 @@ static attn::Inputs inputs_of(const attn::Spec& spec, int64_t T, int64_t D, bool
     at::Tensor x = at::randn(shape, g);
     if (i.role == attn::Role::gate) x = x.sigmoid();
     if (i.role == attn::Role::log_gate) x = at::log_sigmoid(x + 4);
+    if (i.at == &attn::Inputs::slope) x = x.abs();
     in.*i.at = x.to(options);
   }
   if (packed)
