@@ -63,7 +63,7 @@ target_compile_options(horner_attn_emulated PRIVATE -w)
 add_dependencies(horner_attn_emulated emulated_sources)
 target_precompile_headers(horner_attn_emulated PRIVATE <ATen/ATen.h>)
 
-add_executable(emulated_cuda_test tests/emulated_cuda_test.cpp tests/emulated_split_test.cpp)
+add_executable(emulated_cuda_test tests/emulated_cuda_test.cpp tests/emulated_kept_test.cpp tests/emulated_split_test.cpp)
 target_link_libraries(emulated_cuda_test PRIVATE horner_attn_emulated GTest::gtest_main)
 target_precompile_headers(emulated_cuda_test REUSE_FROM horner_attn_emulated)
 foreach(part 0 1)

@@ -88,8 +88,8 @@ at::Tensor attend_again(const Spec&, const Inputs&, std::string_view execution,
                         Statistics* = nullptr, std::string_view variant = {});
 
 // The same for a graph whose forward and backward are two functions of tensors (torch.compile):
-// what backward needs of forward is written to `kept`, bytes on the CPU, or, if that is `filled`,
-// read from there instead of computed. `kept` without the room for it is not used.
+// what backward needs of forward is written to `kept`, bytes on the device of q, or, if that is
+// `filled`, read from there instead of computed. `kept` without the room for it is not used.
 at::Tensor attend_kept(const Spec&, const Inputs&, std::string_view execution, Statistics*,
                        std::string_view variant, const at::Tensor& kept, bool filled);
 

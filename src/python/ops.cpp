@@ -168,7 +168,9 @@ static void attend_backward(const c10::OperatorHandle&, Stack* stack) {
   }
   const at::Tensor o =
       attn::attend_kept(c.spec(), c.inputs, c.execution(), nullptr, c.variant(), kept, true);
-  Tensors gradients = torch::autograd::grad({o}, leaves, {grad}, false, false, true);
+  // A graph that may run again overwrites none of `kept`, which a later call may read.
+  const bool again = kept.defined() && kept.numel() > 0;
+  Tensors gradients = torch::autograd::grad({o}, leaves, {grad}, again, false, true);
   for (size_t i = 0; i < leaves.size(); ++i)
     gradients[i] = gradients[i].defined() ? gradients[i].contiguous()
                                           : at::zeros_like(leaves[i], at::MemoryFormat::Contiguous);
@@ -292,7 +294,7 @@ static void attend_backward_meta(const c10::OperatorHandle&, Stack* stack) {
 
 // The bytes that `attend_forward` is to keep: those of the execution that runs tensors like these.
 static c10::SymInt bytes_to_keep(const Call& c, int64_t rows) {
-  if (!c.inputs.q.is_cpu()) return 0;
+  if (!c.inputs.q.is_cpu() && !c.inputs.q.is_cuda()) return 0;
   const attn::Execution* chosen = nullptr;
   try {
     chosen = execution_of(c, rows > 0);

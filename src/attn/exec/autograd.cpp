@@ -94,6 +94,38 @@ at::Tensor Keeping::take(bool values) {
   return x;
 }
 
+// The bytes of a tensor with the sizes of `like`, and what follows them.
+at::Tensor Keeping::next(const at::Tensor& like) {
+  const int64_t size = like.numel() * int64_t(like.element_size());
+  check(at_ + size <= bytes_.numel(), "what backward needs takes more than the ", bytes_.numel(),
+        " bytes kept for it");
+  const at::Tensor x = bytes_.narrow(0, at_, size).view(like.scalar_type()).view(like.sizes());
+  at_ += aligned(size);
+  return x;
+}
+
+// The place of the first tensor that is x.
+static size_t first_same(at::TensorList tensors, const at::Tensor& x) {
+  return size_t(std::ranges::find_if(tensors, [&](auto& y) { return y.is_same(x); }) -
+                tensors.begin());
+}
+
+void Keeping::put_values(at::TensorList tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].defined() && first_same(tensors, tensors[i]) == i)
+      next(tensors[i]).copy_(tensors[i]);
+}
+
+TensorVector Keeping::take_values(at::TensorList like) {
+  TensorVector out(like.size());
+  for (size_t i = 0; i < like.size(); ++i) {
+    if (!like[i].defined()) continue;
+    const size_t first = first_same(like, like[i]);
+    out[i] = first < i ? out[first] : next(like[i]);
+  }
+  return out;
+}
+
 static void named(std::string_view execution, const char* pass, c10::function_ref<void()> run) {
   at::RecordFunction record(at::RecordScope::FUNCTION);
   if (record.isActive()) record.before(std::string(execution) + pass);
@@ -104,11 +136,24 @@ void profiled(std::string_view execution, c10::function_ref<void()> forward) {
   named(execution, " forward", forward);
 }
 
+static TensorVector both(std::pair<TensorVector, TensorVector> results) {
+  auto& [all, saved] = results;
+  all.insert(all.end(), saved.begin(), saved.end());
+  return all;
+}
+
 // What forward of r returns.
 static std::pair<TensorVector, TensorVector> run_forward(const Recorded& r) {
   const bool values = !r.last;
-  const bool kept = keeping && r.saved > 0;
+  const bool sized = keeping && r.saved > 0 && r.allocate;
+  const bool kept = keeping && r.saved > 0 && !r.allocate && keeping->has_sizes();
   std::pair<TensorVector, TensorVector> results;
+  if (sized && keeping->filled()) {
+    const TensorVector all = keeping->take_values(both(r.allocate()));
+    results.first.assign(all.begin(), all.begin() + int64_t(r.outputs));
+    results.second.assign(all.begin() + int64_t(r.outputs), all.end());
+    return results;
+  }
   if (kept && keeping->filled()) {
     for (size_t i = 0; i < r.outputs; ++i) results.first.push_back(keeping->take(values));
     for (size_t i = 0; i < r.saved; ++i) results.second.push_back(keeping->take());
@@ -118,6 +163,8 @@ static std::pair<TensorVector, TensorVector> run_forward(const Recorded& r) {
   if (kept) {
     for (const at::Tensor& x : results.first) keeping->put(x, values);
     for (const at::Tensor& x : results.second) keeping->put(x);
+  } else if (sized) {
+    keeping->put_values(both(results));
   }
   return results;
 }

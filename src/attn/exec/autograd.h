@@ -14,6 +14,7 @@
 #include <array>
 #include <functional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,9 +29,10 @@ bool needs_gradients(at::TensorList);
 bool keeps_graph();
 
 // While one exists, the nodes that this thread records write what they save to `bytes`, or, if that
-// is `filled`, read it from there and do not run forward. `bytes` is on the CPU; each tensor lies
-// behind its dtype and sizes, so the same bytes serve any number of backward passes. Nodes that
-// save nothing run forward. The values of outputs that no later gradient needs are not there.
+// is `filled`, read it from there and do not run forward. Nodes that save nothing run forward. The
+// values of outputs that no later gradient needs are not there. On the CPU each tensor lies behind
+// its dtype and sizes; those of a GPU, which the host does not read, are those of tensors that the
+// node allocates (Recorded::allocate), and nodes without this run forward.
 class Keeping {
  public:
   Keeping(const at::Tensor& bytes, bool filled);
@@ -39,9 +41,15 @@ class Keeping {
 
   void put(const at::Tensor& x, bool values = true);
   at::Tensor take(bool values = true);
+  // The same without sizes, of tensors of which some may be undefined or the same.
+  void put_values(at::TensorList);
+  TensorVector take_values(at::TensorList like);
   bool filled() const { return filled_; }
+  bool has_sizes() const { return bytes_.is_cpu(); }
 
  private:
+  at::Tensor next(const at::Tensor& like);
+
   at::Tensor bytes_;
   bool filled_;
   int64_t at_ = 0;
@@ -61,6 +69,7 @@ struct Recorded {
   std::function<std::pair<TensorVector, TensorVector>()> forward;  // outputs, saved
   std::function<TensorVector(at::TensorList inputs, at::TensorList saved, at::TensorList grads)>
       backward;
+  std::function<std::pair<TensorVector, TensorVector>()> allocate = {};  // the same, unwritten
 };
 TensorVector record(const Recorded&);  // the outputs, as a node of the graph
 
@@ -102,23 +111,25 @@ void unpack(at::TensorList from, const Fields& fields) {
   for (size_t i = 0; i < fields.size(); ++i) *fields[i] = from[i];
 }
 
-// forward(job, x), of which only the outputs are defined where gradients are needed. `last`: see
-// Recorded.
+// forward(job, x), of which only the outputs are defined where gradients are needed. `last` and
+// `allocate`: see Recorded.
 template <class Job, class Tensors, class Result>
-Result differentiable(std::string_view execution, const Job& job, const Tensors& x,
-                      Result (*forward)(const Job&, const Tensors&, bool),
-                      Tensors (*backward)(const Job&, const Tensors&, const Result&, const Result&),
-                      bool last = false) {
+Result differentiable(
+    std::string_view execution, const Job& job, const Tensors& x,
+    Result (*forward)(const Job&, const Tensors&, bool),
+    Tensors (*backward)(const Job&, const Tensors&, const Result&, const Result&),
+    bool last = false,
+    std::type_identity_t<Result (*)(const Job&, const Tensors&)> allocate = nullptr) {
   const TensorVector inputs = pack(Tensors::fields(x));
   Result r;
   if (!needs_gradients(inputs)) {
     profiled(execution, [&] { r = forward(job, x, false); });
     return r;
   }
-  const auto run_forward = [&] {
-    const Result r = forward(job, x, true);
+  const auto packed = [](const Result& r) {
     return std::pair(pack(Result::outputs(r)), pack(Result::saved(r)));
   };
+  const auto run_forward = [&] { return packed(forward(job, x, true)); };
   const auto run_backward = [job, backward](at::TensorList inputs, at::TensorList saved,
                                             at::TensorList grads) {
     Tensors x;
@@ -129,8 +140,9 @@ Result differentiable(std::string_view execution, const Job& job, const Tensors&
     return pack(Tensors::fields(dx));
   };
   const size_t outputs = Result::outputs(r).size(), saved = Result::saved(r).size();
-  unpack(record({execution, inputs, outputs, saved, last, run_forward, run_backward}),
-         Result::outputs(r));
+  Recorded node{execution, inputs, outputs, saved, last, run_forward, run_backward};
+  if (allocate) node.allocate = [&] { return packed(allocate(job, x)); };
+  unpack(record(node), Result::outputs(r));
   return r;
 }
 

@@ -21,8 +21,8 @@ inline constexpr Execution kChunkedCuda{
     .about = "chunks of tokens with a state between them, on an NVIDIA GPU: linear time",
     .statistics = false};
 constexpr Execution complete(Execution e, decltype(e.why_not) why_not, decltype(e.run) run,
-                             decltype(e.work) work = nullptr) {
-  e.why_not = why_not, e.run = run, e.work = work;
+                             decltype(e.work) work = nullptr, decltype(e.kept) kept = nullptr) {
+  e.why_not = why_not, e.run = run, e.work = work, e.kept = kept;
   return e;
 }
 

@@ -115,8 +115,8 @@ static void spoil(const CudaJob& job, const FusedTensors& x, const CudaResult& r
   spoil_rows(x.decay, job.keys.seen, job.keys.lists, rows);
 }
 
-static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_backward) {
-  Fused f = problem(job, x);
+static CudaResult allocated(const CudaJob& job, const FusedTensors& x, const Fused& f,
+                            bool for_backward) {
   CudaResult r;
   r.o = at::empty({f.B, f.H, f.T, f.E}, x.q.options());
   if (for_backward && (x.norm_weight.defined() || x.post_gate.defined())) r.u = at::empty_like(r.o);
@@ -125,6 +125,19 @@ static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_ba
                           (f.dtype != cuda::Dtype::bfloat16 || r.rest.defined());
   if (for_backward || job.statistics.defined() || job.log_sum.defined())
     r.rows = at::empty({keeps_mean ? 4 : 3, f.B, f.H, f.T}, x.q.options().dtype(at::kFloat));
+  return r;
+}
+
+// The same shapes as those of forward().
+static CudaResult unwritten(const CudaJob& job, const FusedTensors& x) {
+  CudaResult r = allocated(job, x, problem(job, x), true);
+  if (x.decay.defined()) r.decay = at::empty(x.decay.sizes(), x.decay.options().dtype(at::kDouble));
+  return r;
+}
+
+static CudaResult forward(const CudaJob& job, const FusedTensors& x, bool for_backward) {
+  Fused f = problem(job, x);
+  CudaResult r = allocated(job, x, f, for_backward);
   r.decay = decay_sums(x.decay, job.gated);
   r.give(f);
   f.statistics = memory<float>(job.statistics);
@@ -314,7 +327,10 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
   x.bias = plain(in.bias);
   x.out_gate = gates(in.output_gate), x.post_gate = gates(in.post_gate);
   x.norm_weight = plain(in.norm_weight), x.norm_bias = plain(in.norm_bias);
-  const at::Tensor o = differentiable(kernels.execution, job, x, forward, backward).o;
+  // Row thresholds are an input of backward that forward writes.
+  const auto allocate = job.thresholds.defined() ? nullptr : unwritten;
+  const at::Tensor o =
+      differentiable(kernels.execution, job, x, forward, backward, false, allocate).o;
   return rest.finish(o.size(-1) == in.v.size(-1) ? o : o.narrow(-1, 0, in.v.size(-1)));
 }
 
@@ -334,6 +350,22 @@ std::string why_not_in_tiles(const Spec& spec, const Inputs& in) {
            " KB of shared memory for this head dimension, but the GPU has " +
            std::to_string(available / 1024) + " KB";
   return "";
+}
+
+// The result, u and its rest, which in float16 share the room of float32; W, shift, r and the mean;
+// running sums of the decay.
+c10::SymInt kept_in_tiles(const Spec& spec, const Inputs& in) {
+  if (!facts(spec.weight).of_one_score || is<Delta>(spec.values) || !is<NoKeys>(spec.near))
+    return 0;
+  const c10::SymInt rows = in.q.sym_size(0) * in.q.sym_size(1) * in.q.sym_size(2);
+  const c10::SymInt keys = in.q.sym_size(0) * in.q.sym_size(1) * in.k.sym_size(2);
+  const c10::SymInt width = (in.v.sym_size(3) + (cuda::kPad - 1)) / cuda::kPad * cuda::kPad;
+  const bool narrow = in.q.scalar_type() == at::kBFloat16;
+  const bool normed = in.norm_weight.defined() || in.post_gate.defined();
+  const bool rest = narrow && (spec.dropout != 0 || is<Softpick>(spec.weight));
+  return kept_bytes(rows * width, narrow ? 2 : 4) * (1 + int(normed) + int(rest)) +
+         kept_bytes(rows * 4, sizeof(float)) +
+         kept_bytes(is<NoDecay>(spec.decay) ? c10::SymInt(0) : keys, sizeof(double));
 }
 
 double work_in_tiles_on_gpu(const Spec& spec, const Inputs& in) {
@@ -377,6 +409,6 @@ static double work(const Spec& spec, const Inputs& in) {
   return work_in_tiles_on_gpu(spec, in) * (is<Delta>(spec.values) ? 16 : 1);
 }
 
-const Execution fused_cuda = complete(kFusedCuda, why_not, run, work);
+const Execution fused_cuda = complete(kFusedCuda, why_not, run, work, kept_in_tiles);
 
 }  // namespace horner::attn::exec

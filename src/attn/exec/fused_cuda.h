@@ -26,6 +26,7 @@ struct TileKernels {
 
 at::Tensor attend_in_tiles(const TileKernels&, const Spec&, const Inputs&, Statistics*);
 double work_in_tiles_on_gpu(const Spec&, const Inputs&);
+c10::SymInt kept_in_tiles(const Spec&, const Inputs&);  // Execution::kept
 
 // What both executions require: "" when that is met.
 std::string why_not_in_tiles(const Spec&, const Inputs&);
