@@ -171,12 +171,12 @@ MEMORY = [(world, {"attention": variant, **({"context-parallel": world} if way =
                                          (2, {"dtype": "bfloat16", "shard": "gradients"})])  # fmt: skip
 def test_memory_and_traffic_are_as_planned(world, more):
     """Bytes on the sockets of each process, and of torch's tensors at their peak. The plan is of the process that takes the
-    most: the first of four ranks of a sequence receives no state, and takes less."""
-    ranks = tool(world, "steps", json.dumps(SETTINGS | {"bucket": 1} | more), 4)
-    for got in ranks:
-        assert got["sent"] == pytest.approx(got["traffic"], rel=0.01), got
-        first = more.get("context-parallel") == 4 and got["peak"] == min(rank["peak"] for rank in ranks)
-        assert got["planned"] * (0.8 if first else 0.9) <= got["peak"] <= got["planned"] * 1.1, ranks
+    most: rank 0 of four ranks of a sequence receives no state, and takes less."""
+    for rank, got in enumerate(tool(world, "steps", json.dumps(SETTINGS | {"bucket": 1} | more), 4)):
+        print(f"{world} ranks, {more}: rank {rank} {got['peak'] / 1e6:.1f} MB of {got['planned'] / 1e6:.1f}")
+        assert got["sent"] == pytest.approx(got["traffic"], rel=0.01), (rank, got)
+        least = 0.8 if more.get("context-parallel") == 4 and rank == 0 else 0.9
+        assert got["planned"] * least <= got["peak"] <= got["planned"] * 1.1, (rank, got)
 
 
 def test_messages_overlap_with_computation(tmp_path):
