@@ -194,7 +194,7 @@ TEST(EmulatedSplitRows, AreAllButThese) {
                                   "lolcats",
                                   "near_*",
                                   "centred_*",
-                                  "cosine_*"};
+                                  "cosine_taylor*"};
   for (const std::string& name : of_catalog(/*gathered=*/true))
     EXPECT_TRUE(std::ranges::any_of(left_out, [&](auto each) { return matches(each, name); }))
         << name << " is gathered, and not tested here";
