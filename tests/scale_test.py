@@ -43,9 +43,11 @@ def single(tmp_path_factory):
 
 
 WAYS = {"none": {}, "optimizer": {"SHARD": "optimizer"}, "gradients": {"SHARD": "gradients"}, "context": {"CONTEXT": "all"},
-        "both": {"SHARD": "gradients", "CONTEXT": "2", "RECOMPUTE": "1"}}  # fmt: skip
+        "both": {"SHARD": "gradients", "CONTEXT": "2", "RECOMPUTE": "1"},
+        "optimizer, micro-batches": {"SHARD": "optimizer", "MICRO": "3"},
+        "gradients, micro-batches": {"SHARD": "gradients", "MICRO": "3"}}  # fmt: skip
 QUICK = [(2, "softmax", "optimizer"), (2, "taylor2", "gradients"), (4, "l2", "context"), (2, "gated_delta", "context"),
-         (4, "taylor2", "both")]  # fmt: skip
+         (4, "taylor2", "both"), (2, "l2", "optimizer, micro-batches"), (2, "softmax", "gradients, micro-batches")]  # fmt: skip
 ALL = [(world, variant, way) for variant in VARIANTS for way in WAYS for world in (2, 4)]
 
 
@@ -54,7 +56,7 @@ def test_ranks_are_one_process(world, variant, way, single, tmp_path):
     """Losses and weights after steps of SGD, within the bound of comm_test."""
     float32, truth = single(variant)
     more = {k: str(world) if v == "all" else v for k, v in WAYS[way].items()}
-    for process in ranks(world, "train", tmp_path / "many", variant, 1, STEPS, **more):
+    for process in ranks(world, "train", tmp_path / "many", variant, more.pop("MICRO", 1), STEPS, **more):
         good(process)
     many = load_file(tmp_path / "many0")
     assert len(many) > 10
@@ -124,6 +126,25 @@ def test_checkpoints_open_with_any_number_of_ranks(data, tmp_path):
     assert json.loads((runs[0] / "result.json").read_text())["steps"] == 5
 
 
+def numbers(run, *names):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {name: [line[name] for line in lines if name in line] for name in names}
+
+
+def test_a_run_over_parts_of_sequences_is_that_of_one_process(data, tmp_path):
+    """With validation over the parts; resumed by one process that recomputes, then by two again."""
+    options = ["--attention", "gated_delta,softmax", "--evaluate-every", 2, "--steps"]
+    train(1, tmp_path / "one", data, *options, 6)
+    train(2, tmp_path / "two", data, *options, 2, "--context-parallel", 2)
+    train(1, tmp_path / "two", data, *options, 4, "--resume", "--context-parallel", 1, "--recompute")
+    train(2, tmp_path / "two", data, *options, 6, "--resume", "--context-parallel", 2, "--recompute", "--shard", "gradients")
+    names = "loss", "gradient_norm", "validation_loss", "validation_accuracy"
+    one, two = (numbers(tmp_path / run, *names) for run in ("one", "two"))
+    assert [len(one[name]) for name in names] == [6, 6, 3, 3]
+    for name in names:
+        assert two[name] == pytest.approx(one[name], rel=3e-5), name  # as test_two_processes_give_the_losses_of_one
+
+
 SETTINGS = {"model": "tiny", "length": 64, "batch": 8, "evaluate-sequences": 0,
             "model-config": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}}  # fmt: skip
 
@@ -131,7 +152,12 @@ WIDE = {"model-config": SETTINGS["model-config"] | {"num_attention_heads": 4, "n
 PLAIN = {"model": "gpt2", "model-config": {"n_embd": 256, "n_head": 4, "n_layer": 4, "vocab_size": 256, "n_inner": 512}}
 
 
-@pytest.mark.parametrize("world, more", [(2, {"shard": "none"}), (2, {"shard": "optimizer"}), (4, {"shard": "gradients"}),
+MEMORY = [(world, {"attention": variant, **({"context-parallel": world} if way == "context" else {"shard": way})})
+          for variant in VARIANTS for way in ("none", "optimizer", "gradients", "context") for world in (2, 4)]  # fmt: skip
+
+
+@pytest.mark.parametrize("world, more", [*(MEMORY if LONG else []),
+                                         (2, {"shard": "none"}), (2, {"shard": "optimizer"}), (4, {"shard": "gradients"}),
                                          (2, {"shard": "gradients", "micro-batch": 2}),
                                          (2, {"context-parallel": 2, "attention": "gated_delta"}),
                                          (4, {"context-parallel": 2, "attention": "gated_decay"}),
@@ -145,12 +171,12 @@ PLAIN = {"model": "gpt2", "model-config": {"n_embd": 256, "n_head": 4, "n_layer"
                                          (2, {"dtype": "bfloat16", "shard": "gradients"})])  # fmt: skip
 def test_memory_and_traffic_are_as_planned(world, more):
     """Bytes on the sockets of each process, and of torch's tensors at their peak. The plan is of the process that takes the
-    most: the first of four ranks of a sequence receives no state, and takes less."""
-    ranks = tool(world, "steps", json.dumps(SETTINGS | {"bucket": 1} | more), 4)
-    for got in ranks:
-        assert got["sent"] == pytest.approx(got["traffic"], rel=0.01), got
-        first = more.get("context-parallel") == 4 and got["peak"] == min(rank["peak"] for rank in ranks)
-        assert got["planned"] * (0.8 if first else 0.9) <= got["peak"] <= got["planned"] * 1.1, ranks
+    most: rank 0 of four ranks of a sequence receives no state, and takes less."""
+    for rank, got in enumerate(tool(world, "steps", json.dumps(SETTINGS | {"bucket": 1} | more), 4)):
+        print(f"{world} ranks, {more}: rank {rank} {got['peak'] / 1e6:.1f} MB of {got['planned'] / 1e6:.1f}")
+        assert got["sent"] == pytest.approx(got["traffic"], rel=0.01), (rank, got)
+        least = 0.8 if more.get("context-parallel") == 4 and rank == 0 else 0.9
+        assert got["planned"] * least <= got["peak"] <= got["planned"] * 1.1, (rank, got)
 
 
 def test_messages_overlap_with_computation(tmp_path):
@@ -165,11 +191,13 @@ def test_messages_overlap_with_computation(tmp_path):
         def within(inner, outer):
             return sum(any(a <= x and y <= b for a, b in outer) for x, y in inner)
 
-        buckets = len(spans("reduce-scatter"))
+        buckets, gathers = len(spans("reduce-scatter")), spans("all-gather")
         assert buckets > 10 and within(spans("reduce-scatter"), spans("backward")) > buckets / 2
-        begun = [(x, x) for x, _ in spans("all-gather")]
-        ended = [(y, y) for _, y in spans("all-gather")]
-        assert len(begun) == buckets and within(ended, spans("forward")) > 0
+        assert len(gathers) == buckets
+        # A layer has its weights and runs while those of later layers are on their way.
+        first_waits = [min(w for w in spans("wait for weights") if w[0] >= a) for a, _ in spans("forward")[1:-1]]
+        late = [sum(begin < wait[1] < end for begin, end in gathers) for wait in first_waits]
+        assert sum(late) > 0, (first_waits, gathers)
 
 
 STATES = ["taylor2", "linear_decay", "gated_delta", "kda", "retention"]
@@ -190,13 +218,20 @@ def test_a_sequence_over_ranks(variant, packed):
         assert max(got["errors"].values()) < 2e-5, got
 
 
-@pytest.mark.parametrize("token", [0, 197])
-@pytest.mark.parametrize("variant", ["linear_decay", "gated_delta", "gla", "gated_decay"])
-def test_a_gate_that_is_nan_spoils_later_rows_only(variant, token):
-    """Those that see a key before it: the first gate has none."""
-    for got in tool(3, "attend", variant, 384, 16, 0, ALONE="1", NAN_GATE=str(token)):
-        rows = {0: 0, 1: 59, 2: 128}[got["rank"]] if token else 0
-        assert got["same_nan"] and got["rows_of_nan"] == 2 * 16 * rows, got
+CUTS = [0, 54, 128, 129, 201, 308, 384]  # of the packed sequences of scale_tool
+BACK = {"linear_decay": 384, "gated_delta": 384, "gla": 384, "gated_decay": 384, "forgetting:mask=window(17)": 17,
+        "gated_decay:mask=window(17)": 17, "gated_decay:mask=streaming(3,9)": 384}  # fmt: skip
+
+
+@pytest.mark.parametrize("packed, token", [(0, 0), (0, 197), (0, 250), (1, 20), (1, 201), (1, 250)])
+def test_a_gate_that_is_nan_spoils_the_rows_that_see_a_key_before_it(packed, token):
+    """Of one packed sequence, or of a window; the first gate has none. Other rows are those of one process."""
+    cuts = CUTS if packed else [0, 384]
+    begin, end = max(c for c in cuts if c <= token), min(c for c in cuts if c > token)
+    for got in tool(3, "attend", " ".join(BACK), 384, 16, packed, ALONE="1", NAN_GATE=str(token)):
+        rows = [t for t in range(token, end) if max(begin, t + 1 - BACK[got["variant"]]) < token and t // 128 == got["rank"]]
+        assert got["same_nan"] and got["rows_of_nan"] == 2 * 16 * len(rows), got
+        assert max(got["errors"].values()) < 2e-5, got
 
 
 @pytest.mark.parametrize("variant", SMALLER)
@@ -249,13 +284,21 @@ def test_ranks_with_different_settings_are_refused(data, tmp_path):
     subprocess.run([HORNER, "data", "pack", str(tmp_path / "text"), "--out", str(other)], check=True, capture_output=True)
     for name, two, wanted in (("seed", (1, 2), "rank 0 has 'seed' 1, but rank 1 has 2; start all processes with the same options"),
                               ("threads", (1, 2), ""), ("data", (data, copy), ""),
-                              ("data", (data, other), "rank 1 has other 'data'")):  # fmt: skip
+                              ("data", (data, other), "rank 1 has other 'data'"), ("validation", (data, copy), ""),
+                              ("validation", (data, other), "rank 1 has other 'validation'")):  # fmt: skip
         out = tmp_path / f"{name}-{len(wanted)}"
         options = [{"data": data, "length": 24, "steps": 2, name: value} for value in two]
         both = [started(HORNER, "train", "--out", out, *(word for key, x in options[r].items() for word in (f"--{key}", x)),
                         RANK=str(r), **same) for r in range(2)]  # fmt: skip
         codes, said = zip(*[(p.wait(60), p.stderr.read()) for p in both])
         assert codes == ((2, 2) if wanted else (0, 0)) and wanted in said[1], said
+
+
+def test_ranks_whose_devices_exchange_other_tensors_are_refused():
+    """Here rank 1 has an execution that cannot merge blocks of keys, as on an older GPU."""
+    done = [p.communicate(timeout=60) + (p.returncode,) for p in ranks(2, "differ", tool=TOOL)]
+    assert done[1][2] == 2 and "rank 1, whose part of a sequence is on cpu, cannot exchange the same" in done[1][1], done
+    assert done[0][2] == 2 and "rank 1 failed with an error" in done[0][1], done
 
 
 def plan(*options):

@@ -209,6 +209,10 @@ def test_sizes_are_told_apart_by_what_differs(tmp_path):
     assert len(comparisons["content"]["rows"]) == 3 and "learning rate" not in comparisons["text"]
     error = horner("study", study_file(tmp_path, tasks=[{"task": "copy", "size": "a"}, {"task": "copy", "size": "b"}]), "--out", tmp_path / "x", code=2)
     assert "copy/a/softmax/seed0 and copy/b/softmax/seed0 have the same settings" in error
+    for name, values in (("steps", (4, 8)), ("data", ("a.bin", "b.bin"))):  # reports would take them for copies of one run
+        sizes = [{"task": "text", "size": str(x)[0], "settings": {name: x}} for x in values]
+        error = horner("study", study_file(tmp_path, tasks=sizes), "--out", tmp_path / "x", code=2)
+        assert f"text/{str(values[0])[0]}/softmax/seed0 and text/{str(values[1])[0]}/softmax/seed0 have the same" in error
 
 
 def test_hopeless_runs_are_given_up(tmp_path):

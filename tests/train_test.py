@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from comm_test import finish, ranks
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -422,6 +423,33 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
     _, said = child.communicate(timeout=60)
     assert child.returncode != 0 and "rank 1" in said and "--resume" in said, said
     assert newest(tmp_path / "run")
+
+
+@pytest.mark.parametrize("why, code, slow", [("SIGTERM", 143, 0), ("SIGTERM", 143, 1), ("NaN", 2, 0)])
+def test_no_process_leaves_before_the_checkpoint_is_there(why, code, slow, tmp_path):
+    """A launcher ends the others when one does. The first, which writes, is stopped for three seconds while it does; or the
+    second before that."""
+    run, wide = tmp_path / "run", '{"hidden_size": 512, "intermediate_size": 1024}'
+    wild = ["--attention", "taylor4", "--learning-rate", 1e30, "--warmup", 0, "--clip", 0] if why == "NaN" else []
+    both = ranks(2, "train", "--out", run, *SMALL, "--model-config", wide, "--steps", 3000, "--checkpoint-every", 0, *wild, tool=HORNER)
+    if why == "SIGTERM":
+        while not (run / "metrics.jsonl").exists():
+            assert both[0].poll() is None, both[0].communicate()
+            time.sleep(0.01)
+        for process in both:
+            process.send_signal(signal.SIGTERM)
+    while slow == 0 and not list(run.glob("*.part")):
+        assert both[0].poll() is None, both[0].communicate()
+    both[slow].send_signal(signal.SIGSTOP)
+    try:
+        assert slow or list(run.glob("*.part")), "the checkpoint was there before the process was stopped; take a larger model"
+        time.sleep(3)
+        left = both[1 - slow].poll()
+    finally:
+        both[slow].send_signal(signal.SIGCONT)
+    done = [finish(process) for process in both]
+    assert left is None and [codes for codes, _, _ in done] in ([code, code], [-signal.SIGTERM] * 2), done
+    assert newest(run) and not list(run.glob("*.part")), done
 
 
 def newest(run):

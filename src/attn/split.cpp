@@ -290,24 +290,23 @@ Carry combined(const Spec& spec, const Carry& all, int64_t first, int64_t r, int
   return out;
 }
 
-// Log gates without NaN, and [B, H, T, 1]: NaN for the rows that see a key before such a gate, as
-// in run_with_gates. On the CPU; undefined without such a gate.
+// Log gates without NaN, and exec::spoiled_rows, as in run_with_gates; undefined where there is no
+// NaN. On the CPU only.
 struct Gates {
   Inputs clean;
-  at::Tensor factor;
+  at::Tensor rows;
 };
-Gates without_nan(const Spec& spec, const Inputs& in, const Places& places) {
+// Of rows that see all tokens up to their own, and others before these if they `follow`.
+Gates without_nan(const Inputs& in, bool follow) {
   Gates out{in, {}};
+  if (in.q.is_cuda() || !exec::has_nan_gates(in)) return out;
   at::Tensor& gates = in.decay.defined() ? out.clean.decay : out.clean.channel_decay;
-  if (in.q.is_cuda() || !sees_all_past(spec.mask) || !exec::has_nan_gates(in)) return out;
   at::Tensor nan = gates.detach().isnan();
   gates = gates.masked_fill(nan, 0);
   if (nan.dim() == 4) nan = nan.any(-1);
-  if (places.begin_of(places.from) == places.from) nan.select(2, 0).fill_(false);  // the first key
-  const at::Tensor spoiled = nan.to(at::kLong).cumsum(2).gt(0);
-  const at::Tensor one = at::ones({1}, in.q.options().dtype(wide(in.q.scalar_type())));
-  out.factor =
-      at::where(spoiled.repeat_interleave(in.q.size(1) / in.k.size(1), 1), NAN, one).unsqueeze(-1);
+  if (follow) nan = at::cat({at::zeros_like(nan.narrow(2, 0, 1)), nan}, 2);
+  const at::Tensor last = at::arange(follow, in.q.size(2) + follow, at::kLong).unsqueeze(0);
+  out.rows = exec::spoiled_rows(nan, at::zeros_like(last), last, in);
   return out;
 }
 
@@ -335,15 +334,20 @@ at::Tensor by_state(const Spec& spec, const Inputs& in, const Split& split,
   const auto E = int64_t(padded(double(in.v.size(3)), kPad));
   Inputs own = in;
   own.cu_seqlens = at::Tensor();
+  const bool may_clean = in.q.is_cpu() && exec::has_nan_gates(in);
+  const auto some = [&](int64_t lo, int64_t hi) {
+    const Inputs x = tokens(own, lo, hi);
+    return may_clean && at.begin_of(at.from + lo) == at.from + lo ? without_idle_gates(x) : x;
+  };
   const int64_t last = std::max<int64_t>(0, at.begin_of(at.from + at.T - 1) - at.from);
-  const Carry all = gathered_carry(split, own_sums(spec, tokens(own, last, at.T), E));
+  const Carry all = gathered_carry(split, own_sums(spec, some(last, at.T), E));
   // The sequence of the first token began on rank `first`; this one, if none comes before.
   const int64_t begin = at.begin_of(at.from), first = std::min<int64_t>(begin / at.T, split.rank);
   const Carry before = combined(spec, all, first, split.rank, E);
   const int64_t n = at.within(at.from, at.from + at.T)[1];
-  const Gates gates = without_nan(spec, tokens(own, 0, n), at);
+  const Gates gates = without_nan(some(0, n), /*follow=*/begin < at.from);
   const at::Tensor o = attend_on(spec, gates.clean, before, false).first;
-  return with_rest(times(o, gates.factor), spec, in, at, execution);
+  return with_rest(times(o, gates.rows), spec, in, at, execution);
 }
 
 // [.., S, ..] of the ranks up to this one, from token `begin` on.
@@ -392,11 +396,25 @@ at::Tensor by_ring(const Spec& spec, const Inputs& in, const Split& split) {
   own.cu_seqlens = at::Tensor();
   check_inputs(spec, own);
   exec::Ring ring{split.rank, split.ranks, split.pass, keys_of_all(spec, in, at), {}};
-  if (const at::Tensor logs = log_gates(spec.decay, own); logs.defined())
-    ring.decay_before = sum_before(split, logs.to(at::kDouble).sum(-1));
-  const Gates gates = without_nan(spec, own, at);
+  Gates gates{own, {}};
+  const auto sums = [&] {
+    return gathered(split, log_gates(spec.decay, gates.clean).to(at::kDouble).sum(-1));
+  };
+  if (!is<NoDecay>(spec.decay)) {
+    at::Tensor all = sums();  // of each rank: NaN tells all of them that there is such a gate
+    if (in.q.is_cpu() && in.decay.defined() && all.isnan().any().item<bool>()) {
+      const at::Tensor nan = in.decay.detach().isnan();
+      const at::Tensor& begin = ring.seen.from.defined() ? ring.seen.from : ring.seen.lo;
+      const at::Tensor last = at::arange(at.from, at.from + at.T, at::kLong).unsqueeze(0);
+      gates.rows = exec::spoiled_rows(keys_up_to(split, nan, 2, 0),
+                                      begin.to(at::kLong).unsqueeze(0), last, own);
+      gates.clean.decay = in.decay.masked_fill(nan, 0);
+      all = sums();
+    }
+    ring.decay_before = all.narrow(0, 0, split.rank).sum(0);
+  }
   const auto attend_ring = in.q.is_cuda() ? exec::attend_round_on_gpu : exec::attend_round;
-  return times(attend_ring(spec, gates.clean, ring), gates.factor);
+  return times(attend_ring(spec, gates.clean, ring), gates.rows);
 }
 
 }  // namespace
@@ -418,13 +436,9 @@ at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split,
   return attend_split(spec, in, split, travels(spec, in, execution), execution);
 }
 
-at::Tensor attend_split(const Spec& spec, const Inputs& given, const Split& split, Travels what,
+at::Tensor attend_split(const Spec& spec, const Inputs& in, const Split& split, Travels what,
                         std::string_view execution) {
-  check_split(spec, given);
-  // A gate that is NaN before the first key concerns no row, and would spoil the sums of later
-  // ranks.
-  const bool has_idle = split.rank == 0 && given.q.is_cpu() && exec::has_nan_gates(given);
-  const Inputs in = has_idle ? without_idle_gates(given) : given;
+  check_split(spec, in);
   if (what == Travels::states) return by_state(spec, in, split, execution);
   if (what == Travels::blocks_of_keys) return by_ring(spec, in, split);
   return by_keys(spec, in, split, execution);

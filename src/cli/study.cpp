@@ -63,7 +63,7 @@ static std::string name_of(const StudyOptions& o) {
 }
 
 // The runs in a folder, until one of them is among `names`: those of earlier versions and those
-// that are not finished, too.
+// that are not finished, too. None where another process moves them meanwhile.
 static std::vector<std::string> runs_in(const fs::path& out, const std::set<std::string>& names) {
   std::vector<std::string> found;
   std::error_code moved;  // by another process
@@ -75,6 +75,7 @@ static std::vector<std::string> runs_in(const fs::path& out, const std::set<std:
     found.push_back(name);
     if (names.contains(name)) break;
   }
+  if (moved) found.clear();
   return found;
 }
 

@@ -76,12 +76,11 @@ static RunData read_run(const fs::path& folder) {
   return r;
 }
 
-// Equal for two folders of the same run: every setting that affects the losses.
-static Json identity(const train::Settings& s) {
+Json identity(const train::Settings& s) {
   Json j = to_json(s);
   for (const train::Setting& row : train::setting_table())
     if (row.on_resume != train::Change::never) j.erase(row.name);
-  j.erase("data"), j.erase("validation");  // paths of files may differ between machines
+  j.erase("data"), j.erase("validation");
   return j;
 }
 

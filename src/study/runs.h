@@ -43,6 +43,10 @@ void read_result(const Json&, RunData&);  // the content of result.json, or null
 // advanced. Throws if there are none.
 std::vector<RunData> read_runs(const std::vector<std::filesystem::path>&);
 
+// Equal for two folders of the same run: the settings that affect the losses, without the paths of
+// data, which may differ between machines, and without what may change on resume.
+Json identity(const train::Settings&);
+
 // Mean and standard deviation over seeds; NaN without values.
 struct Spread {
   double mean, deviation;

@@ -10,6 +10,7 @@
 #include "core/names.h"
 #include "files/json.h"
 #include "nn/pattern.h"
+#include "study/runs.h"
 #include "study/tasks.h"
 
 namespace horner::study {
@@ -120,9 +121,11 @@ static void check_different(const std::vector<Run>& runs, const std::string& whe
   std::map<std::string, std::string> by_settings;
   for (const Run& r : runs) {
     check(names.insert(r.name).second, where, ": two runs have the name ", r.name);
-    const auto [other, fresh] = by_settings.emplace(to_json(r.settings).dump(), r.name);
-    check(fresh, where, ": ", other->second, " and ", r.name, " have the same settings; 'size' is ",
-          "only a name: change the 'settings' of one task as well, or remove it");
+    const auto [other, fresh] = by_settings.emplace(identity(r.settings).dump(), r.name);
+    check(fresh, where, ": ", other->second, " and ", r.name, " have the same settings: 'size' is ",
+          "only a name, and reports take runs that differ in 'steps', paths of data or what a "
+          "resumed run may change for copies of one; change another of the 'settings' of one task, "
+          "or remove it");
   }
 }
 

@@ -156,8 +156,9 @@ std::string Watch::judge() {
     if (!terminated_) terminated_ = now;
     // A launcher may forward a signal that the ranks also received; a later one ends the process.
     if (now - *terminated_ > kMissed) std::signal(SIGTERM, SIG_DFL);
+    if (ends_itself_) return verdict(kGrace, silence_);
     const std::string cause = verdict({}, kMissed);
-    if (!cause.empty() || ends_itself_ || now - *terminated_ < 2 * kMissed) return cause;
+    if (!cause.empty() || now - *terminated_ < 2 * kMissed) return cause;
     return "rank " + std::to_string(ranks_.rank) + " received SIGTERM; resume with --resume";
   }
   return verdict(kGrace, silence_);

@@ -117,4 +117,28 @@ attn::Split make_split(const Group& group, const Context& c) {
           }};
 }
 
+void check_travels(const Group& group, const Settings& s, const nn::ModelConfig& c,
+                   at::Device device) {
+  const Context context = context_of(group.ranks(), s.context_parallel);
+  if (context.parts == 1) return;
+  const at::ScalarType dtype = s.dtype == "float32" ? at::kFloat : at::kBFloat16;
+  const at::Tensor number = at::zeros({1, 1, 1, 1}, at::TensorOptions(device).dtype(dtype));
+  const int64_t B = share_of(s, context).micro_batch, T = s.length / context.parts;
+  std::vector<int64_t> all;
+  for (const nn::LayerConfig& layer : c.layers)
+    for (const nn::Part& part : layer.parts) {
+      const auto rows = [&](const std::vector<int64_t>& heads) {
+        return number.expand({B, int64_t(heads.size()), T, c.D});
+      };
+      const at::Tensor k = rows(part.key_heads);
+      all.push_back(int64_t(
+          attn::travels(part.attention, {.q = rows(part.heads), .k = k, .v = k}, s.execution)));
+    }
+  const at::Tensor first = at::tensor(all), own = first.clone();
+  group.broadcast({first});
+  check(at::equal(first, own), "rank ", group.ranks().rank, ", whose part of a sequence is on ",
+        device.str(), ", cannot exchange the same tensors along it as rank 0 (docs/scale.md, ",
+        "\"The choice\"): start all ranks on devices of one kind");
+}
+
 }  // namespace horner::train

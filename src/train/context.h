@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attn/split.h"
+#include "nn/config.h"
 #include "train/comm.h"
 #include "train/settings.h"
 
@@ -23,5 +24,9 @@ Share share_of(const Settings&, const Context&);
 
 // Connects the ranks that share sequences. The group must outlive the result.
 attn::Split make_split(const Group&, const Context&);
+
+// Throws unless what travels for each layer is the same on all ranks: what their devices can run
+// decides it, too.
+void check_travels(const Group&, const Settings&, const nn::ModelConfig&, at::Device);
 
 }  // namespace horner::train

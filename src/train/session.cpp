@@ -177,6 +177,7 @@ Session open_session(Opening o) {
   begin_peak(device);
   nn::Model model = o.checkpoint ? nn::load_model(*o.checkpoint) : start_model(o.s);
   check_model(o.s, model.config);
+  check_travels(o.group, o.s, model.config, device);
   std::unique_ptr<Shards> shards;
   Optimizer optimizer = own_optimizer(o, model, device, shards);
   Position at = o.checkpoint ? load_checkpoint(*o.checkpoint, optimizer) : Position();

@@ -221,9 +221,12 @@ void Shards::backward(const at::Tensor& loss, bool last) {
   t.next = 0;
   for (Bucket& b : t.buckets) b.missing = b.plan.parameters.size();
   exchange(*t.link, "backward", [&] {
-    const Traced trace("backward");
-    loss.backward();
+    {
+      const Traced trace("backward");
+      loss.backward();
+    }
     if (!t.sending) return;
+    const Traced trace("wait for gradients");
     const c10::NoGradGuard without_gradients;
     for (Bucket& b : t.buckets) b.missing = 0;  // the others have no gradient
     t.reduce_filled();
@@ -251,6 +254,7 @@ void Shards::wait_weights(size_t n) {
   State& t = *state_;
   if (n == 0 || t.waiting == 0) return;
   const size_t last = t.bucket_of[std::min(n, t.parameters.size()) - 1];
+  const Traced trace("wait for weights");
   exchange(*t.link, "receiving weights", [&] {
     for (; t.waiting > last; --t.waiting) {
       Bucket& b = t.buckets[t.waiting - 1];

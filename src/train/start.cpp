@@ -11,6 +11,7 @@
 #include "files/json.h"
 #include "files/output.h"
 #include "train/checkpoint.h"
+#include "train/context.h"
 
 namespace horner::train {
 
@@ -39,6 +40,18 @@ nn::Model start_model(const Settings& s) {
                                               : nn::random_model(config, s.seed);
 }
 
+// Whether a few sequences are those of rank 0.
+static bool same_sequences(const Group& group, const Source& source, Split split, int64_t T) {
+  constexpr int64_t kSome = 4;
+  const at::Tensor mine = at::empty({kSome, T}, at::kLong);
+  std::vector<int64_t> targets(static_cast<size_t>(T));
+  for (int64_t i = 0; i < kSome; ++i)
+    source.fill(split, uint64_t(i), {mine.data_ptr<int64_t>() + i * T, size_t(T)}, targets);
+  const at::Tensor theirs = mine.clone();
+  group.broadcast({theirs});
+  return at::equal(theirs, mine);
+}
+
 void check_same(const Group& group, const Settings& s, const Source& source) {
   if (group.ranks().world == 1) return;
   std::string text = to_json(s).dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -55,14 +68,15 @@ void check_same(const Group& group, const Settings& s, const Source& source) {
           ", but rank ", group.ranks().rank, " has ", y.dump(),
           "; start all processes with the same options");
   }
+  share_of(s, context_of(group.ranks(), s.context_parallel));  // a length beyond all memory
   // Machines may have copies of the data in folders of their own.
-  std::vector<int64_t> tokens(size_t(s.length)), targets(tokens);
-  source.fill(Split::train, 0, tokens, targets);
-  const at::Tensor theirs = at::tensor(tokens, at::kLong), mine = theirs.clone();
-  group.broadcast({theirs});
-  check(at::equal(theirs, mine), "rank ", group.ranks().rank, " has other 'data' (",
-        own["data"].dump(), ") than rank 0 (", first["data"].dump(),
-        "); start all processes with the same data");
+  const auto check_file = [&](const char* name, Split split) {
+    check(same_sequences(group, source, split, s.length), "rank ", group.ranks().rank,
+          " has other '", name, "' (", own[name].dump(), ") than rank 0 (", first[name].dump(),
+          "); start all processes with the same data");
+  };
+  check_file("data", Split::train);
+  if (s.evaluate_sequences > 0) check_file("validation", Split::validation);
 }
 
 void check_model(const Settings& s, const nn::ModelConfig& c) {

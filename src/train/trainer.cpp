@@ -59,6 +59,7 @@ void write(const Trainer& r, const Json& line) {
   if (!scalars.empty()) r.events->add(line["step"], scalars);
 }
 
+// No rank leaves before the checkpoint is there: a launcher ends the others when one does.
 void save(const Trainer& r) {
   const Session& t = r.t;
   if (t.shards) t.shards->wait_weights(t.optimizer.parameters.size());
@@ -66,6 +67,7 @@ void save(const Trainer& r) {
     save_checkpoint(r.folder, t.model, t.optimizer, t.at, t.s.keep, t.group);
   else if (t.first())
     save_checkpoint(r.folder, t.model, t.optimizer, t.at, t.s.keep);
+  t.group.barrier();
 }
 
 bool is_time(int64_t step, int64_t every) {

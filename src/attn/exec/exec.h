@@ -65,6 +65,11 @@ at::Tensor without_keys(const Inputs&, Statistics*);
 at::Tensor run_with_gates(const Execution&, const Spec&, const Inputs&, Statistics*);
 bool has_nan_gates(const Inputs&);  // waits for the device
 
+// [B, H, T, 1]: NaN for the rows that see a key before a gate that is NaN, 1 for the others. Of
+// each row the first key that it sees and the last [1 or B, T], int64; nan [B, G, S, ..].
+at::Tensor spoiled_rows(const at::Tensor& nan, const at::Tensor& first, const at::Tensor& last,
+                        const Inputs&);
+
 // The inputs of a step without idle gates; those are part of the sum of all that a state keeps.
 Inputs after_first_keys(const Inputs&, Carry&);
 

@@ -56,24 +56,31 @@ at::Tensor running_gates(at::Tensor logs, const at::Tensor& before, bool of_keys
   return sums.masked_fill(since > nan.to(at::kLong), NAN);
 }
 
-// [B, H, T, 1]: NaN for the rows that see a key before a gate that is NaN, 1 for the others.
-static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Tensor& nan) {
-  const int64_t T = in.q.size(2), S = in.k.size(2);
+at::Tensor spoiled_rows(const at::Tensor& nan, const at::Tensor& first, const at::Tensor& last,
+                        const Inputs& in) {
   const at::Tensor bad = (nan.dim() == 4 ? nan.any(-1) : nan).to(at::kLong).cumsum(-1);
-  const at::Tensor at_query = at::arange(S - T, S, bad.options()).clamp_min(0).unsqueeze(0);
-  at::Tensor first = first_keys(spec.mask, in).clamp(0, S - 1).unsqueeze(0);  // [1 or B, T]
-  if (in.keep.defined()) {  // the next key that is not hidden
-    const at::Tensor s = at::arange(S, bad.options()).expand({in.k.size(0), S});
-    const at::Tensor next = at::where(in.keep, s, S).flip(1);
-    first = std::get<0>(next.cummin(1)).flip(1).gather(1, first.expand({in.k.size(0), T}));
-  }
-  const at::Tensor before = first.clamp_max(S - 1).expand({bad.size(0), T}).unsqueeze(1);
-  const auto until = [&](const at::Tensor& s) { return at::take_along_dim(bad, s, 2); };
-  const at::Tensor between = until(at_query.expand({bad.size(0), T}).unsqueeze(1)) - until(before);
-  const at::Tensor spoiled = (between > 0).logical_and((first < at_query).unsqueeze(1));
+  const auto until = [&](const at::Tensor& s) {
+    const at::Tensor key = s.clamp_max(bad.size(2) - 1).expand({bad.size(0), s.size(1)});
+    return at::take_along_dim(bad, key.unsqueeze(1), 2);
+  };
+  const at::Tensor between = until(last) - until(first);
+  const at::Tensor spoiled = (between > 0).logical_and((first < last).unsqueeze(1));
   const at::Tensor one = at::ones({1}, in.q.options().dtype(wide(in.q.scalar_type())));
   return at::where(spoiled.repeat_interleave(in.q.size(1) / in.k.size(1), 1), NAN, one)
       .unsqueeze(-1);
+}
+
+static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Tensor& nan) {
+  const int64_t T = in.q.size(2), S = in.k.size(2);
+  const at::TensorOptions places = in.q.options().dtype(at::kLong);
+  const at::Tensor at_query = at::arange(S - T, S, places).clamp_min(0).unsqueeze(0);
+  at::Tensor first = first_keys(spec.mask, in).clamp(0, S - 1).unsqueeze(0);  // [1 or B, T]
+  if (in.keep.defined()) {  // the next key that is not hidden
+    const at::Tensor s = at::arange(S, places).expand({in.k.size(0), S});
+    const at::Tensor next = at::where(in.keep, s, S).flip(1);
+    first = std::get<0>(next.cummin(1)).flip(1).gather(1, first.expand({in.k.size(0), T}));
+  }
+  return spoiled_rows(nan, first, at_query, in);
 }
 
 // The running sums of the kernels would carry a NaN to every later row of its head, even to rows of
