@@ -39,7 +39,7 @@ Sums sums_by_series(const Spec& spec, const Inputs& in, const Carry* before, Car
                   v.to(at::kDouble)};
   if (T < S) x.q = at::constant_pad_nd(x.q, {0, 0, S - T, 0});  // unused queries
   SeriesJob job{facts(spec.weight).orders.value(), scale_factor(spec, in),
-                at::ones({B, 1, S, 1}, x.k.options())};
+                at::ones({B, 1, S, 1}, x.k.options()), after != nullptr};
   if (keep.defined()) {
     const at::Tensor hidden = keep.logical_not().view({B, 1, S, 1});
     x.k = x.k.masked_fill(hidden, 0), x.v = x.v.masked_fill(hidden, 0);
@@ -93,7 +93,7 @@ double work_by_series(const Spec& spec, const Inputs& in) {
   const double state = feature_count(spec, in.q.size(3)) * double(E), S = double(in.k.size(2));
   const auto C = double(series_chunk(in.k.size(0) * in.k.size(1), int64_t(state)));
   const double solved = is<Delta>(spec.values) ? 2 : 1;
-  return S * (std::min(S, C) * double(D + E) + 2 * state) * solved;
+  return S * (std::min(S, C) * double(D + E) + (S > C ? 2 * state : 0)) * solved;
 }
 
 }  // namespace horner::attn::exec
