@@ -1,7 +1,7 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
 // kernels include the epilogue. Kernels of their own compute features (except relu of order 1 in
 // bfloat16), the input gate and divisors other than the sum before them. delta_cuda.cpp has the
-// delta rule and gates of channels.
+// delta rule, gates of channels, and other orders, widths and scores.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -170,8 +170,8 @@ static cuda::Quadratic quadratic(const Weight& w) {
 
 // Whether the sums are those of delta_cuda.cpp; else the kernels of chunked.h have them.
 static bool is_linear(const Spec& spec, const Inputs& in) {
-  return has_other_sums(spec) || facts(spec.weight).orders.value().last > 2 ||
-         in.q.size(2) != in.k.size(2) ||
+  return has_other_sums(spec) || spec.centred || spec.less_log_count ||
+         facts(spec.weight).orders.value().last > 2 || in.q.size(2) != in.k.size(2) ||
          std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxChunkedChannels;
 }
 
@@ -228,8 +228,6 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
     return why_no_linear(spec, {in.q.size(0), in.k.size(1), in.q.size(-1), in.v.size(-1)});
   }
   if (const std::string lacks = WithoutChannelGates::why_not(spec); !lacks.empty()) return lacks;
-  if (spec.centred || spec.less_log_count)
-    return "does not support centred scores, or scores less log n";
   if (cuda::shared_memory(device) < cuda::chunk_shared_memory())
     return "requires " + std::to_string(cuda::chunk_shared_memory() / 1024) +
            " KB of shared memory, but the GPU has " +

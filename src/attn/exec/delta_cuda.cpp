@@ -230,8 +230,8 @@ std::string why_no_linear(const Spec& spec, const StateShape& s) {
   const bool series = has_series(spec) || !has_other_sums(spec);
   if (series && is<ChannelGate>(spec.decay))
     return "supports decay=channel_gate only with the weight power(1)";
-  if (spec.centred || spec.less_log_count)
-    return "does not support centred scores, or scores less log n";
+  if (spec.less_log_count && facts(spec.weight).orders->first > 0)
+    return "does not support a power of scores less log n";
   if (!is<Flat>(spec.sharpness)) return "does not support sharpness with these stages";
   if (is<CumulativeGate>(spec.denominator))
     return "does not support denominator=cumulative_gate with these stages";
@@ -292,7 +292,8 @@ Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
     const Sums sums = sums_by_series(spec, in, &carry, &after);
     carry.S.narrow(3, 0, after.S.size(3)).copy_(after.S), carry.z.copy_(after.z);
     if (carry.decay.defined()) carry.decay.copy_(after.decay);
-    after.S = carry.S, after.z = carry.z, after.decay = carry.decay;
+    if (carry.keys.defined()) carry.keys.copy_(after.keys);
+    after.S = carry.S, after.z = carry.z, after.decay = carry.decay, after.keys = carry.keys;
     carry = after;
     return sums;
   }

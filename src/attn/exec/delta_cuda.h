@@ -1,6 +1,6 @@
-// The delta rule, gates of channels and near keys in linear time on an NVIDIA GPU: the branch of
-// chunked_cuda for them, and the steps of a decoder. cuda_stub.cpp stands in where torch
-// has no CUDA.
+// The delta rule, gates of channels, near keys and what else the kernels of chunked.h do not have,
+// in linear time on an NVIDIA GPU: the branch of chunked_cuda for them, packed sequences, and the
+// steps of a decoder. cuda_stub.cpp stands in where torch has no CUDA.
 #pragma once
 
 #include "attn/attend.h"

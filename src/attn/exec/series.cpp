@@ -150,14 +150,29 @@ at::Tensor polynomial(Orders orders, const at::Tensor& x) {
   return y;
 }
 
+// phi(x) S, of scores less a centre c [.., T, 1]: with e_n the series of exp up to order n,
+//   e_N(x - c) = sum_p x^p / p! e_(N - p)(-c)
+at::Tensor applied(Orders orders, const at::Tensor& x, const at::Tensor& centre,
+                   const at::Tensor& S) {
+  if (!centre.defined()) return applied(orders, x, S);
+  TensorVector parts;
+  for (int64_t p = 0, at = 0; p <= orders.last; ++p) {
+    const int64_t n = monomials(x.size(-1), p);
+    parts.push_back(applied({int(p), int(p)}, x, S.narrow(-2, at, n)) *
+                    polynomial({0, int(orders.last - p)}, -centre));
+    at += n;
+  }
+  return at::stack(parts).sum(0);
+}
+
 // N and the sums after the tokens of one chunk, of x and `seen` [B, 1, C, 1]; no sums without the
 // coefficients `each`.
 std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensors& x,
                                         const at::Tensor& seen, const at::Tensor& each) {
   const int64_t B = x.k.size(0), G = x.k.size(1), C = x.k.size(2), D = x.k.size(3);
   const int64_t E = x.v.size(3);
-  const auto weights = [&](const at::Tensor& rows) {
-    return polynomial(job.orders, at::matmul(rows, x.k.transpose(-1, -2)));
+  const auto scores = [&](const at::Tensor& rows) {
+    return at::matmul(rows, x.k.transpose(-1, -2));
   };
   at::Tensor decay = at::ones({C, C}, x.k.options()).tril(), from_start, to_end, left, whole;
   if (x.logs.defined()) {
@@ -174,7 +189,8 @@ std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensor
   at::Tensor u = x.v;
   if (x.share.defined()) {
     const at::Tensor keys = job.scale * x.k;
-    const at::Tensor A = (weights(keys) * decay * x.share.unsqueeze(-2)).tril(-1);
+    const at::Tensor A =
+        (polynomial(job.orders, scores(keys)) * decay * x.share.unsqueeze(-2)).tril(-1);
     if (x.S.defined()) u = u - by(applied(job.orders, keys, x.S.narrow(-1, 0, E)), from_start);
     u = at::linalg_solve_triangular(A, u, /*upper=*/false, /*left=*/true,
                                     /*unitriangular=*/true) *
@@ -183,10 +199,12 @@ std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensor
   const at::Tensor y = at::cat({u, seen.expand({B, G, C, 1})}, -1);
   const at::Tensor q = job.scale * x.q.reshape({B, G, -1, D});  // of all heads of a group
   const auto heads = [&](const at::Tensor& z) { return z.view({B, G, -1, C, z.size(-1)}); };
-  const at::Tensor inside = heads(weights(q)) * decay.unsqueeze(-3);
+  const at::Tensor centre = x.centre.defined() ? x.centre.reshape({B, G, -1, 1}) : x.centre;
+  const at::Tensor centred = centre.defined() ? scores(q) - centre : scores(q);
+  const at::Tensor inside = heads(polynomial(job.orders, centred)) * decay.unsqueeze(-3);
   at::Tensor N = at::matmul(inside, y.unsqueeze(2)), S;
   if (x.S.defined()) {
-    const at::Tensor before = heads(applied(job.orders, q, x.S));
+    const at::Tensor before = heads(applied(job.orders, q, centre, x.S));
     N = N + (from_start.defined() ? before * from_start.unsqueeze(2) : before);
   }
   if (each.defined()) {
@@ -220,7 +238,7 @@ struct Cuts {
 
 SeriesTensors narrowed(const SeriesTensors& x, int64_t from, int64_t n, const at::Tensor& S) {
   SeriesTensors y = x;
-  for (at::Tensor* t : {&y.q, &y.k, &y.v, &y.share, &y.logs})
+  for (at::Tensor* t : {&y.q, &y.k, &y.v, &y.share, &y.logs, &y.centre})
     if (t->defined()) *t = t->narrow(2, from, n);
   y.S = S;
   return y;

@@ -18,12 +18,15 @@ struct SeriesJob {
   double most_bytes = kMostStateBytes;  // of the states that backward keeps
 };
 // All in double. share [B, G, T]: of the delta rule (stages.h), or undefined: u = v. logs [B, G,
-// T]: of the gates, or undefined. S: the sums before the tokens, or undefined. The k and v of keys
-// that are not seen are 0, and so is their share.
+// T]: of the gates, or undefined. centre [B, H, T, 1]: what the scores are less, for orders from 0
+// on, or undefined. S: the sums before the tokens, or undefined. The k and v of keys that are not
+// seen are 0, and so is their share.
 struct SeriesTensors {
-  at::Tensor q, k, v, share, logs, S;  // [B, H, T, D], [B, G, T, D], [B, G, T, E]
+  at::Tensor q, k, v, share, logs, centre, S;  // [B, H, T, D], [B, G, T, D], [B, G, T, E]
 
-  static auto fields(auto& x) { return std::array{&x.q, &x.k, &x.v, &x.share, &x.logs, &x.S}; }
+  static auto fields(auto& x) {
+    return std::array{&x.q, &x.k, &x.v, &x.share, &x.logs, &x.centre, &x.S};
+  }
 };
 // N has W as its last column, S has z: [B, H, T, E + 1], [B, G, F, E + 1], features in the order of
 // kernels/cpu/chunked/monomials.h; S is empty where it is not wanted.
