@@ -1,4 +1,5 @@
-// Attention by the sums of series.h, on any device: on a GPU for what has no kernels in linear time.
+// Attention by the sums of series.h, on any device: on a GPU for what has no kernels in linear
+// time.
 #pragma once
 
 #include <string>
