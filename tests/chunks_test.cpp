@@ -4,6 +4,7 @@
 
 #include "attn/exec/by_series.h"
 #include "attn/exec/chunked.h"
+#include "attn/exec/series.h"
 #include "attn/stages.h"
 #include "attn/state.h"
 #include "streams.h"
@@ -123,12 +124,15 @@ TEST(Series, GiveTheReferenceAndTheState) {
   uint64_t seed = 900;
   std::vector<Variant> rows;
   for (const Variant& v : with_state())
-    if (!v.spec.centred && !v.spec.less_log_count && is<Flat>(v.spec.sharpness) &&
-        !is<ChannelGate>(v.spec.decay) && !is<CumulativeGate>(v.spec.denominator) &&
+    if (is<Flat>(v.spec.sharpness) && !is<ChannelGate>(v.spec.decay) &&
+        !is<CumulativeGate>(v.spec.denominator) &&
         feature_count(v.spec, 3) < 40 + 100 * !is<NoKeys>(v.spec.near))
       rows.push_back(v);
   rows.push_back({"delta_taylor2 with decay", find("delta_taylor2").spec});
   rows.back().spec.decay = TokenGate{};
+  rows.push_back({"less log n", {.less_log_count = true, .weight = Taylor{2}}});
+  rows.push_back({"centred, less log n", rows.back().spec});
+  rows.back().spec.centred = true;
   for (const Variant& v : rows) {
     Case c{.T = 130, .S = 150, .D = 3, .E = 4, .dtype = at::kDouble, .seed = ++seed};
     c.padded = seed % 2 == 0;
@@ -155,7 +159,8 @@ TEST(Series, GiveTheReferenceAndTheState) {
     State theirs = make_state(v.spec, shape, at::kDouble);
     Carry first, mine;
     attended(tokens(all, 0, 100), &first);
-    first.count = at::full({c.B}, 100, at::kDouble);
+    first.count = all.keep.defined() ? all.keep.narrow(1, 0, 100).sum(1).to(at::kDouble)
+                                     : at::full({c.B}, 100, at::kDouble);
     const Sums later = exec::sums_by_series(v.spec, tokens(all, 100, 150), &first, &mine);
     step(theirs, all), flush(theirs);
     expect_near(mine.S, theirs.carry.S.narrow(3, 0, c.E), 1e-9, name + ": S");
@@ -167,6 +172,7 @@ TEST(Series, GiveTheReferenceAndTheState) {
     if (mine.near_k.defined())
       expect_near(mine.near_k, theirs.carry.near_k, 0, name + ": near keys");
     expect_near(mine.z, theirs.carry.z, 1e-9, name + ": z");
+    if (mine.keys.defined()) expect_near(mine.keys, theirs.carry.keys, 1e-9, name + ": keys");
     if (mine.decay.defined()) expect_near(mine.decay, theirs.carry.decay, 1e-9, name + ": decay");
   }
 }
@@ -184,16 +190,39 @@ TEST(Series, AreAsExactAsTheReference) {
                                sums.count = seen(spec.mask, in).count;
                                return finish(spec, in, sums);
                              }};
-  for (const char* name : {"delta_taylor1", "delta_taylor2", "delta_taylor3", "near_taylor2",
-                           "lolcats", "near_taylor2:near=window(9),decay=token_gate"})
-    for (at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat})
-      for (const Case& c : standard_cases(dtype)) {
-        if (c.T > 200) continue;
+  for (const char* name :
+       {"delta_taylor1", "delta_taylor2", "delta_taylor3", "near_taylor2", "lolcats",
+        "near_taylor2:near=window(9),decay=token_gate", "taylor3", "taylor4", "power4",
+        "elu_taylor3", "centred_taylor3", "near_centred_taylor2:near=window(9)", "taylor2"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
+      std::vector<Case> cases = standard_cases(dtype);
+      if (std::string(name) == "taylor2")
+        cases = {{.B = 1, .H = 2, .G = 1, .T = 300, .S = 300, .D = 128, .E = 72, .dtype = dtype}};
+      for (const Case& c : cases) {
+        if (c.T > 300) continue;
         const Verdict v = verify(find(name).spec, series, c);
         EXPECT_TRUE(v.ok()) << name << " " << c10::toString(dtype) << " " << v.worst()->of << ": "
                             << v.worst()->error << ", allowed " << v.worst()->allowed << ", on "
                             << text(c);
       }
+    }
+}
+
+// Backward computes the states again that it does not keep.
+TEST(Series, GiveTheSameGradientsFromFewStates) {
+  const auto random = [](int64_t n) { return at::randn({2, 2, 900, n}, at::kDouble) / 2; };
+  const exec::SeriesTensors given{random(6), random(6), random(5), {}, -random(1).abs().squeeze(3)};
+  exec::SeriesJob job{{0, 2}, 0.4, at::ones({2, 1, 900, 1}, at::kDouble)};
+  std::vector<at::Tensor> all;
+  for (const double most_bytes : {kMostStateBytes, 0.0}) {
+    exec::SeriesTensors x = given;
+    for (at::Tensor* y : {&x.q, &x.k, &x.v, &x.logs}) *y = y->clone().requires_grad_();
+    job.most_bytes = most_bytes;
+    const exec::SeriesResult r = exec::series_sums(job, x);
+    (r.N.sin().sum() + r.S.cos().sum()).backward();
+    for (const at::Tensor* y : {&x.q, &x.k, &x.v, &x.logs}) all.push_back(y->grad());
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(all[i], all[i + 4])) << i;
 }
 
 TEST(Chunks, GiveTheSameBitsWhateverTheThreads) {

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "attn/catalog.h"
+#include "attn/state.h"
 #include "instruments/verify.h"
 #include "nan_gates.h"
 #include "near_ones.h"
@@ -85,6 +87,80 @@ TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasIt) {
 }
 TEST(EmulatedCudaGates, NanIsWhereTheDefinitionHasItInStreams) {
   for (at::ScalarType dtype : {at::kBFloat16, at::kFloat}) expect_nan_in_streams(dtype, at::kCPU);
+}
+
+void expect_right_in_chunks(const char* variant, const Case& c) {
+  const Verdict v = verify(find(variant).spec, execution("chunked_cuda"), c);
+  EXPECT_EQ(v.why_not, "") << variant;
+  for (const Difference& d : v.differences)
+    EXPECT_LE(d.error, d.allowed) << variant << " " << d.of << " on " << text(c);
+}
+
+// Sequences that end at, before and after the end of a chunk, one of a token, and twenty in a
+// chunk.
+TEST(EmulatedCudaPacked, SequencesOfEveryLengthAreRight) {
+  std::vector<int64_t> cuts{0, 1, 64, 127, 128, 129};
+  while (cuts.size() < 26) cuts.push_back(cuts.back() + 6);
+  cuts.insert(cuts.end(), {256, 256, 300});
+  std::vector<int64_t> of_order_2 = cuts;  // whose chunks are longer
+  of_order_2.insert(of_order_2.end(), {511, 513, 530});
+  for (const char* variant : {"linear", "based", "taylor2", "retention", "linear_decay",
+                              "gated_delta", "gla", "kda", "taylor2:decay=token_gate"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+      const bool second = facts(find(variant).spec.weight).orders->last == 2;
+      if (second && dtype == at::kFloat && !std::getenv("HORNER_LONG")) continue;
+      Case c{.B = 1, .H = 2, .G = 1, .D = 6, .E = 5, .dtype = dtype, .seed = 7, .packed = true};
+      c.cuts = second ? of_order_2 : cuts, c.T = c.S = c.cuts.back();
+      expect_right_in_chunks(variant, c);
+    }
+}
+
+// What a state has of the sequences before is 0, not only small.
+TEST(EmulatedCudaPacked, LargeValuesStayInTheirSequence) {
+  for (const char* variant : {"linear_decay", "taylor2", "gated_delta", "gla", "taylor3"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+      const Spec spec = find(variant).spec;
+      Case c{.B = 1, .H = 1, .G = 1, .T = 150, .S = 150, .D = 4, .E = 4, .dtype = dtype};
+      c.packed = true, c.cuts = {0, 70, 140, 150};
+      Inputs in = random_inputs(spec, c);
+      const auto last = [&] { return attend(spec, in, "chunked_cuda").narrow(2, 140, 10).clone(); };
+      const at::Tensor alone = last();
+      in.v = in.v.clone();
+      in.v.narrow(2, 0, 140).mul_(1e25);
+      const double error = (last() - alone).abs().max().item<double>();
+      EXPECT_LE(error, 1e-6) << variant << " " << c10::toString(dtype);
+    }
+}
+
+// More channels than the kernels of chunked.h have, and fewer queries than keys.
+TEST(EmulatedCudaWide, HeadsAreRight) {
+  for (const char* variant : {"linear", "linear_decay", "retention", "linear_elu", "taylor2"})
+    for (at::ScalarType dtype : {at::kBFloat16, at::kFloat})
+      for (int64_t late : {0, 50})
+        expect_right_in_chunks(variant, {.B = 1,
+                                         .H = 2,
+                                         .G = 1,
+                                         .T = 130 - late,
+                                         .S = 130,
+                                         .D = 72,
+                                         .E = late ? 5 : 100,
+                                         .dtype = dtype,
+                                         .seed = uint64_t(late),
+                                         .padded = late == 0});
+}
+
+// A stream of prompts and single tokens, with a state of centred scores.
+TEST(EmulatedCudaNearKeys, OfCentredScoresLeaveAState) {
+  const Spec spec = find("near_centred_taylor2:near=window(9)").spec;
+  const Trial t = trial(spec, {.T = 60, .S = 60, .D = 5, .E = 4, .gradients = false});
+  State state = make_state(spec, {2, 2, 5, 4}, at::kFloat, 16, at::kCPU);
+  ASSERT_TRUE(state.finite);
+  std::vector<at::Tensor> rows;
+  int64_t from = 0;
+  for (const int64_t to : {20, 21, 22, 50, 60})
+    rows.push_back(step(state, tokens(t.in, from, to))), from = to;
+  for (const Difference& d : judge(t, {at::cat(rows, 2), {}}).differences)
+    EXPECT_LE(d.error, d.allowed) << d.of;
 }
 
 TEST(EmulatedCudaNearKeys, GiveMeansOfOnes) {

@@ -62,7 +62,8 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
   const auto D = key_channels(s);
   const bool has_mean =
       spec.centred && (s.finite || (sees_all_past(spec.mask) && is<Identity>(spec.features)));
-  if (has_mean && device.is_cpu()) s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
+  if (has_mean && (device.is_cpu() || s.finite))
+    s.carry.keys = at::zeros({shape.B, shape.G, D}, exact);
   if (!s.finite) return s;
   const std::string reason = why_too_large(spec, shape);
   check(reason.empty(), reason);

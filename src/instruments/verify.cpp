@@ -70,6 +70,7 @@ static at::Tensor random_mask(const Input& i, const Case& c, const at::Generator
   }
   if (i.at == &Inputs::prefix) return at::arange(c.B).mul_(c.S).div_(3 * c.B, "floor");
   if (i.at == &Inputs::seed) return at::full({1}, int64_t(c.seed) - 3, at::kLong);
+  if (!c.cuts.empty()) return at::tensor(c.cuts, at::kInt);
   const int64_t n = i.at == &Inputs::cu_seqlens ? c.T : c.S, a = n / 3, b = n / 2;
   if (c.T != c.S && n == c.S)  // the first has fewer keys than queries, the third one none
     return at::tensor({int64_t(0), a / 2, b, b, n}, at::kInt);

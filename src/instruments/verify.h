@@ -31,6 +31,7 @@ struct Case {
   bool padded = false;  // with a `keep`
   bool packed = false;  // with `cu_seqlens`
   bool gradients = true;
+  std::vector<int64_t> cuts = {};  // of packed sequences; empty: four, of which one is empty
 };
 std::string text(const Case&);
 

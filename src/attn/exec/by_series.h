@@ -1,5 +1,5 @@
-// Attention by the sums of series.h, on any device: the delta rule of series and near keys on a
-// GPU.
+// Attention by the sums of series.h, on any device: on a GPU for what has no kernels in linear
+// time.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // `chunked` on an NVIDIA GPU, for weights of order 1 and 2: linear time, forward and backward. The
 // kernels include the epilogue. Kernels of their own compute features (except relu of order 1 in
 // bfloat16), the input gate and divisors other than the sum before them. delta_cuda.cpp has the
-// delta rule and gates of channels.
+// delta rule, gates of channels, and other orders, widths and scores.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -27,7 +27,7 @@ using cuda::Chunks, cuda::Fused;
 struct ChunksJob {
   cuda::Quadratic w;
   float scale;
-  at::Tensor keep;
+  SeenKeys keys;
   cuda::Epilogue epilogue{};  // without its pointers
   int channels;               // of the result
   bool gated;                 // the decay is of gates
@@ -87,9 +87,7 @@ static Chunks problem(const ChunksJob& job, const FusedTensors& x) {
   Fused& f = p.f;
   f = problem_of(x, job.epilogue, job.channels);
   f.scale = job.scale, f.clamp = kNoClamp;
-  f.seen.T = f.T, f.seen.S = f.S, f.seen.causal = true;
-  f.seen.keep = memory<uint8_t>(job.keep);
-  f.epilogue.counted = f.seen;
+  f.seen = f.epilogue.counted = job.keys.seen;
   p.w = job.w, p.length = chunk_tokens(job.w, f.D);
   p.segment = segment_chunks(p), p.relu = job.relu;
   return p;
@@ -170,13 +168,19 @@ static cuda::Quadratic quadratic(const Weight& w) {
   return {{c(0) ? 1.f : 0.f, c(1) ? 1.f : 0.f, c(2) ? 0.5f : 0.f}};
 }
 
+// Whether the sums are those of delta_cuda.cpp; else the kernels of chunked.h have them.
+static bool is_linear(const Spec& spec, const Inputs& in) {
+  return has_other_sums(spec) || spec.centred || spec.less_log_count ||
+         facts(spec.weight).orders.value().last > 2 || in.q.size(2) != in.k.size(2) ||
+         std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxChunkedChannels;
+}
+
 static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics*) {
-  if (has_other_sums(given)) return attend_linear(given, inputs);
+  if (is_linear(given, inputs)) return attend_linear(given, inputs);
   if (inputs.q.scalar_type() == at::kHalf)  // sums over tokens exceed the range of float16
     return run(given, in_float32(inputs), nullptr).to(at::kHalf);
   const WithoutChannelGates rest(given, inputs);
-  const Spec& spec = rest.spec;
-  const Inputs& in = rest.in;
+  const auto [spec, in] = with_forgetting(rest.spec, rest.in);
   const c10::cuda::CUDAGuard guard(in.q.device());
   const auto dtype = in.q.scalar_type();
   const CountedKeys counted(spec.mask, in);
@@ -184,8 +188,8 @@ static at::Tensor run(const Spec& given, const Inputs& inputs, Statistics*) {
   job.w = quadratic(spec.weight);
   job.channels = int(in.v.size(-1));
   job.epilogue = cuda_epilogue(spec, in);
-  job.gated = is<TokenGate>(spec.decay);
-  if (in.keep.defined()) job.keep = in.keep.contiguous();
+  job.gated = is<TokenGate>(rest.spec.decay);
+  job.keys = seen_keys(spec.mask, in);
   const int64_t repeats = in.q.size(1) / in.k.size(1);
   const bool by_row = sharpness_from(spec.sharpness) == SharpnessFrom::count;
   job.relu = is<Relu>(spec.features) && !by_row && dtype == at::kBFloat16 && job.w.c[2] == 0;
@@ -214,20 +218,16 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   if (in.q.scalar_type() == at::kDouble) return "supports only bfloat16, float16 and float32";
   if (const std::string reason = why_no_state(spec); !reason.empty()) return reason;
   Has has = kChunkedHas;
-  has.sink = has_other_sums(spec);
+  has.sink = is_linear(spec, in);
   if (const std::string lacks = why_lacking(spec, has); !lacks.empty()) return lacks;
-  if (in.cu_seqlens.defined()) return "does not support packed sequences";
-  if (has_other_sums(spec)) {
+  if (in.cu_seqlens_k.defined()) return kNoOtherKeys;
+  if (in.cu_seqlens.defined() && !is<NoKeys>(spec.near))
+    return "does not support packed sequences with near keys";
+  if (is_linear(spec, in)) {
     if (in.q.size(2) > in.k.size(2)) return "there are more queries than keys";
     return why_no_linear(spec, {in.q.size(0), in.k.size(1), in.q.size(-1), in.v.size(-1)});
   }
   if (const std::string lacks = WithoutChannelGates::why_not(spec); !lacks.empty()) return lacks;
-  if (facts(spec.weight).orders->last > 2) return "supports only orders 1 and 2";
-  if (spec.centred || spec.less_log_count)
-    return "does not support centred scores, or scores less log n";
-  if (in.q.size(2) != in.k.size(2)) return "requires as many queries as keys";
-  if (std::max(mapped_channels(spec, in.q.size(-1)), in.v.size(-1)) > cuda::kMaxChunkedChannels)
-    return "supports head dimensions up to 64";
   if (cuda::shared_memory(device) < cuda::chunk_shared_memory())
     return "requires " + std::to_string(cuda::chunk_shared_memory() / 1024) +
            " KB of shared memory, but the GPU has " +
@@ -241,7 +241,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
 // kernels of order 1.
 static double work(const Spec& spec, const Inputs& in) {
   constexpr double kDouble = 10;  // products in double, as far as the peak rates go
-  if (has_other_sums(spec) && is_by_series(spec))
+  if (is_linear(spec, in) && is_by_series(spec, in))
     return kDouble * double(in.q.size(0) * in.q.size(1)) * work_by_series(spec, in);
   Chunks p{};
   p.w = quadratic(spec.weight), p.f.D = int(mapped_channels(spec, in.q.size(-1)));

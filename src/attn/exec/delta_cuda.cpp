@@ -111,13 +111,20 @@ struct Prepared {
   }
 };
 
+// Whether a weight or near keys have no kernels here.
+bool has_series(const Spec& spec) {
+  const auto* power = std::get_if<Power>(&spec.weight);
+  return !power || power->degree != 1 || !is<NoKeys>(spec.near);
+}
+
 // 64 or 128, where the kernels in chunks run these inputs; else 0.
 int64_t chunk_channels(const Spec& spec, const Inputs& in) {
-  if (in.q.scalar_type() != at::kBFloat16 || is_by_series(spec)) return 0;
+  if (in.q.scalar_type() != at::kBFloat16 || has_series(spec)) return 0;
   const int64_t most = std::max(mapped_channels(spec, in.q.size(3)), in.v.size(3));
   const int64_t C = most <= 64 ? 64 : 128;
-  const bool fits = has_room_for_chunks(C, is<ChannelGate>(spec.decay), is<Delta>(spec.values),
-                                        in.q.device().index());
+  if (most > C) return 0;
+  const bool delta = is<Delta>(spec.values), channels = is<ChannelGate>(spec.decay) || !delta;
+  const bool fits = has_room_for_chunks(C, channels, delta, in.q.device().index());
   return fits ? C : 0;
 }
 
@@ -151,9 +158,15 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C, const at::Te
     const bool as_given = in.channel_decay.scalar_type() == at::kBFloat16;
     const at::Tensor logs = as_given ? in.channel_decay : in.channel_decay.to(at::kFloat);
     x.channel_logs = each_head(rows(logs, D)).contiguous();
-  } else if (const at::Tensor logs = log_gates(spec.decay, in); logs.defined()) {
-    x.logs = plain(each_head(logs.expand_as(in.beta)));
-    if (is<TokenGate>(spec.decay)) own.logs = gates(in.decay.detach());
+  } else {
+    const at::Tensor logs = log_gates(spec.decay, in);
+    if (logs.defined()) own.logs = gates(logs.detach());
+    if (delta && logs.defined()) x.logs = plain(each_head(logs));
+    if (!delta)  // the kernels of gates of channels, all of a token alike
+      x.channel_logs =
+          logs.defined()
+              ? each_head(logs.to(at::kFloat).unsqueeze(-1).expand({-1, -1, -1, C})).contiguous()
+              : at::zeros_like(x.q);
   }
   return delta_in_chunks(x, scale_factor(spec, in), delta ? delta->most : 1, own, state);
 }
@@ -186,27 +199,49 @@ bool needs_sum(const Spec& spec) {
 
 }  // namespace
 
-bool is_by_series(const Spec& spec) {
-  const auto* power = std::get_if<Power>(&spec.weight);
-  return !power || power->degree != 1 || !is<NoKeys>(spec.near);
+std::pair<Spec, Inputs> with_forgetting(const Spec& given, const Inputs& inputs) {
+  if (!inputs.cu_seqlens.defined()) return {given, inputs};
+  // e^-128 is 0 in float32. Far below, the running sums of a chunk, which are floats, would lose
+  // digits of the gates after it.
+  constexpr double kForgets = -128;
+  Spec spec = given;
+  Inputs in = inputs;
+  const at::Tensor begin = sequences(in).first;
+  const at::Tensor first = begin == at::arange(begin.size(0), begin.options());  // [T]
+  if (is<ChannelGate>(spec.decay)) {
+    in.channel_decay = in.channel_decay.masked_fill(first.unsqueeze(-1), kForgets);
+    return {spec, in};
+  }
+  at::Tensor logs = log_gates(spec.decay, in);
+  if (!logs.defined())
+    logs = at::zeros({in.k.size(0), in.k.size(1), in.k.size(2)}, in.k.options().dtype(at::kFloat));
+  in.decay = logs.masked_fill(first, kForgets);
+  spec.decay = TokenGate{};
+  return {spec, in};
+}
+
+bool is_by_series(const Spec& spec, const Inputs& in) {
+  if (has_other_sums(spec)) return has_series(spec);
+  return chunk_channels(spec, in) == 0 ||
+         needs_sum(spec);  // kernels token by token would be slower
 }
 
 std::string why_no_linear(const Spec& spec, const StateShape& s) {
-  if (is_by_series(spec) && is<ChannelGate>(spec.decay))
+  const bool series = has_series(spec) || !has_other_sums(spec);
+  if (series && is<ChannelGate>(spec.decay))
     return "supports decay=channel_gate only with the weight power(1)";
-  if (spec.centred || spec.less_log_count)
-    return "does not support centred scores, or scores less log n";
+  if (spec.less_log_count && facts(spec.weight).orders->first > 0)
+    return "does not support a power of scores less log n";
   if (!is<Flat>(spec.sharpness)) return "does not support sharpness with these stages";
   if (is<CumulativeGate>(spec.denominator))
     return "does not support denominator=cumulative_gate with these stages";
-  if (is_by_series(spec)) return why_too_large(spec, s);
+  if (series) return why_too_large(spec, s);
   if (std::max(mapped_channels(spec, s.D), s.E) > cuda::kMaxTokenChannels)
     return "supports head dimensions up to " + std::to_string(cuda::kMaxTokenChannels);
   return "";
 }
 
-at::Tensor attend_linear(const Spec& spec, const Inputs& given) {
-  const c10::cuda::CUDAGuard guard(given.q.device());
+static at::Tensor attend_sequence(const Spec& spec, const Inputs& given) {
   const int64_t C = chunk_channels(spec, given);
   const Inputs in = C == 0 || needs_sum(spec) ? without_idle_gates(given) : given;
   const int64_t T = in.q.size(2), late = in.k.size(2) - T, E = in.v.size(3);
@@ -222,7 +257,7 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& given) {
     return newest(differentiable("chunked_cuda", job, x, forward, backward).N);
   };
   Sums sums;
-  if (is_by_series(spec)) {
+  if (is_by_series(spec, in)) {
     sums = sums_by_series(spec, in, nullptr, nullptr);
     if (!is<Nothing>(spec.denominator)) sums.count = CountedKeys(spec.mask, in).count();
     return finish(spec, in, sums);
@@ -239,14 +274,26 @@ at::Tensor attend_linear(const Spec& spec, const Inputs& given) {
   return finish(spec, in, sums);
 }
 
+// A NaN among the gates would stay in the sums of later sequences: it is left out, and its rows are
+// made NaN afterwards.
+at::Tensor attend_linear(const Spec& given, const Inputs& inputs) {
+  const c10::cuda::CUDAGuard guard(inputs.q.device());
+  if (!inputs.cu_seqlens.defined()) return attend_sequence(given, inputs);
+  const auto [clean, factor] = without_nan_gates(given, inputs);
+  const auto [spec, in] = with_forgetting(given, clean);
+  const at::Tensor o = attend_sequence(spec, in);
+  return factor.defined() ? (o * factor).to(o.scalar_type()) : o;
+}
+
 Sums step_linear(const Spec& spec, const Inputs& in, Carry& carry) {
   const c10::cuda::CUDAGuard guard(in.q.device());
-  if (is_by_series(spec)) {
+  if (has_series(spec)) {
     Carry after = carry;
     const Sums sums = sums_by_series(spec, in, &carry, &after);
     carry.S.narrow(3, 0, after.S.size(3)).copy_(after.S), carry.z.copy_(after.z);
     if (carry.decay.defined()) carry.decay.copy_(after.decay);
-    after.S = carry.S, after.z = carry.z, after.decay = carry.decay;
+    if (carry.keys.defined()) carry.keys.copy_(after.keys);
+    after.S = carry.S, after.z = carry.z, after.decay = carry.decay, after.keys = carry.keys;
     carry = after;
     return sums;
   }

@@ -64,6 +64,9 @@ inline constexpr const char* kNoOtherKeys =
 at::Tensor without_keys(const Inputs&, Statistics*);
 at::Tensor run_with_gates(const Execution&, const Spec&, const Inputs&, Statistics*);
 bool has_nan_gates(const Inputs&);  // waits for the device
+// The inputs with log gates of 0 for those that are NaN, and what the rows of their result are to
+// be multiplied by, 1 or NaN: [B, H, T, 1], undefined where there are no gates.
+std::pair<Inputs, at::Tensor> without_nan_gates(const Spec&, const Inputs&);
 
 // [B, H, T, 1]: NaN for the rows that see a key before a gate that is NaN, 1 for the others. Of
 // each row the first key that it sees and the last [1 or B, T], int64; nan [B, G, S, ..].

@@ -150,13 +150,29 @@ at::Tensor polynomial(Orders orders, const at::Tensor& x) {
   return y;
 }
 
-// N and the sums after the tokens of one chunk, of x and `seen` [B, 1, C, 1].
+// phi(x) S, of scores less a centre c [.., T, 1]: with e_n the series of exp up to order n,
+//   e_N(x - c) = sum_p x^p / p! e_(N - p)(-c)
+at::Tensor applied(Orders orders, const at::Tensor& x, const at::Tensor& centre,
+                   const at::Tensor& S) {
+  if (!centre.defined()) return applied(orders, x, S);
+  TensorVector parts;
+  for (int64_t p = 0, at = 0; p <= orders.last; ++p) {
+    const int64_t n = monomials(x.size(-1), p);
+    parts.push_back(applied({int(p), int(p)}, x, S.narrow(-2, at, n)) *
+                    polynomial({0, int(orders.last - p)}, -centre));
+    at += n;
+  }
+  return at::stack(parts).sum(0);
+}
+
+// N and the sums after the tokens of one chunk, of x and `seen` [B, 1, C, 1]; no sums without the
+// coefficients `each`.
 std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensors& x,
                                         const at::Tensor& seen, const at::Tensor& each) {
   const int64_t B = x.k.size(0), G = x.k.size(1), C = x.k.size(2), D = x.k.size(3);
   const int64_t E = x.v.size(3);
-  const auto weights = [&](const at::Tensor& rows) {
-    return polynomial(job.orders, at::matmul(rows, x.k.transpose(-1, -2)));
+  const auto scores = [&](const at::Tensor& rows) {
+    return at::matmul(rows, x.k.transpose(-1, -2));
   };
   at::Tensor decay = at::ones({C, C}, x.k.options()).tril(), from_start, to_end, left, whole;
   if (x.logs.defined()) {
@@ -173,79 +189,134 @@ std::pair<at::Tensor, at::Tensor> chunk(const SeriesJob& job, const SeriesTensor
   at::Tensor u = x.v;
   if (x.share.defined()) {
     const at::Tensor keys = job.scale * x.k;
-    const at::Tensor A = (weights(keys) * decay * x.share.unsqueeze(-2)).tril(-1);
-    const at::Tensor given = by(applied(job.orders, keys, x.S.narrow(-1, 0, E)), from_start);
-    u = at::linalg_solve_triangular(A, x.v - given, /*upper=*/false, /*left=*/true,
+    const at::Tensor A =
+        (polynomial(job.orders, scores(keys)) * decay * x.share.unsqueeze(-2)).tril(-1);
+    if (x.S.defined()) u = u - by(applied(job.orders, keys, x.S.narrow(-1, 0, E)), from_start);
+    u = at::linalg_solve_triangular(A, u, /*upper=*/false, /*left=*/true,
                                     /*unitriangular=*/true) *
         x.share.unsqueeze(-1);
   }
   const at::Tensor y = at::cat({u, seen.expand({B, G, C, 1})}, -1);
   const at::Tensor q = job.scale * x.q.reshape({B, G, -1, D});  // of all heads of a group
   const auto heads = [&](const at::Tensor& z) { return z.view({B, G, -1, C, z.size(-1)}); };
-  const at::Tensor inside = heads(weights(q)) * decay.unsqueeze(-3);
-  at::Tensor N = heads(applied(job.orders, q, x.S));
-  if (from_start.defined()) N = N * from_start.unsqueeze(2);
-  N = N + at::matmul(inside, y.unsqueeze(2));
-  at::Tensor S = by(x.S, left) + each * summed(job.orders, x.k, by(y, to_end));
-  if (whole.defined()) N = N * whole.unsqueeze(2), S = S * whole.narrow(2, C - 1, 1);
+  const at::Tensor centre = x.centre.defined() ? x.centre.reshape({B, G, -1, 1}) : x.centre;
+  const at::Tensor centred = centre.defined() ? scores(q) - centre : scores(q);
+  const at::Tensor inside = heads(polynomial(job.orders, centred)) * decay.unsqueeze(-3);
+  at::Tensor N = at::matmul(inside, y.unsqueeze(2)), S;
+  if (x.S.defined()) {
+    const at::Tensor before = heads(applied(job.orders, q, centre, x.S));
+    N = N + (from_start.defined() ? before * from_start.unsqueeze(2) : before);
+  }
+  if (each.defined()) {
+    S = each * summed(job.orders, x.k, by(y, to_end));
+    if (x.S.defined()) S = S + by(x.S, left);
+  }
+  if (whole.defined()) {
+    N = N * whole.unsqueeze(2);
+    if (S.defined()) S = S * whole.narrow(2, C - 1, 1);
+  }
   return {N.reshape({B, -1, C, E + 1}), S};
 }
 
-int64_t chunk_tokens(const at::Tensor& S) {
-  return series_chunk(S.size(0) * S.size(1), S.size(2) * S.size(3));
-}
+// How many chunks of how many tokens, and that the states before every so many of them are kept:
+// backward computes the others again.
+struct Cuts {
+  int64_t F, tokens, chunks, every;
+  bool has_state;
+
+  Cuts(const SeriesJob& job, const SeriesTensors& x)
+      : F(job.orders.first == 0 ? monomials(x.k.size(3) + 1, job.orders.last) : 0) {
+    for (int p = job.orders.first; p <= job.orders.last && job.orders.first > 0; ++p)
+      F += monomials(x.k.size(3), p);
+    const int64_t heads = x.k.size(0) * x.k.size(1), state = F * (x.v.size(3) + 1);
+    tokens = series_chunk(heads, state), chunks = (x.k.size(2) + tokens - 1) / tokens;
+    const double bytes = double(chunks) * double(heads) * double(state) * sizeof(double);
+    every = bytes <= job.most_bytes ? 1 : int64_t(std::ceil(std::sqrt(double(chunks))));
+    has_state = chunks > 1 || job.wanted || x.S.defined();
+  }
+};
 
 SeriesTensors narrowed(const SeriesTensors& x, int64_t from, int64_t n, const at::Tensor& S) {
   SeriesTensors y = x;
-  for (at::Tensor* t : {&y.q, &y.k, &y.v, &y.share, &y.logs})
+  for (at::Tensor* t : {&y.q, &y.k, &y.v, &y.share, &y.logs, &y.centre})
     if (t->defined()) *t = t->narrow(2, from, n);
   y.S = S;
   return y;
 }
 
+// What the chunk i computes with: its tokens, those that are seen, and the coefficients of the
+// state after it unless nobody needs that.
+struct Part {
+  int64_t from, n;
+  SeriesTensors x;
+  at::Tensor seen, each;
+
+  Part(const SeriesJob& job, const SeriesTensors& all, const Cuts& cuts, int64_t i,
+       const at::Tensor& S, const at::Tensor& coefficients)
+      : from(i * cuts.tokens), n(std::min(cuts.tokens, all.k.size(2) - from)) {
+    x = narrowed(all, from, n, S), seen = job.seen.narrow(2, from, n);
+    if (i + 1 < cuts.chunks || job.wanted) each = coefficients;
+  }
+};
+
+at::Tensor coefficients_of(const SeriesJob& job, const SeriesTensors& x, const Cuts& cuts) {
+  return cuts.has_state ? coefficients(job.orders, x.k.size(3), x.k.options()) : at::Tensor();
+}
+
 SeriesResult forward(const SeriesJob& job, const SeriesTensors& x, bool for_backward) {
-  const int64_t T = x.k.size(2);
-  const at::Tensor each = coefficients(job.orders, x.k.size(3), x.k.options());
+  const Cuts cuts(job, x);
+  const at::Tensor each = coefficients_of(job, x, cuts);
   at::Tensor S = x.S;
-  if (!S.defined())
-    S = at::zeros({x.k.size(0), x.k.size(1), each.size(0), x.v.size(3) + 1}, x.k.options());
-  const int64_t C = chunk_tokens(S);
+  if (cuts.has_state && !S.defined())
+    S = at::zeros({x.k.size(0), x.k.size(1), cuts.F, x.v.size(3) + 1}, x.k.options());
   TensorVector rows, states;
-  for (int64_t t = 0; t < T; t += C) {
-    const int64_t n = std::min(C, T - t);
-    if (for_backward) states.push_back(S);
-    auto [N, next] = chunk(job, narrowed(x, t, n, S), job.seen.narrow(2, t, n), each);
+  for (int64_t i = 0; i < cuts.chunks; ++i) {
+    if (for_backward && S.defined() && i % cuts.every == 0) states.push_back(S);
+    const Part part(job, x, cuts, i, S, each);
+    auto [N, next] = chunk(job, part.x, part.seen, part.each);
     rows.push_back(N), S = next;
   }
-  return {at::cat(rows, 2), S, for_backward ? at::stack(states) : at::Tensor()};
+  return {at::cat(rows, 2), S.defined() ? S : at::empty({0}, x.k.options()),
+          states.empty() ? at::Tensor() : at::stack(states)};
 }
 
 // From the last chunk to the first, each computed again with its graph.
 SeriesTensors backward(const SeriesJob& job, const SeriesTensors& x, const SeriesResult& r,
                        const SeriesResult& grads) {
-  const at::Tensor each = coefficients(job.orders, x.k.size(3), x.k.options());
-  const int64_t T = x.k.size(2), n = r.states.size(0), C = chunk_tokens(r.states[0]);
+  const Cuts cuts(job, x);
+  const at::Tensor each = coefficients_of(job, x, cuts);
   SeriesTensors d;
   const auto all = SeriesTensors::fields(x);
   const auto to = SeriesTensors::fields(d);
   for (size_t i = 0; i + 1 < all.size(); ++i)
     if (all[i]->defined()) *to[i] = at::empty_like(*all[i]);
-  d.S = grads.S;
-  for (int64_t c = n - 1; c >= 0; --c) {
-    const int64_t t = c * C, m = std::min(C, T - t);
-    SeriesTensors part = narrowed(x, t, m, r.states[c]);
+  if (job.wanted) d.S = grads.S;
+  TensorVector states;  // since the last one that is kept
+  for (int64_t i = cuts.chunks - 1; i >= 0; --i) {
+    const int64_t kept = i / cuts.every;
+    if (states.empty()) {
+      const c10::AutoGradMode none(false);
+      states.push_back(r.states.defined() ? r.states[kept] : at::Tensor());
+      for (int64_t j = kept * cuts.every; j < i; ++j) {
+        const Part part(job, x, cuts, j, states.back(), each);
+        states.push_back(chunk(job, part.x, part.seen, part.each).second);
+      }
+    }
+    Part part(job, x, cuts, i, states.back(), each);
+    states.pop_back();
     TensorVector leaves;
-    for (at::Tensor* y : SeriesTensors::fields(part))
+    for (at::Tensor* y : SeriesTensors::fields(part.x))
       if (y->defined()) *y = y->detach().requires_grad_(), leaves.push_back(*y);
     const c10::AutoGradMode graph(true);
-    const auto [N, next] = chunk(job, part, job.seen.narrow(2, t, m), each);
-    const at::Tensor loss = (N * grads.N.narrow(2, t, m)).sum() + (next * d.S).sum();
+    const auto [N, next] = chunk(job, part.x, part.seen, part.each);
+    at::Tensor loss = (N * grads.N.narrow(2, part.from, part.n)).sum();
+    if (next.defined()) loss = loss + (next * d.S).sum();
     loss.backward({}, std::nullopt, false, leaves);
     const c10::AutoGradMode none(false);
-    const auto parts = SeriesTensors::fields(part);
-    for (size_t i = 0; i + 1 < all.size(); ++i)
-      if (all[i]->defined()) to[i]->narrow(2, t, m).copy_(parts[i]->grad());
-    d.S = part.S.grad();
+    const auto parts = SeriesTensors::fields(part.x);
+    for (size_t j = 0; j + 1 < all.size(); ++j)
+      if (all[j]->defined()) to[j]->narrow(2, part.from, part.n).copy_(parts[j]->grad());
+    if (part.x.S.defined()) d.S = part.x.S.grad();
   }
   return d;
 }

@@ -83,6 +83,15 @@ static at::Tensor spoiled_rows(const Spec& spec, const Inputs& in, const at::Ten
   return spoiled_rows(nan, first, at_query, in);
 }
 
+std::pair<Inputs, at::Tensor> without_nan_gates(const Spec& spec, const Inputs& in) {
+  const at::Tensor& gates = gates_of(in);
+  if (!gates.defined()) return {in, at::Tensor()};
+  const at::Tensor nan = gates.detach().isnan();
+  Inputs clean = in;
+  (in.decay.defined() ? clean.decay : clean.channel_decay) = gates.masked_fill(nan, 0);
+  return {clean, spoiled_rows(spec, in, nan)};
+}
+
 // The running sums of the kernels would carry a NaN to every later row of its head, even to rows of
 // other packed sequences and to rows whose window is past it. The executions on a GPU handle NaN
 // themselves (spoil_rows), because reading the gates here would wait for the device.
@@ -91,11 +100,8 @@ at::Tensor run_with_gates(const Execution& e, const Spec& spec, const Inputs& in
   const at::Tensor& gates = gates_of(in);
   const bool on_cpu = &e == &fused_cpu || &e == &chunked || &e == &recurrent;
   if (!on_cpu || !gates.defined()) return e.run(spec, in, statistics);
-  const at::Tensor nan = gates.detach().isnan();
-  if (!nan.any().item<bool>()) return e.run(spec, in, statistics);
-  Inputs clean = in;
-  (in.decay.defined() ? clean.decay : clean.channel_decay) = gates.masked_fill(nan, 0);
-  const at::Tensor factor = spoiled_rows(spec, in, nan);
+  if (!has_nan_gates(in)) return e.run(spec, in, statistics);
+  const auto [clean, factor] = without_nan_gates(spec, in);
   const at::Tensor o = e.run(spec, clean, statistics);
   if (statistics)
     for (at::Tensor* x : {&statistics->entropy, &statistics->largest, &statistics->first,
