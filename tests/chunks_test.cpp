@@ -8,6 +8,7 @@
 #include "attn/stages.h"
 #include "attn/state.h"
 #include "streams.h"
+#include "strong_gates.h"
 
 namespace horner::attn {
 namespace {
@@ -28,6 +29,11 @@ void expect_same_gradients(const Inputs& found, const Inputs& wanted, const std:
     ASSERT_TRUE(a.grad().defined()) << what << ": d " << i.name;
     expect_near(a.grad(), b.grad(), tolerance, what + ": d " + i.name);
   }
+}
+
+TEST(Chunks, OfStrongGatesAreRight) {
+  for (at::ScalarType dtype : {at::kBFloat16, at::kFloat})
+    expect_strong_gates_are_right("chunked", dtype, at::kCPU, 20);
 }
 
 TEST(Chunks, OfEverySizeGiveTheReference) {

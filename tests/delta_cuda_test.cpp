@@ -11,6 +11,7 @@
 #include "instruments/verify.h"
 #include "nan_gates.h"
 #include "near_ones.h"
+#include "strong_gates.h"
 
 namespace horner::attn {
 
@@ -80,39 +81,9 @@ TEST_F(CudaDelta, SeriesAreRight) {
     }
 }
 
-// Gates down to e^-20 a token, and gates of 0: what they leave is 0, and nothing overflows.
 TEST_F(CudaDelta, StrongGatesAreRight) {
-  for (const char* name : {"gated_delta", "gla", "kda"})
-    for (at::ScalarType dtype : kDtypes) {
-      const Spec spec = find(name).spec;
-      Inputs in = random_inputs(
-          spec, {.T = 200, .S = 200, .D = 64, .E = 64, .dtype = dtype, .device = at::kCUDA});
-      at::Tensor& logs = in.decay.defined() ? in.decay : in.channel_decay;
-      logs = (logs * 20).clamp_min(-20).slice(2, 0, 150);
-      logs =
-          at::cat({logs, at::full_like(logs.slice(2, 0, 1), -INFINITY), logs.slice(2, 0, 49)}, 2);
-      const auto results = [&](const char* name, at::ScalarType type) {
-        Inputs x = in;
-        for (const Input& i : input_table())
-          if (at::Tensor& y = x.*i.at; y.defined() && i.role != Role::mask)
-            y = y.detach().to(dtype).to(type);
-        for (at::Tensor* y : {&x.q, &x.k, &x.v}) *y = y->clone().requires_grad_();
-        const at::Tensor o = attend(spec, x, name);
-        o.backward((o.detach().sin() + 1).to(dtype).to(type));
-        std::vector<at::Tensor> all{o.detach(), x.q.grad(), x.k.grad(), x.v.grad()};
-        for (at::Tensor& y : all) y = y.to(at::kDouble);
-        return all;
-      };
-      const auto truth = results("reference", at::kDouble), plain = results("reference", dtype),
-                 found = results("chunked_cuda", dtype);
-      const double floor = dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 0x1p-9 : 0x1p-6;
-      for (size_t i = 0; i < truth.size(); ++i) {
-        const double own = (plain[i] - truth[i]).norm().item<double>();
-        EXPECT_LE((found[i] - truth[i]).norm().item<double>(),
-                  2 * own + floor * truth[i].norm().item<double>())
-            << name << " " << c10::toString(dtype) << " " << i << ", reference: " << own;
-      }
-    }
+  for (at::ScalarType dtype : kDtypes)
+    expect_strong_gates_are_right("chunked_cuda", dtype, at::kCUDA, 64);
 }
 
 TEST_F(CudaDelta, GivesMeansOfOnesWithNearKeys) {

@@ -53,6 +53,7 @@ TEST_P(Mutants, AreCaught) {
       if (std::ranges::find(on, variant) == on.end()) continue;
       const Hunt h = hunt(m, *e, all, false);
       EXPECT_TRUE(h.ran == 0 || !h.caught.empty()) << m.name << " on " << e->name;
+      EXPECT_FALSE(h.on_reference) << m.name << ": " << e->name << " refuses the changed operator";
     }
 }
 

@@ -285,32 +285,43 @@ TEST(States, SayWhatIsWrongWithAStep) {
   EXPECT_THROW(step(state, inputs(1, 2, 1, 2)), Error);
 }
 
-// A stream in float32, many tokens at once or one by one, beside one in double.
-void expect_little_drift(const char* name, int64_t all, bool one_by_one) {
+// A stream in float32 or of bfloat16, many tokens at once or one by one, beside one in double: the
+// largest error of every part, relative to its largest element.
+void expect_little_drift(const char* name, int64_t all, bool one_by_one,
+                         at::ScalarType dtype = at::kFloat, double allowed = 1e-4) {
   const Spec spec = find(name).spec;
   constexpr int64_t kPart = 20'000;
-  State single = make_state(spec, {1, 1, 8, 8}),
+  State single = make_state(spec, {1, 1, 8, 8}, dtype),
         exact = make_state(spec, {1, 1, 8, 8}, at::kDouble);
   double drift = 0;
   for (int64_t t = 0; t < all; t += kPart) {
-    const Inputs in = random_inputs(
-        spec,
-        {.B = 1, .H = 1, .G = 1, .T = kPart, .S = kPart, .D = 8, .E = 8, .seed = uint64_t(t)});
+    const Inputs in = random_inputs(spec, {.B = 1,
+                                           .H = 1,
+                                           .G = 1,
+                                           .T = kPart,
+                                           .S = kPart,
+                                           .D = 8,
+                                           .E = 8,
+                                           .dtype = dtype,
+                                           .seed = uint64_t(t)});
     std::vector<int64_t> ends;
     for (int64_t i = one_by_one ? 1 : kPart; i <= kPart; ++i) ends.push_back(i);
     const at::Tensor a = stream(single, in, ends), b = step(exact, in_double(in));
-    drift = largest(a.narrow(2, kPart - 1000, 1000) - b.narrow(2, kPart - 1000, 1000)) /
-            largest(b.narrow(2, kPart - 1000, 1000));
+    drift = std::max(drift, largest(a - b) / largest(b));
   }
   testing::Test::RecordProperty(std::string("drift_of_") + name, std::to_string(drift));
-  EXPECT_LT(drift, 1e-4) << name;
+  EXPECT_LT(drift, allowed) << name << " " << dtype_name(dtype);
   EXPECT_EQ(single.tokens, all);
 }
 
 TEST(States, OfLongStreamsStayRight) {
   for (const char* name : {"taylor2", "kda"}) expect_little_drift(name, 1'000'000, false);
+  for (const char* name : {"gated_delta", "near_taylor2"})
+    expect_little_drift(name, 100'000, false);
   for (const char* name : {"near_taylor2", "near_taylor2:decay=token_gate"})
     expect_little_drift(name, 20'000, true);
+  // The result is rounded to 8 bits; the state is not.
+  expect_little_drift("gated_delta", 100'000, false, at::kBFloat16, 0x1p-7);
 }
 
 TEST(States, OfAMillionSingleTokensStayRight) {

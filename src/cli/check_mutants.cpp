@@ -111,12 +111,12 @@ static void print(const std::vector<Tried>& all, const CheckOptions& o) {
   table.head.insert(table.head.end(), executions.begin(), executions.end());
   table.head.push_back("by the old rule");
   std::map<std::string, std::pair<int, int>> by_dtype;  // caught by the old rule, tried
-  int caught = 0, tried = 0, false_alarms = 0;
+  int caught = 0, tried = 0, on_reference = 0, false_alarms = 0;
   for (const Mutant& m : instruments::mutants()) {
     int old = 0, runs = 0;
     for (const Tried& t : all)
       if (t.mutant == &m) {
-        ++runs, old += t.hunt.by_old_rule, caught += t.ok();
+        ++runs, old += t.hunt.by_old_rule, caught += t.ok(), on_reference += t.hunt.on_reference;
         ++by_dtype[t.dtype].second, by_dtype[t.dtype].first += t.hunt.by_old_rule;
       }
     if (runs == 0) continue;
@@ -141,8 +141,9 @@ static void print(const std::vector<Tried>& all, const CheckOptions& o) {
       std::cout << t.mutant->name << ", " << where << ": by " << t.hunt.caught << "\n";
   }
   std::cout << "\n"
-            << (stopped() ? "interrupted; so far " : "") << caught << " of " << tried << " caught, "
-            << false_alarms << " false alarms; the old rule caught";
+            << (stopped() ? "interrupted; so far " : "") << caught << " of " << tried << " caught ("
+            << on_reference << " on the reference), " << false_alarms
+            << " false alarms; the old rule caught";
   const char* separator = " ";
   for (const auto& [dtype, counts] : by_dtype) {
     std::cout << separator << counts.first << " of " << counts.second << " in " << dtype;
@@ -164,6 +165,7 @@ static Json json(const std::vector<Tried>& all, const CheckOptions& o, bool fail
                                             : "MISSED"},
                        {"by", t.hunt.caught},
                        {"old_rule", t.hunt.by_old_rule},
+                       {"on_reference", t.hunt.on_reference},
                        {"cases", t.hunt.ran},
                        {"reproduce", reproduce(t, o)}});
   return {{"ok", !failed},

@@ -14,9 +14,13 @@ using at::Tensor;
 // Hooks, made from a function that changes one thing. Where it changes the forward pass, the
 // gradients are those of the changed pass.
 
+// Whether the last case of this thread ran on `reference`.
+static thread_local bool on_reference = false;
+
 // Runs the execution, or `reference` where the execution does not support the changed operator.
 static Tensor run(const Execution& e, const Spec& spec, const Inputs& in) {
   const bool fits = e.why_not(spec, in).empty();
+  on_reference |= !fits;
   return (fits ? e : execution("reference")).run(spec, in, nullptr);
 }
 static Hook spec(void (*change)(Spec&)) {
@@ -459,11 +463,13 @@ Hunt hunt(const Mutant& m, const Execution& e, std::span<const Trial> trials, bo
   Hunt h;
   for (const Trial& t : trials) {
     if (!m.applies(t.spec, t.on) || (!h.caught.empty() && (h.by_old_rule || !compare))) continue;
+    on_reference = false;
     const Verdict v = verify(t, e, m.hook);
     if (!v.why_not.empty()) continue;
     ++h.ran;
     h.by_old_rule = h.by_old_rule || !v.old_rule_ok;
-    if (h.caught.empty() && !v.ok()) h.caught = v.worst()->of + " on " + text(t.on);
+    if (h.caught.empty() && !v.ok())
+      h.caught = v.worst()->of + " on " + text(t.on), h.on_reference = on_reference;
   }
   return h;
 }

@@ -25,6 +25,8 @@ struct Hunt {
   size_t ran = 0;            // cases, until both rules noticed it
   bool by_old_rule = false;  // noticed by the rule that this one replaces
   std::string caught = "";   // by what: "d q on B2 H4 ..."; "" when it was missed
+  // That case ran on `reference`, because the execution refuses the changed operator.
+  bool on_reference = false;
 };
 // With `compare`, goes on until the old rule notices it too, or to the last case.
 Hunt hunt(const Mutant&, const Execution&, std::span<const Trial>, bool compare);

@@ -165,7 +165,8 @@ NearTensors backward(const NearJob& job, const NearTensors& x, const NearResult&
   const at::Tensor none = at::zeros_like(dW), no_limit = at::full_like(dW, INFINITY);
   const at::Tensor whole = at::full({dW.size(0), dW.size(1), dW.size(2)}, kept, dW.options());
   if (job.gated) spoil_rows(x.decay, job.keys.seen, job.keys.lists, {whole, rest});
-  const at::Tensor near = at::stack({r.shift * M_LOG2E, no_limit, whole, dW}, -1);
+  const float unit = cuda::unit_of_sub(true, g.scalar_type() == at::kFloat);
+  const at::Tensor near = at::stack({r.shift * unit, no_limit, whole, dW}, -1);
   const at::Tensor far = at::stack({none, no_limit, rest * kept, dW * rest}, -1);
   auto [d, d_decay] = pass_gradients(job, job.near, x, decay, g, near);
   const auto [more, more_decay] = pass_gradients(job, job.far, x, decay, g, far);

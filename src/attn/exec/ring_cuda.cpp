@@ -97,7 +97,8 @@ FusedTensors backward(const RoundJob& job, const FusedTensors& own, const RoundR
                       const RoundResult& grads) {
   const at::Tensor g = laid_out(grads.N.to(own.v.scalar_type()));
   const at::Tensor by = job.is_exp() ? r.shift : at::zeros_like(r.shift);
-  const at::Tensor sub = own.centre.defined() ? by + own.centre : by;
+  const float unit = cuda::unit_of_sub(job.is_exp(), g.scalar_type() == at::kFloat);
+  const at::Tensor sub = (own.centre.defined() ? by + own.centre : by) * unit;
   const double per = job.is_exp() ? M_LOG2E : 1;
   at::Tensor d_sums;  // of this rank's running sums
   if (own.decay.defined()) d_sums = at::zeros_like(own.decay);
@@ -105,7 +106,7 @@ FusedTensors backward(const RoundJob& job, const FusedTensors& own, const RoundR
     Block b(job, own, of, owner);
     Fused& f = b.f;
     const at::Tensor limit = (cuda::last_clamp(f) - by) * per;
-    const at::Tensor queries = at::stack({sub * per, limit, at::ones_like(by), grads.W}, -1);
+    const at::Tensor queries = at::stack({sub, limit, at::ones_like(by), grads.W}, -1);
     const at::Tensor dk = at::empty({f.B, f.G, f.S, f.D}, own.k.options());
     const at::Tensor dv = at::empty({f.B, f.G, f.S, f.E}, own.v.options());
     at::Tensor d_gate;

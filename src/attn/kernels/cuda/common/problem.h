@@ -136,10 +136,13 @@ struct Epilogue {
 };
 
 // Per-query constants of backward: z = scale q.k - sub, weight w(min(z, limit)), dN = a g. For Exp,
-// z, sub and limit are in units of ln 2.
+// z and limit are in units of ln 2, and in 16-bit problems `sub` too.
 struct Query {
   float sub, limit, a, dW;
 };
+constexpr float unit_of_sub(bool is_exp, bool is_float32) {
+  return is_exp && !is_float32 ? 1.4426950408889634f : 1;
+}
 
 // Head h of batch b reads key head h / (H / G). D and E are padded.
 struct Fused {

@@ -76,6 +76,7 @@ struct LaneRow {
     on = r == 0 || !inside ? 0 : post;
   }
   // From the sums over channels to the row's `Query`.
+  template <class T>
   __device__ void finish(const Fused& f, bool is_exp, const RowSums& sums) const {
     if (!inside) return;
     const Epilogue& p = f.epilogue;
@@ -86,7 +87,7 @@ struct LaneRow {
     // threshold are relative to the shift already.
     const float by = is_exp ? shift : 0, unit = is_exp || f.thresholds ? 1 : expf(-shift);
     const float sub = (f.centre ? f.centre[row] : 0) + by, per = is_exp ? kLog2e : 1;
-    f.queries[row] = {sub * per, (last_clamp(f) - by) * per,
+    f.queries[row] = {sub * unit_of_sub(is_exp, sizeof(T) == 4), (last_clamp(f) - by) * per,
                       d.a * unit * (f.g ? 1 : post) * f.dropout.kept, d.dW * unit};
   }
 };
@@ -274,7 +275,7 @@ __global__ __launch_bounds__(kRowThreads) void row_gradients_kernel(const __grid
     }
   }
   if (f.dq_sum) clear_sums(f, head, t0);  // earlier, loads would queue behind it
-  own.finish(f, is_exp, own_sums);
+  own.finish<T>(f, is_exp, own_sums);
   if constexpr (kind == RowKind::learned) norm.store<kLanes>(f);
 }
 

@@ -262,15 +262,14 @@ struct RunningSums {
   __device__ __forceinline__ Vec<2 * kTiles> value(const Weight& weight, const Vec<2 * kTiles>& x,
                                                    int i, int first) const {
     const float by = kIsExp ? finite(shift[i / 2][i % 2]) : 0;
-    const float sub = (centre[i / 2][i % 2] + by) * kUnit<W>;
-    const float scale = f.scale * kUnit<W>;
+    const float sub = (centre[i / 2][i % 2] + by) * unit_of_sub(kIsExp, sizeof(T) == 4);
     const float limit = (most() - by) * kUnit<W>;
     auto y = x;
     if constexpr (Shape::kRaw && kIsFixedDegree<Weight>) {
       if constexpr (factored) y = y + -centre[i / 2][i % 2] * per_scale;
       if constexpr (path != Path::plain) y = min_nan(y, most() / f.scale);
     } else {
-      y = vec<2 * kTiles>([&](int j) { return x[j] * scale - sub; });
+      y = vec<2 * kTiles>([&](int j) { return shifted<T, W>(x[j], f.scale, sub); });
       if constexpr (path != Path::plain) y = min_nan(y, limit);
     }
     if constexpr (std::is_same_v<W, RuntimeWeight>) {

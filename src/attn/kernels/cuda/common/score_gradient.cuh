@@ -151,7 +151,7 @@ struct KeyScoreGradients {
                                                  Products& x, Products& dp, Fragments& aw,
                                                  Fragments& dx) {
     constexpr bool raw = kIsFixedDegree<Weight>;  // of unscaled products
-    const float scale = f.scale * kUnit<W>, per_scale = raw && path != Path::plain ? 1 / scale : 1;
+    const float per_scale = raw && path != Path::plain ? 1 / f.scale : 1;
     constexpr int kTilesPerStep = Shape::kTilesPerStep, n = 4 * kTilesPerStep * kAtoms;
     const auto dropout = dropout_of(tile, at);
     // Element i of a step: its tile, column (query) and row (key).
@@ -170,7 +170,9 @@ struct KeyScoreGradients {
       for (int c = 0; c < 2 * kTilesPerStep; ++c) query[c] = tile.of[column_of(c / 2 * 4 + c % 2)];
       const auto of = [&](int i) -> const Query& { return query[tile_of(i) * 2 + i % 2]; };
       Scores<n> s;
-      s.z = vec<n>([&](int i) { return raw ? element(x, i) : element(x, i) * scale - of(i).sub; });
+      s.z = vec<n>([&](int i) {
+        return raw ? element(x, i) : shifted<T, W>(element(x, i), f.scale, of(i).sub);
+      });
       s.limit = vec<n>([&](int i) { return of(i).limit * per_scale; });
       Changes<n> changes;
       if (path == Path::general && changes_scores(f))
@@ -196,13 +198,10 @@ struct KeyScoreGradients {
           s.seen |= (two >> i / kTilesPerStep * 4 & 15) << 4 * i;
         }
       }
-      if (path == Path::general && f.decay) {
+      if (path == Path::general && f.decay && !f.decay_in_scores) {
         const auto decay = vec<n>([&](int i) {
           const double at_key = gates_at_key(f, tile.head, key(row_of(i)));
-          if (!(s.seen >> i & 1)) return 0.0f;
-          if (!f.decay_in_scores) return decay_factor(tile.gates[column_of(i)], at_key);
-          s.z[i] = with_log2_decay(s.z[i], log2_decay(tile.gates[column_of(i)], at_key), 1);
-          return 1.0f;
+          return s.seen >> i & 1 ? decay_factor(tile.gates[column_of(i)], at_key) : 0;
         });
         s.a = s.a * decay, s.dW = s.dW * decay;
       }
@@ -235,8 +234,7 @@ struct KeyScoreGradients {
                                                        int at, Tile<T, C> v, Products& x,
                                                        Fragments& aw, Fragments& dx) const {
     constexpr int n = 4 * kAtoms, kSteps = C / Mma<T>::kDepth / kTiles;
-    const float scale = f.scale * kUnit<W>;
-    const float per_scale = kIsFixedDegree<Weight> && path != Path::plain ? 1 / scale : 1;
+    const float per_scale = kIsFixedDegree<Weight> && path != Path::plain ? 1 / f.scale : 1;
     const Query* const of = tile.of + at + lane() % 4 * 2;
     Products dp;
     mma_abt<T>(dp, v, own, tile.g, at, [&](int step) __attribute__((always_inline)) {
@@ -246,7 +244,7 @@ struct KeyScoreGradients {
       const auto limit = [&](int i) { return query[i % 2].limit * per_scale; };
       const auto z = vec<n>([&](int i) {
         const float y = x[i / 4][j][i % 4];
-        return kIsFixedDegree<Weight> ? y : y * scale - query[i % 2].sub;
+        return kIsFixedDegree<Weight> ? y : shifted<T, W>(y, f.scale, query[i % 2].sub);
       });
       auto least = z;
       if (path != Path::plain) least = vec<n>([&](int i) { return min_nan(z[i], limit(i)); });
@@ -289,7 +287,13 @@ struct KeyScoreGradients {
         const int t = tile.t0 + column(i);
         of[i] = changed_score<T>(f, product(i), bias_of(f, tile.head, t, at.key(row(i))),
                                  centre_of(f, tile.head, t));
-        return of[i].x * (f.scale * kUnit<W>)-sub(i);
+        float y = of[i].x;
+        if constexpr (kIsExp && !kHasDecayFactors<T, W>)
+          if (f.decay_in_scores)
+            y = with_log2_decay(
+                y, log2_decay(tile.gates[column(i)], gates_at_key(f, tile.head, at.key(row(i)))),
+                __frcp_rn(f.scale * kLog2e));
+        return shifted<T, W>(y, f.scale, sub(i));
       });
     }
     // From the gradients of the scores to those of q.k times the scale.

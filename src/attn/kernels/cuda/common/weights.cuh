@@ -115,6 +115,17 @@ namespace horner::attn::kernels::cuda {
 template <class W>
 inline constexpr float kUnit = std::is_same_v<W, Exp> ? kLog2e : 1;
 
+// From a product to scale x - sub in kUnit, where 16-bit problems have `sub` in kUnit. Exp in
+// float32 rounds scale x like the definition. A shift is one of these scores: its weight is 1 in
+// every kernel, and a row whose one key has all the weight has no error.
+template <class T, class W>
+__device__ __forceinline__ float shifted(float x, float scale, float sub) {
+  if constexpr (sizeof(T) == 4 && std::is_same_v<W, Exp>)
+    return (__fmul_rn(x, scale) - sub) * kLog2e;
+  else
+    return x * (scale * kUnit<W>)-sub;
+}
+
 template <int n>
 HORNER_HD Slope<Vec<n>> slopes_of(const Exp& w, const Vec<n>& x) {
   const Vec<n> y = weight(w, Base2Exponent<n>{x}).w.of;

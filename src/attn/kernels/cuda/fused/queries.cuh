@@ -150,7 +150,10 @@ __global__ __launch_bounds__(QueriesShape<T, C>::kThreads) void fused_dq_kernel(
       Vec<n> slopes = vec<n>([](int) { return 1.0f; });
       if (changes_scores(f)) slopes = block.change_row(y, i, s0);
       Scores<n> s;
-      s.z = vec<n>([&](int j) { return y[j] * f.scale * kUnit<W> - query[i].sub; });
+      s.z = vec<n>([&](int j) {
+        if constexpr (sizeof(T) == 2) return y[j] * f.scale * kUnit<W> - query[i].sub;
+        return shifted<T, W>(y[j], f.scale, query[i].sub);
+      });
       s.limit = vec<n>([&](int) { return query[i].limit; });
       s.dp = Block::of_row(dp, i);
       block.drop(s.dp, i, s0);
