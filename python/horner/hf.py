@@ -30,7 +30,7 @@ from ._hf_cache import RecurrentCache
 from ._hf_families import check_class, check_modules, scales_queries
 from ._hf_masks import Seen, check_form, mask, mask_text, within
 from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, rows_of, tied
-from ._hf_variants import SHAPES, find, of_config, of_layer, turn, with_sink, with_stages
+from ._hf_variants import SHAPES, find, of_config, of_layer, turn, with_cap, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
 
@@ -249,9 +249,7 @@ def _one_row(x):
 
 def _of_the_model(variant, stages, softcap, sink, bias):
     """What the model adds to the variant: a cap of the scores (Gemma 2), learned sinks (gpt-oss), a bias (T5)."""
-    stages, more = dict(stages), []
-    if softcap is not None and not variant.own_cap:
-        more.append(f"softcap={softcap!r}")
+    stages, variant = dict(stages), with_cap(variant, softcap)
     if bias is not None:
         more += [] if "bias" in variant.inputs else ["bias"]
         stages["bias"] = bias
