@@ -27,7 +27,7 @@ import horner.nn
 
 from ._heads import all_heads, some_heads, variants_of
 from ._hf_cache import RecurrentCache
-from ._hf_families import check_class, check_modules, scales_queries
+from ._hf_families import check_class, check_modules, scales_itself
 from ._hf_masks import Seen, check_form, mask, mask_text, within
 from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, rows_of, tied
 from ._hf_variants import SHAPES, find, of_config, of_layer, turn, with_cap, with_sink, with_stages
@@ -349,8 +349,11 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
             f"{'a RecurrentCache' if cache is None else 'a paged cache'} does not support a mask [batch, heads, queries, keys]: pass "
             "padding as [batch, tokens]"
         )
-    if scaling == 1.0 and scales_queries(type(module)):  # not what features, norms and scales of the variant expect
-        query, scaling = query / module.scaling, module.scaling
+    scaled = scales_itself(type(module)) if scaling == 1.0 else 0
+    if scaled:  # not what features, norms and scales of the variant expect
+        scaling = query.shape[-1] ** -0.5
+        query = query / scaling ** (1 / scaled)
+        key = key / scaling**0.5 if scaled == 2 else key
     if stream is not None and dropout:
         raise NotImplementedError("a RecurrentCache does not support attention dropout: call model.eval()")
     call = _Call(module, rows_of(module), seen, stream, cache, weights, scaling, softcap, prefix, dropout, kwargs)
