@@ -130,13 +130,35 @@ def _watch(model):
         ]
 
 
+_FIELDS = ("_attn_implementation_internal", "horner_variant")  # what choosing an implementation sets in a config
+
+
+def _configs(model):
+    """Those of a model, of its parts and within them, each once."""
+    found, more = {}, [module.config for module in model.modules() if hasattr(module, "config")]
+    while more:
+        config = more.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            more += [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
+    return found.values()
+
+
 def _after_setting(method):
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
-        out = method(self, *args, **kwargs)
-        check_modules(self)
+        before = [(vars(c), {name: vars(c)[name] for name in _FIELDS if name in vars(c)}) for c in _configs(self)]
+        try:
+            out = method(self, *args, **kwargs)
+            check_modules(self)
+            add_own(self)
+        except Exception:  # then the model is as it was
+            for fields, old in before:
+                for name in _FIELDS:
+                    fields.pop(name, None)
+                fields.update(old)
+            raise
         _watch(self)
-        add_own(self)
         return out
 
     return wrapped
@@ -251,9 +273,8 @@ def _of_the_model(variant, stages, softcap, sink, bias):
     """What the model adds to the variant: a cap of the scores (Gemma 2), learned sinks (gpt-oss), a bias (T5)."""
     stages, variant = dict(stages), with_cap(variant, softcap)
     if bias is not None:
-        more += [] if "bias" in variant.inputs else ["bias"]
+        variant = with_stages(variant, [] if "bias" in variant.inputs else ["bias"])
         stages["bias"] = bias
-    variant = with_stages(variant, more)
     if sink is not None:
         variant, stages["sink"] = with_sink(variant), sink
     return variant, stages
