@@ -101,7 +101,7 @@ def _check_tensors(q, k, v, inputs, **more):
         hint = f": {_OF_TORCH[unknown[0]]}" if unknown[0] in _OF_TORCH else ""
         raise TypeError(f"unknown input {unknown[0]!r}{hint}; possible: {', '.join(_INPUTS)}")
     for name, x in (("q", q), ("k", k), ("v", v), *inputs.items(), *more.items()):
-        if x is None:
+        if x is None and name in _INPUTS:
             continue
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {_kind(x)}")
@@ -114,7 +114,7 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _check_matrix(q, k):
-    if q is None or k is None or q.dim() != 4 or k.dim() != 4:
+    if q.dim() != 4 or k.dim() != 4:
         return  # which the library refuses
     shape = [*q.shape[:3], k.shape[2]]
     if math.prod(shape) > _MOST_WEIGHTS:
@@ -224,7 +224,7 @@ def _weights(settings, q, k, inputs):
     variant, _, *rest = settings
     inputs = {name: x for name, x in inputs.items() if name not in _AFTER_WEIGHTS}
     settings = (_before_norm(variant), "reference", *rest)
-    if k is None or k.dim() != 4 or k.dtype not in _FLOATS:
+    if k.dim() != 4 or k.dtype not in _FLOATS:
         return _run(settings, q, k, k, inputs)  # whose errors come before those of the values
     n = k.shape[2]
     identity = k.new_ones(max(n, 1)).diag()[:n]
