@@ -177,6 +177,8 @@ def _settings(variant, execution, mask, scale, temperature, clamp):
 
 def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
     """The settings and inputs of a call; a mask that is a tensor is one of the inputs."""
+    if "seed" in inputs:
+        inputs = {**inputs, "seed": _seed(inputs["seed"], getattr(q, "device", None))}
     dense = isinstance(mask, torch.Tensor)
     _check_tensors(q, k, v, inputs, **({"mask": mask} if dense else {}))
     if dense:
@@ -186,13 +188,23 @@ def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
     return _settings(variant, execution, mask, *numbers), inputs
 
 
+def _seed(x, device):
+    """A seed as a tensor, None as it is."""
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    try:
+        n = x if type(x) is int else operator.index(x)
+    except TypeError:
+        raise TypeError(f"seed must be an int or a torch.Tensor, got {_kind(x)}") from None
+    if not -(2**63) <= n < 2**63:
+        raise RuntimeError(f"seed must be an integer of 64 bits, got {n}")
+    return torch.tensor([n], dtype=torch.int64, device=device)
+
+
 def _with_dropout(variant, p, q, inputs):
     """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
-    p, seed, device = _number("dropout_p", p, optional=False), inputs.get("seed"), getattr(q, "device", None)
-    if isinstance(seed, int):
-        if not -(2**63) <= seed < 2**63:
-            raise RuntimeError(f"seed must be an integer of 64 bits, got {seed}")
-        seed = torch.tensor([seed], device=device)
+    p, device = _number("dropout_p", p, optional=False), getattr(q, "device", None)
+    seed = _seed(inputs.get("seed"), device)
     if p == 0:
         return variant, {**inputs, "seed": seed if "dropout=" in variant else None} if "seed" in inputs else inputs
     if seed is None:
