@@ -170,6 +170,9 @@ def settings(rng):
             out[name] = rng.choice(values + KINDS)
         elif name == "execution" and rng.random() < 0.5:
             out[name] = rng.choice(horner.executions())
+    for name in ("dropout_p", "return_lse", "return_weights"):
+        if rng.random() < 0.08:
+            out[name] = rng.choice([0.0, 0.1, 0.5, 1.0, *NUMBERS] if name == "dropout_p" else [True, False])
     return out
 
 
@@ -214,6 +217,31 @@ def differentiated(rng, out):
     return out
 
 
+def transformed(rng, how, function, q):
+    """torch's transforms of a function of the queries."""
+    def loss(q):
+        return function(q).float().sum()
+
+    more = {"randomness": rng.choice(["error", "different", "same"])}
+    return {
+        "vmap": lambda: torch.func.vmap(function, **more)(q.expand(2, *q.shape)),
+        "grad": lambda: torch.func.grad(loss)(q),
+        "jvp": lambda: torch.func.jvp(function, (q,), (torch.ones_like(q),)),
+        "functionalize": lambda: torch.func.functionalize(function)(q),
+        "functionalize grad": lambda: torch.func.functionalize(torch.func.grad(loss))(q),
+        "vmap grad": lambda: torch.func.vmap(torch.func.grad(loss), **more)(q.expand(2, *q.shape)),
+    }[how]()
+
+
+TRANSFORMS = ["vmap", "grad", "jvp", "functionalize", "functionalize grad", "vmap grad"]
+
+
+def can_be_transformed(x):
+    """By torch itself."""
+    plain = type(x) is torch.Tensor and x.layout is torch.strided and not (x.is_nested or x.is_quantized or x.is_inference() or is_freed(x))
+    return plain and x.is_floating_point() and x.itemsize > 1 and not x._is_zerotensor() and not x.is_neg()
+
+
 def call(rng, device):
     """A function without arguments, and its text."""
     variant = rng.choice(horner.variants())
@@ -223,7 +251,9 @@ def call(rng, device):
     options = {"variant": variant, **settings(rng)}
     if rng.random() < 0.2:
         options["mask"] = dense(rng, inputs, device)
-    how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step", "weights"])
+    how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step", "weights", "transformed", "transformed"])
+    if how == "transformed":
+        how = rng.choice(TRANSFORMS if can_be_transformed(inputs.get("q")) else ["attend"])
     around = rng.choice(["", "", "", "autocast", "no_grad", "inference_mode"])
 
     def run():
@@ -238,6 +268,12 @@ def call(rng, device):
             if how == "weights":
                 options.pop("execution", None)
                 return differentiated(rng, horner.weights(q, k, **options, **inputs))
+            if how in TRANSFORMS:
+                def first(q):
+                    out = horner.attend(q, k, v, **options, **inputs)
+                    return out[0] if isinstance(out, tuple) else out
+
+                return transformed(rng, how, first, q)
             out = getattr(horner, how)(q, k, v, **options, **inputs)
         return differentiated(rng, out)
 
