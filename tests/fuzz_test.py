@@ -28,7 +28,7 @@ ERRORS = (TypeError, RuntimeError)
 FOREIGN = re.compile(
     r"\bc10\b|enforce fail|INTERNAL ASSERT|Internal error|[\w/]+\.(cpp|h|py|cu)\b|Exception raised|Could not run|CUDA error"
     r"|not implemented for|Declaration:|Position: |frame #|PYBIND|aten::|at::|std::|Expected all tensors|out of range"
-    r"|must match the size|mat1|can't allocate|device-side"
+    r"|must match the size|mat1|cannot reshape|can't allocate|device-side"
 )
 
 
@@ -170,10 +170,13 @@ def settings(rng):
             out[name] = rng.choice(values + KINDS)
         elif name == "execution" and rng.random() < 0.5:
             out[name] = rng.choice(horner.executions())
-    for name in ("dropout_p", "return_lse", "return_weights"):
-        if rng.random() < 0.08:
-            out[name] = rng.choice([0.0, 0.1, 0.5, 1.0, *NUMBERS] if name == "dropout_p" else [True, False])
     return out
+
+
+def settings_of_attend(rng):
+    """Those that no other function has."""
+    values = {"dropout_p": [0.1, 0.1, 0.5, 1.0, *NUMBERS], "return_lse": [True], "return_weights": [True]}
+    return {name: rng.choice(some) for name, some in values.items() if rng.random() < 0.1}
 
 
 def dense(rng, inputs, device):
@@ -254,6 +257,8 @@ def call(rng, device):
     how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step", "weights", "transformed", "transformed"])
     if how == "transformed":
         how = rng.choice(TRANSFORMS if can_be_transformed(inputs.get("q")) else ["attend"])
+    if how == "attend" or how in TRANSFORMS:
+        options |= settings_of_attend(rng)
     around = rng.choice(["", "", "", "autocast", "no_grad", "inference_mode"])
 
     def run():

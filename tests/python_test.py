@@ -454,6 +454,11 @@ def test_no_tokens_give_an_empty_result_and_zeros(execution):
         assert torch.equal(out, torch.zeros(2, 4, T, 8))
         gradients = torch.autograd.grad(out.sum(), (q, k, v))
         assert all(torch.equal(g, torch.zeros_like(x)) for g, x in zip(gradients, (q, k, v)))
+    for variant in ("taylor2", "centred_taylor2", "near_centred_taylor2", "delta", "by_count"):  # no sequences, some hidden
+        q, k, v, more = inputs(variant, torch.float, B=0)
+        if horner.why_not(q, k, v, variant=variant, execution=execution if execution != "auto" else "reference", **more) == "":
+            out = horner.attend(q, k, v, variant=variant, execution=execution, keep=torch.ones(0, 5, dtype=torch.bool), **more)
+            assert out.shape == (0, 4, 5, 2) and torch.autograd.grad(out.sum(), q)[0].shape == q.shape
     q, k, v = (torch.randn(2, h, n, 8) for h, n in ((4, 3), (2, 0), (2, 0)))
     out, lse, weights = horner.attend(q, k, v, return_lse=True, return_weights=True)
     assert (lse == -torch.inf).all() and weights.shape == (2, 4, 3, 0)
