@@ -59,6 +59,7 @@ test-long: build
 	$(VENV)/bin/python scripts/wheels.py $(firstword $(TORCH)) $(lastword $(TORCH)) --out dist --without-cuda
 	@PYTHON=$(PYTHON) scripts/install-packages slurm || echo "without Slurm: the test of an array job will fail" >&2
 	HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -rs -p no:cacheprovider tests/cluster_test.py -k "hundred or array"
+	PYTHONPATH=build/python HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/fuzz_test.py tests/python_test.py tests/transforms_test.py tests/hf_rows_test.py tests/nn_test.py
 	PYTHONPATH=build/python HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -s -p no:cacheprovider tests/hf_test.py -k "twenty or whole"
 	PYTHONPATH=build/python HORNER=$(abspath build/horner) HORNER_LONG=1 $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/hf_families_test.py -k table
 

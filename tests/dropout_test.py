@@ -3,6 +3,7 @@
 `dropout_test.cpp` compares the executions and counts what is dropped.
 """
 
+import numpy
 import pytest
 import torch
 import torch._dynamo.testing
@@ -78,6 +79,10 @@ def test_seeds():
     one = horner.attend(q, k, v, dropout_p=0.5, seed=1)
     assert torch.equal(one, horner.attend(q, k, v, dropout_p=0.5, seed=torch.tensor([1])))
     assert torch.equal(one, horner.attend(q, k, v, variant="softmax:dropout=0.5", seed=1))
+    assert torch.equal(one, horner.attend(q, k, v, dropout_p=0.5, seed=numpy.int64(1)))
+    text = "softmax:dropout=0.5"
+    assert torch.equal(*(horner.weights(q, k, variant=text, seed=seed) for seed in (1, torch.tensor([1]))))
+    assert torch.equal(*(horner.statistics(q, k, v, variant=text, seed=seed)[0] for seed in (1, torch.tensor([1]))))
     assert not torch.equal(one, horner.attend(q, k, v, dropout_p=0.5, seed=2))
     torch.manual_seed(0)
     drawn = [horner.attend(q, k, v, dropout_p=0.5) for _ in range(2)]
@@ -96,7 +101,8 @@ WRONG = {
     "dropout must be 0 to 0.999, not nan": {"dropout_p": float("nan")},
     "dropout_p must be a number, got str": {"dropout_p": "some"},
     "seed must be an integer of 64 bits": {"dropout_p": 0.1, "seed": 2**63},
-    "seed must be a torch.Tensor, got str": {"dropout_p": 0.1, "seed": "x"},
+    "seed must be an int or a torch.Tensor, got str": {"dropout_p": 0.1, "seed": "x"},
+    "seed must be an int or a torch.Tensor, got float": {"dropout_p": 0.1, "seed": 1.0},
     "seed must have dtype int64, got float32": {"dropout_p": 0.1, "seed": torch.ones(1)},
     r"seed must have shape \[1\], got \[2\]": {"dropout_p": 0.1, "seed": torch.tensor([1, 2])},
     "missing input 'seed'": {"variant": "softmax:dropout=0.1"},

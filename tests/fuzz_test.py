@@ -28,7 +28,7 @@ ERRORS = (TypeError, RuntimeError)
 FOREIGN = re.compile(
     r"\bc10\b|enforce fail|INTERNAL ASSERT|Internal error|[\w/]+\.(cpp|h|py|cu)\b|Exception raised|Could not run|CUDA error"
     r"|not implemented for|Declaration:|Position: |frame #|PYBIND|aten::|at::|std::|Expected all tensors|out of range"
-    r"|must match the size|mat1|can't allocate|device-side"
+    r"|must match the size|mat1|cannot reshape|can't allocate|device-side"
 )
 
 
@@ -173,6 +173,12 @@ def settings(rng):
     return out
 
 
+def settings_of_attend(rng):
+    """Those that no other function has."""
+    values = {"dropout_p": [0.1, 0.1, 0.5, 1.0, *NUMBERS], "return_lse": [True], "return_weights": [True]}
+    return {name: rng.choice(some) for name, some in values.items() if rng.random() < 0.1}
+
+
 def dense(rng, inputs, device):
     """A mask that is a tensor, in place of its name."""
     q, k = inputs.get("q"), inputs.get("k")
@@ -214,6 +220,31 @@ def differentiated(rng, out):
     return out
 
 
+def transformed(rng, how, function, q):
+    """torch's transforms of a function of the queries."""
+    def loss(q):
+        return function(q).float().sum()
+
+    more = {"randomness": rng.choice(["error", "different", "same"])}
+    return {
+        "vmap": lambda: torch.func.vmap(function, **more)(q.expand(2, *q.shape)),
+        "grad": lambda: torch.func.grad(loss)(q),
+        "jvp": lambda: torch.func.jvp(function, (q,), (torch.ones_like(q),)),
+        "functionalize": lambda: torch.func.functionalize(function)(q),
+        "functionalize grad": lambda: torch.func.functionalize(torch.func.grad(loss))(q),
+        "vmap grad": lambda: torch.func.vmap(torch.func.grad(loss), **more)(q.expand(2, *q.shape)),
+    }[how]()
+
+
+TRANSFORMS = ["vmap", "grad", "jvp", "functionalize", "functionalize grad", "vmap grad"]
+
+
+def can_be_transformed(x):
+    """By torch itself."""
+    plain = type(x) is torch.Tensor and x.layout is torch.strided and not (x.is_nested or x.is_quantized or x.is_inference() or is_freed(x))
+    return plain and x.is_floating_point() and x.itemsize > 1 and not x._is_zerotensor() and not x.is_neg()
+
+
 def call(rng, device):
     """A function without arguments, and its text."""
     variant = rng.choice(horner.variants())
@@ -223,7 +254,11 @@ def call(rng, device):
     options = {"variant": variant, **settings(rng)}
     if rng.random() < 0.2:
         options["mask"] = dense(rng, inputs, device)
-    how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step", "weights"])
+    how = rng.choice(["attend"] * 6 + ["statistics", "why_not", "step", "step", "weights", "transformed", "transformed"])
+    if how == "transformed":
+        how = rng.choice(TRANSFORMS if can_be_transformed(inputs.get("q")) else ["attend"])
+    if how == "attend" or how in TRANSFORMS:
+        options |= settings_of_attend(rng)
     around = rng.choice(["", "", "", "autocast", "no_grad", "inference_mode"])
 
     def run():
@@ -238,6 +273,12 @@ def call(rng, device):
             if how == "weights":
                 options.pop("execution", None)
                 return differentiated(rng, horner.weights(q, k, **options, **inputs))
+            if how in TRANSFORMS:
+                def first(q):
+                    out = horner.attend(q, k, v, **options, **inputs)
+                    return out[0] if isinstance(out, tuple) else out
+
+                return transformed(rng, how, first, q)
             out = getattr(horner, how)(q, k, v, **options, **inputs)
         return differentiated(rng, out)
 

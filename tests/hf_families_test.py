@@ -108,6 +108,96 @@ def test_a_sink_needs_a_sum():
     assert not torch.allclose(*(families.full("GptOss", families.build("GptOss", f"horner:{v}")) for v in ("taylor4", "softmax")), atol=1e-3)
 
 
+def test_a_cap_of_the_model_leaves_no_state():
+    """A capped score is no polynomial: a RecurrentCache would keep all keys."""
+    said = re.escape("'taylor2:softcap=50.0' has none: capped scores have no finite state. This model caps them")
+    for variant in ("taylor2", ["softmax", "taylor2"], ["taylor2", "softmax"]):
+        config = families.FAMILIES["Gemma2"][1]()
+        config.horner_variant, config.layer_types = variant, ["full_attention"] * 2
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="horner").eval()
+        with pytest.raises(ValueError, match=said):
+            horner.hf.RecurrentCache(model.config)
+    sliding = families.FAMILIES["Gemma2"][1]()  # a window has its keys alone, and softmax beside it all of them, as it says
+    sliding.horner_variant = ["taylor2", "softmax"]
+    free = families.FAMILIES["Gemma2"][1]()
+    free.horner_variant, free.attn_logit_softcapping, free.layer_types = "taylor2", None, ["full_attention"] * 2
+    ids, settings = families.batch("Gemma2")[0]["input_ids"], {"do_sample": False, "eos_token_id": None}
+    for config in (sliding, free):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="horner").eval()
+        cache = horner.hf.RecurrentCache(model.config)
+        tokens = model.generate(ids, max_new_tokens=8, past_key_values=cache, **settings)
+        assert torch.equal(tokens, model.generate(ids, max_new_tokens=8, **settings))
+        before = cache.bytes
+        model.generate(tokens, max_new_tokens=200, past_key_values=cache, **settings)
+        assert (cache.bytes > before) == (config is sliding)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family, projections, scaled", [
+    ("Esm", ("query", "key"), 1), ("OpenAIPrivacyFilter", ("q_proj", "k_proj"), 2), ("OPT", ("q_proj", "k_proj"), 1), ("Llama", ("q_proj", "k_proj"), 0),
+])  # fmt: skip
+def test_scales_of_a_family_are_taken_back(family, projections, scaled, monkeypatch):
+    """`attend` gets q and k as they were projected, apart from a rotation, and the scale of the model."""
+    torch.manual_seed(0)
+    sizes = dict(families.GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=6, mask_token_id=5, token_dropout=False,
+                 rope_parameters={"rope_type": "default", "rope_theta": 1e4}, position_embedding_type="rotary", ffn_dim=48, word_embed_proj_dim=32)  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    model = transformers.AutoModel.from_config(config, attn_implementation="horner:softmax:features=elu1" if family != "OpenAIPrivacyFilter" else "horner").eval()
+    module = next(m for m in model.modules() if hasattr(m, projections[0]))
+    assert horner._hf_families.scales_itself(type(module)) == scaled
+    found, lengths = [], []
+    for name in projections:
+        getattr(module, name).register_forward_hook(lambda _, __, out: lengths.append(out.unflatten(-1, (-1, 8)).norm(dim=-1).mT))
+    attend = horner.attend
+    monkeypatch.setattr(horner, "attend", lambda q, k, v, **more: found.append((q, k, more["scale"])) or attend(q, k, v, **more))
+    model(torch.randint(6, 90, (2, 12)))
+    q, k, scale = found[0]
+    torch.testing.assert_close(q.norm(dim=-1), lengths[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(k.norm(dim=-1), lengths[1], rtol=1e-5, atol=1e-6)
+    assert scale == pytest.approx(8**-0.5)
+
+
+def scaling_classes():
+    """The classes of transformers' sources whose forward takes its attention from the interface and scales q or k before."""
+    for path in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
+        code = path.read_text()
+        for kind in re.findall(r"^class \w.*?(?=^class |\Z)", code, re.M | re.S) if "ALL_ATTENTION_FUNCTIONS" in code else ():
+            if "ALL_ATTENTION_FUNCTIONS" in kind:
+                yield path.parent.name, kind
+
+
+def test_the_page_names_the_families_that_scale_queries():
+    """Of transformers 5.23. Those with a scale of 1 are T5's relatives and models that norm q and k."""
+    found = {name for name, code in scaling_classes() if horner._hf_families.scaled_in(code)}
+    page = re.search(r"Families that scale their queries themselves \((.*?)\)", (ROOT / "docs" / "huggingface.md").read_text(), re.S)[1]
+    on_the_page = set(re.findall(r"`(\w+)`", page))
+    assert found <= on_the_page and (on_the_page == found or transformers.__version__[:4] != "5.23")
+    suspects = {name for name, code in scaling_classes() if re.search(r"query\w* = .*(\bscaling\b|_(size|dim) ?\*\*)", code)}
+    assert suspects - found <= {"qwen3_next"}, "a product of queries and a scale that scaled_in does not know"
+
+
+def test_an_implementation_that_fails_changes_nothing():
+    """Of a model, nor of the parts of one: what cannot be is found before anything changes."""
+    def names(model):
+        return model.config._attn_implementation, getattr(model.config, "horner_variant", None), {n: x.data_ptr() for n, x in model.state_dict().items()}
+
+    for family, start, wrong, error in (
+        ("GPT2", "eager", "horner:linear_mamba", NotImplementedError), ("GPT2", "horner:gated", "horner:linear_mamba", NotImplementedError),
+        ("GPT2", "horner:l2", "horner:gated,linear_mamba", NotImplementedError), ("Llama", "sdpa", "horner:softmax,l2,l2", ValueError),
+        ("Llama", "horner:gated_decay", "horner:softmax^2|l2", ValueError), ("Mamba2", "eager", "horner:l2", NotImplementedError),
+    ):  # fmt: skip
+        model = families.build(family, start)
+        before = names(model)
+        with pytest.raises(error):
+            model.set_attn_implementation(wrong)
+        assert names(model) == before, (family, wrong)
+        if family != "Mamba2":
+            inputs = families.batch(family)[0]
+            assert model(**inputs).logits.isfinite().all()
+            model.set_attn_implementation("horner:gated")
+            assert model.config.horner_variant == "gated" and model(**inputs, use_cache=False).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("variant, more", [("l2", {}), ("softmax", {"sliding_window": 6})])
 def test_paged_caches(variant, more):
     """transformers' continuous batching: the tokens of each prompt alone."""

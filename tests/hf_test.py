@@ -4,6 +4,7 @@ HORNER_LONG=1 adds what takes minutes: torch.compile of a whole model, 20,000 to
 """
 
 import copy
+import functools
 import json
 import os
 import re
@@ -343,6 +344,18 @@ def test_twenty_thousand_tokens():
           f"ms a token: {early:.2f} of the first 200, {late:.2f} after {ids.shape[1]}")  # fmt: skip
     assert grown < 2e6  # input_ids and the attention mask take 16 bytes a token
     assert late < 1.3 * early
+
+
+def test_a_training_step_runs_forward_once_in_a_layer(monkeypatch):
+    """As bench/compiled_step.py counts it, of its four layers."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))  # the same graphs, sooner
+    torch.compiler.reset()
+    bench = runpy.run_path(str(ROOT / "bench" / "compiled_step.py"))
+    for name, step in bench["make"](64, "l2").items():
+        step()
+        counts = bench["forwards"](step)
+        assert sum(n for key, n in counts.items() if key.endswith(" forward")) == 4, (name, counts)
+        assert name == "eager" or counts["horner::attend_forward"] == counts["horner::attend_backward"] == 4, counts
 
 
 @long

@@ -1,6 +1,7 @@
 """horner.nn: a block holds the weights of a layer of `horner train`, under the same names, and computes the same."""
 
 import inspect
+import math
 import os
 import subprocess
 
@@ -75,7 +76,7 @@ def test_a_pattern_repeats_over_the_layers():
     assert of("linear_decay*3,softmax", 6) == ["linear_decay"] * 3 + ["softmax"] + ["linear_decay"] * 2
     assert of(["taylor2:norm=rms(eps=1e-3),centred", "softmax*2"], 3) == ["taylor2:norm=rms(eps=1e-3),centred", "softmax", "softmax"]
     assert of("taylor2:norm=rms(eps=1e-3),no_centred,l2,taylor4:norm=l2*2", 4)[1:] == ["l2", "taylor4:norm=l2", "taylor4:norm=l2"]
-    for wrong in ("softmax*0", "softmax*x", "*2", "softmax,", "softmax*3,l2", []):
+    for wrong in ("softmax*0", "softmax*٣", "softmax*³", "softmax*+3", "softmax*10001", "softmax*x", "*2", "softmax,", "softmax*3,l2", []):
         with pytest.raises(ValueError, match="a pattern looks like|may be shorter, not longer"):
             of(wrong, 3)
 
@@ -120,10 +121,23 @@ def test_wrong_arguments_and_saving(tmp_path):
         ({"dim": 64, "heads": 4, "execution": "x"}, "no execution 'x'; possible: 'auto', "),
         ({"dim": 64, "heads": 4, "dropout": 2.0}, "dropout must be 0 to 0.999, not 2"),
         ({"dim": 64, "heads": 4, "dropout": None}, "dropout must be a number, got None"),
+        ({"dim": -8, "heads": 4}, "dim must be 1 to 2147483647, got -8"),
+        ({"dim": "64", "heads": 4}, "dim must be an int, got str"),
+        ({"dim": 64, "heads": 4, "short_conv": -1}, "short_conv must be 1 to 2147483647, got -1"),
     ):
         for module in (horner.nn.Attention, horner.nn.TransformerBlock):
             with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
                 module(**arguments)
+    for arguments, message in (
+        ({"hidden": -5}, "hidden must be 1 to 2147483647, got -5"),
+        ({"hidden": 0}, "hidden must be 1 to 2147483647, got 0"),
+        ({"hidden": 1.5}, "hidden must be an int, got float"),
+        ({"eps": -1}, "eps must be a number from 0 on, got -1"),
+        ({"eps": math.nan}, "eps must be a number from 0 on, got nan"),
+        ({"eps": "small"}, "eps must be a number, got str"),
+    ):
+        with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
+            horner.nn.TransformerBlock(64, 4, **arguments)
     for module in (horner.nn.Attention(64, 4), horner.nn.TransformerBlock(64, 4, variant="gated_conv")):
         for x, keep, message in (
             (torch.ones(5, 64), None, r"x must be a tensor \[B, T, 64\], got \[5, 64\]"),
@@ -131,6 +145,14 @@ def test_wrong_arguments_and_saving(tmp_path):
         ):
             with pytest.raises(ValueError, match=message):
                 module(x, keep=keep)
+        for name in ("keep", "cu_seqlens", "bias", "prefix"):
+            with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor, got list"):
+                module(torch.ones(1, 5, 64), **{name: [0, 5]})
+        for cuts in (torch.tensor(5), torch.tensor([5]), torch.tensor([[0, 5]]), torch.tensor([0.0, 5.0]), torch.tensor([False, True])):
+            with pytest.raises(ValueError, match=r"cu_seqlens must be a tensor \[n\] of int32 or int64, 0 and the end of each sequence, got \["):
+                module(torch.ones(1, 5, 64), cu_seqlens=cuts)
+    with pytest.raises(TypeError, match="bias must be a torch.Tensor, got list"):
+        horner.nn.Attention(64, 4, variant="softmax^2|bias^2")(torch.ones(1, 5, 64), bias=[0.0])
     for wrong, message in (([], r"a pattern looks like .*; \[\] has no layer"), (5, "must be a str or a list of str, got int")):
         with pytest.raises((ValueError, TypeError), match=message):
             horner.nn.variants_of_layers(wrong, 3)

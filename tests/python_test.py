@@ -353,6 +353,24 @@ def test_settings_are_the_stages_of_the_text():
     assert torch.equal(typed.step(q, k, v), written.step(q, k, v))
 
 
+def test_settings_in_full_precision():
+    """A scale, temperature or clamp that went through float32 would differ by 1e-8; of a saved state too."""
+    torch.manual_seed(0)
+    q, k, v = (x.detach() for x in inputs("softmax", T=9, S=9)[:3])
+    scores = (q @ k.repeat_interleave(2, 1).mT) * ((1 / 3) / 0.7)
+    assert (scores > 1.1 / 3).any() and (scores < 1.1 / 3).any()
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    wanted = scores.clamp(max=1.1 / 3).masked_fill(hidden, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    settings = {"scale": 1 / 3, "temperature": 0.7, "clamp": 1.1 / 3}
+    state = horner.State("softmax", batch=2, heads=2, dim=3, value_dim=2, dtype=torch.double, **settings)
+    parts = [state.step(*(x[:, :, :5] for x in (q, k, v)))]
+    state = pickle.loads(pickle.dumps(state))
+    parts.append(state.step(*(x[:, :, 5:] for x in (q, k, v))))
+    found = {e: horner.attend(q, k, v, execution=e, **settings) for e in ("auto", "reference")}
+    for name, out in {**found, "state": torch.cat(parts, 2)}.items():
+        torch.testing.assert_close(out, wanted, atol=1e-13, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_tables():
     assert len(horner.variants()) >= 60
     assert "reference" in horner.executions()
@@ -436,6 +454,11 @@ def test_no_tokens_give_an_empty_result_and_zeros(execution):
         assert torch.equal(out, torch.zeros(2, 4, T, 8))
         gradients = torch.autograd.grad(out.sum(), (q, k, v))
         assert all(torch.equal(g, torch.zeros_like(x)) for g, x in zip(gradients, (q, k, v)))
+    for variant in ("taylor2", "centred_taylor2", "near_centred_taylor2", "delta", "by_count"):  # no sequences, some hidden
+        q, k, v, more = inputs(variant, torch.float, B=0)
+        if horner.why_not(q, k, v, variant=variant, execution=execution if execution != "auto" else "reference", **more) == "":
+            out = horner.attend(q, k, v, variant=variant, execution=execution, keep=torch.ones(0, 5, dtype=torch.bool), **more)
+            assert out.shape == (0, 4, 5, 2) and torch.autograd.grad(out.sum(), q)[0].shape == q.shape
     q, k, v = (torch.randn(2, h, n, 8) for h, n in ((4, 3), (2, 0), (2, 0)))
     out, lse, weights = horner.attend(q, k, v, return_lse=True, return_weights=True)
     assert (lse == -torch.inf).all() and weights.shape == (2, 4, 3, 0)

@@ -9,9 +9,10 @@ from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, v
 import horner
 
 SAMPLE = ["softmax", "gated", "taylor3", "gated_decay", "entmax15", "linear_cosine", "centred_taylor2", "ssmax"]
+OTHER_KERNELS = ["gated_delta", "gla", "hgrn2", "near_taylor2"]
 
 
-def split(variant, dtype, **sizes):
+def split(variant, dtype, execution="auto", **sizes):
     """attend as a function of its differentiable tensors, and their values."""
     torch.manual_seed(3)
     q, k, v, more = inputs(variant, dtype, **sizes)
@@ -20,7 +21,7 @@ def split(variant, dtype, **sizes):
 
     def function(*tensors):
         named = dict(zip(free, tensors))
-        return horner.attend(named.pop("q"), named.pop("k"), named.pop("v"), variant=variant, **named, **fixed)
+        return horner.attend(named.pop("q"), named.pop("k"), named.pop("v"), variant=variant, execution=execution, **named, **fixed)
 
     return function, [x.detach() for x in free.values()]
 
@@ -38,12 +39,13 @@ def close(a, b, dtype):
         torch.testing.assert_close(x, y, rtol=0, atol=size * (1e-9 if dtype == torch.double else 1e-3))
 
 
-CASES = [(v, torch.double) for v in ROWS] + [(v, torch.float) for v in SAMPLE]
+IN_CHUNKS = {"execution": "chunked", "T": 70, "S": 70}
+CASES = [(v, torch.double, {}) for v in ROWS] + [(v, torch.float, {}) for v in SAMPLE + OTHER_KERNELS] + [("taylor2", torch.float, IN_CHUNKS)]
 
 
-@pytest.mark.parametrize("variant, dtype", CASES)
-def test_every_variant(variant, dtype):
-    f, x = split(variant, dtype)
+@pytest.mark.parametrize("variant, dtype, more", CASES)
+def test_every_variant(variant, dtype, more):
+    f, x = split(variant, dtype, **more)
     leaves = [t.clone().requires_grad_() for t in x]
     (u,), t = directions([f(*x)]), directions(x)
     wanted = torch.autograd.grad((f(*leaves) * u).sum(), leaves)
@@ -123,16 +125,56 @@ def test_a_batch_of_gradients_runs_no_kernel(variant):
     assert kernels(torch.randn(out.shape)) > 0
 
 
-@pytest.mark.parametrize("variant", SAMPLE)
-def test_jacobians(variant):
-    f, x = split(variant, torch.double)
+@pytest.mark.parametrize("variant, dtype", [(v, torch.double) for v in SAMPLE] + [(v, torch.float) for v in ("softmax", "gated", "gla")])
+def test_jacobians(variant, dtype):
+    f, x = split(variant, dtype)
     small = [a[:1] if a.dim() > 2 else a for a in x]
     for place in range(len(x)):
-        close(jacrev(f, place)(*small), jacfwd(f, place)(*small), torch.double)
+        close(jacrev(f, place)(*small), jacfwd(f, place)(*small), dtype)
     h = hessian(lambda q: f(q, *small[1:]).sin().sum())(small[0])
-    close(h, jacrev(jacrev(lambda q: f(q, *small[1:]).sin().sum()))(small[0]), torch.double)
+    close(h, jacrev(jacrev(lambda q: f(q, *small[1:]).sin().sum()))(small[0]), dtype)
     flat = h.reshape(small[0].numel(), -1)
-    close(flat, flat.T, torch.double)
+    close(flat, flat.T, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+@pytest.mark.parametrize("variant", sorted(CONSTANT_PARTS))
+def test_jacobians_with_constant_parts(variant, dtype):
+    """By rows: the rows of gradients."""
+    f, x = split(variant, dtype)
+    (u,) = directions([f(*x)])
+    leaves = [t.clone().requires_grad_() for t in x]
+    wanted = torch.autograd.grad((f(*leaves) * u).sum(), leaves)
+    for place, gradient in enumerate(wanted):
+        close((jacrev(f, place)(*x).movedim((0, 1, 2, 3), (-4, -3, -2, -1)) * u).sum((-4, -3, -2, -1)), gradient, dtype)
+
+
+def test_autocast():
+    """What a transform gives is as without: the same dtypes, and gradients of the same numbers, outside of autocast too."""
+    q, k, v = (x.detach() for x in inputs("softmax", torch.float)[:3])
+
+    def f(q):
+        return horner.attend(q, k.bfloat16(), v)
+
+    def first(q):
+        return f(q).float().sin().sum()
+
+    leaf, (t,) = q.clone().requires_grad_(), directions([q])
+    with torch.autocast("cpu", torch.bfloat16):
+        out, loss = f(q), first(leaf)
+        (y, dy), (z, pull), lse = jvp(f, (q,), (t,)), vjp(first, q), jvp(lambda q: horner.attend(q, k, v, return_lse=True), (q,), (t,))
+        found = grad(first)(q), vmap(grad(first))(q[None])[0], functionalize(first)(q), functionalize(grad(first))(q)
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(f(forward_ad.make_dual(q, t)))
+        two = grad(lambda q: (grad(first)(q) * t).sum())(q)
+    loss.backward()
+    assert out.dtype == y.dtype == dy.dtype == dual.tangent.dtype == lse[1][0].dtype == torch.bfloat16
+    assert torch.equal(y, out) and torch.equal(dual.primal, out) and torch.equal(z, loss) and torch.equal(found[2], loss)
+    assert torch.equal(found[0], leaf.grad) and torch.equal(found[1], leaf.grad) and torch.equal(pull(torch.ones(()))[0], leaf.grad)
+    exact = grad(lambda q: horner.attend(q, k, v).sin().sum())
+    torch.testing.assert_close(found[3], exact(q), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(dy.float(), jvp(lambda q: horner.attend(q, k, v), (q,), (t,))[1], atol=0.05, rtol=0.05)
+    torch.testing.assert_close(two, grad(lambda q: (exact(q) * t).sum())(q), atol=0.05, rtol=0.05)
 
 
 def test_masks_and_packing_under_transforms():
@@ -297,6 +339,33 @@ def test_functionalize(variant, recwarn, capfd):
         close(vmap(functionalize(each))(two), vmap(each)(two), torch.double)
     close(grad(functionalize(lambda q: f(q, *x[1:]).sin().sum()))(x[0]), first(x[0]), torch.double)
     assert not has_warned(recwarn, capfd)
+
+
+@pytest.mark.parametrize("words, more", [
+    (r"slope must have shape \[G\], got \[\]", {"variant": "softmax:decay=slope", "slope": torch.tensor(1.0)}),
+    (r"v must have shape \[B, G, S, E\] with S = 3, got \[2, 2, 5, 2\]", {"short": True}),
+    ("missing input 'output_gate'", {"variant": "gate"}),
+    ("input 'decay' was given, but variant 'softmax' does not use it", {"decay": torch.zeros(2, 2, 5)}),
+    ("keep must have dtype bool, got float64", {"keep": torch.ones(2, 5).double()}),
+    ("no execution 'nonsense'; possible: 'auto'", {"execution": "nonsense"}),
+    ("chunked: supports only float32, bfloat16 and float16", {"execution": "chunked"}),
+    ("k must be a torch.Tensor, got None", {"k": None}),
+    ("decay must hold the logs of gates", {"variant": "softmax:decay=token_gate", "decay": torch.full((2, 2, 5), 0.97)}),
+    ("cu_seqlens must go from 0 to 5, got 0 to 9", {"cu_seqlens": torch.tensor([0, 3, 9])}),
+])  # fmt: skip
+def test_calls_are_checked(words, more):
+    """Before a batch of vmap is folded, and where functionalize has the reference run beside a derivative."""
+    q, k, v = (x.detach() for x in inputs("softmax")[:3])
+    k = more.get("k", k[:, :, : 3 if "short" in more else 5])
+    more = {name: x for name, x in more.items() if name not in ("k", "short")}
+
+    def f(q):
+        return horner.attend(q, k, v, **more).sum()
+
+    for function, x in ((f, q), (grad(f), q), (vmap(grad(f)), q[None])):
+        for each in (function, functionalize(function)):
+            with pytest.raises((RuntimeError, TypeError), match=words):
+                each(x)
 
 
 def test_functionalized_statistics():

@@ -101,7 +101,7 @@ def _check_tensors(q, k, v, inputs, **more):
         hint = f": {_OF_TORCH[unknown[0]]}" if unknown[0] in _OF_TORCH else ""
         raise TypeError(f"unknown input {unknown[0]!r}{hint}; possible: {', '.join(_INPUTS)}")
     for name, x in (("q", q), ("k", k), ("v", v), *inputs.items(), *more.items()):
-        if x is None:
+        if x is None and name in _INPUTS:
             continue
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {_kind(x)}")
@@ -114,7 +114,7 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _check_matrix(q, k):
-    if q is None or k is None or q.dim() != 4 or k.dim() != 4:
+    if q.dim() != 4 or k.dim() != 4:
         return  # which the library refuses
     shape = [*q.shape[:3], k.shape[2]]
     if math.prod(shape) > _MOST_WEIGHTS:
@@ -177,6 +177,8 @@ def _settings(variant, execution, mask, scale, temperature, clamp):
 
 def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
     """The settings and inputs of a call; a mask that is a tensor is one of the inputs."""
+    if "seed" in inputs:
+        inputs = {**inputs, "seed": _seed(inputs["seed"], getattr(q, "device", None))}
     dense = isinstance(mask, torch.Tensor)
     _check_tensors(q, k, v, inputs, **({"mask": mask} if dense else {}))
     if dense:
@@ -186,13 +188,23 @@ def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
     return _settings(variant, execution, mask, *numbers), inputs
 
 
+def _seed(x, device):
+    """A seed as a tensor, None as it is."""
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    try:
+        n = x if type(x) is int else operator.index(x)
+    except TypeError:
+        raise TypeError(f"seed must be an int or a torch.Tensor, got {_kind(x)}") from None
+    if not -(2**63) <= n < 2**63:
+        raise RuntimeError(f"seed must be an integer of 64 bits, got {n}")
+    return torch.tensor([n], dtype=torch.int64, device=device)
+
+
 def _with_dropout(variant, p, q, inputs):
     """The variant with dropout, and the inputs with its seed: a tensor, a number, or drawn from torch's default generator."""
-    p, seed, device = _number("dropout_p", p, optional=False), inputs.get("seed"), getattr(q, "device", None)
-    if isinstance(seed, int):
-        if not -(2**63) <= seed < 2**63:
-            raise RuntimeError(f"seed must be an integer of 64 bits, got {seed}")
-        seed = torch.tensor([seed], device=device)
+    p, device = _number("dropout_p", p, optional=False), getattr(q, "device", None)
+    seed = _seed(inputs.get("seed"), device)
     if p == 0:
         return variant, {**inputs, "seed": seed if "dropout=" in variant else None} if "seed" in inputs else inputs
     if seed is None:
@@ -224,7 +236,7 @@ def _weights(settings, q, k, inputs):
     variant, _, *rest = settings
     inputs = {name: x for name, x in inputs.items() if name not in _AFTER_WEIGHTS}
     settings = (_before_norm(variant), "reference", *rest)
-    if k is None or k.dim() != 4 or k.dtype not in _FLOATS:
+    if k.dim() != 4 or k.dtype not in _FLOATS:
         return _run(settings, q, k, k, inputs)  # whose errors come before those of the values
     n = k.shape[2]
     identity = k.new_ones(max(n, 1)).diag()[:n]

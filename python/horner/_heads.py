@@ -9,6 +9,9 @@ import torch
 import horner
 
 
+_MOST = 10000  # layers or heads, as in the command
+
+
 def _outside(text):
     """The text with blanks for what is in parentheses, where no mark counts: "fixed(1e+2)+l2" becomes "fixed(    )+l2"."""
     out, depth = "", 0
@@ -44,7 +47,7 @@ def _repeated(item, mark, wrong):
     """The variant and the number of "variant<mark>number"; 1 without the mark."""
     at = _outside(item).rfind(mark)
     variant, count = (item, "1") if at < 0 else (item[:at], item[at + 1 :])
-    if not variant or not count.isdecimal() or int(count) < 1:
+    if not variant or not re.fullmatch("0*[1-9][0-9]{0,4}", count) or int(count) > _MOST:
         raise ValueError(f"{wrong} has the part {item!r}")
     return variant, int(count)
 

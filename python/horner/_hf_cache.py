@@ -6,7 +6,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 import horner
 
 from ._hf_masks import Seen, mask_text
-from ._hf_variants import SHAPES, of_layer
+from ._hf_variants import SHAPES, of_layer, with_cap
 
 
 class RecurrentLayer(CacheLayerMixin):
@@ -136,6 +136,7 @@ class RecurrentCache(Cache):
             given = config._attn_implementation
             raise ValueError(f"a RecurrentCache requires attn_implementation='horner', got {given!r}")
         kinds, kept = getattr(config, "layer_types", None), []
+        cap = getattr(config, "attn_logit_softcapping", None)
         for i in range(config.num_hidden_layers):
             window = getattr(config, "sliding_window", None)
             kind = kinds[i] if kinds else "sliding_attention" if window else "full_attention"
@@ -144,7 +145,13 @@ class RecurrentCache(Cache):
             seen = Seen(True, window if kind == "sliding_attention" else None)
             for variant in of_layer(config, name or None, i).variants:
                 _check_state(variant)
-                kept.append((_grows(variant, mask_text(variant, seen, None)), variant))
+                mask, capped = mask_text(variant, seen, None), with_cap(variant, cap)
+                kept.append((_grows(variant, mask), variant))
+                if _grows(capped, mask) and not _grows(variant, mask):
+                    raise ValueError(
+                        f"a RecurrentCache requires a finite state or a window, but {capped.text!r} has none: {capped.no_state}. "
+                        f"This model caps them (attn_logit_softcapping={cap}): use another cache"
+                    )
         if kept and all(grows for grows, _ in kept):
             variant = kept[0][1]
             raise ValueError(

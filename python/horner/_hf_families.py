@@ -43,15 +43,24 @@ def adds_positions(kind):
     return any(code is None or re.search(words, code, re.I) for code in sources)
 
 
-_scaling: dict[type, bool] = {}
+def scaled_in(code):
+    """How many of q and k a forward multiplies itself, by 1/sqrt(D) in all, and asks for a scale of 1."""
+    asks = re.search(r"\bscaling=1\.0\b", code) and re.search(r"self\.\w*scal", code)
+    if not asks and "* self.attention_head_size**-0.5" not in code:
+        return 0
+    return 2 if "key_states * self.scaling" in code else 1
+
+
+_scaled: dict[type, int] = {}
 
 
 @torch.compiler.assume_constant_result
-def scales_queries(kind):
-    """Whether a class of attention modules multiplies its queries by its `scaling` itself, as those of OPT and Whisper."""
-    if kind not in _scaling:
-        _scaling[kind] = re.search(r"q_proj\(\w+\) \* self\.scaling", _source(kind) or "") is not None
-    return _scaling[kind]
+def scales_itself(kind):
+    """How many of q and k a class of attention modules has scaled before: those of OPT, Whisper and ESM the queries, OpenAI's
+    Privacy Filter both."""
+    if kind not in _scaled:
+        _scaled[kind] = scaled_in(_source(kind.forward) or "")
+    return _scaled[kind]
 
 
 def _is_attention(module):

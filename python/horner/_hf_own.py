@@ -41,29 +41,21 @@ def attentions(model):
 
 
 def add_own(model):
-    """Gives every layer whose variants need more than q, k and v the module `horner` with their weights."""
-    for layer, module in list(attentions(model)):
-        config = module.config
-        implementation, _, name = (config._attn_implementation or "").partition(":")
-        if implementation != "horner":
-            continue
-        wanted = of_layer(config, name or None, module.layer_idx)
-        if getattr(module, "_horner_variant", None) == wanted.text:
-            continue
+    """Gives every layer whose variants need more than q, k and v the module `horner` with their weights. What cannot be is an
+    error before anything changes."""
+    for layer, module, wanted, own in list(_changes(model)):
         first = wanted.variants[0]
-        _check_module(module, first)
         if hasattr(layer, "horner"):
             del layer.horner
         module._horner_variant, module._horner_rope = wanted.text, first.rope or not adds_positions(type(module))
         module._horner_others = [name for name in _OTHER_ROWS if _takes(module, name)]
         module.__dict__["_horner_own"] = None  # not a submodule of its own: the layer has it
         _place_projections(module, first)
-        needs = any(_makes(module, variant) for variant in wanted.variants)
-        if (needs or not module._horner_rope) and not hasattr(module, "_horner_hook"):
+        if (own is not None or not module._horner_rope) and not hasattr(module, "_horner_hook"):
             module._horner_hook = module.register_forward_pre_hook(_remember, with_kwargs=True)
-        if not needs:
+        if own is None:
             continue
-        layer.horner = _weights(module, wanted)
+        layer.horner = own
         module.__dict__["_horner_own"] = layer.horner
         if first.short_conv and not first.mamba and not hasattr(module, "_horner_convolved"):
             rows, module._horner_convolved = 0, []
@@ -71,6 +63,20 @@ def add_own(model):
                 hook = functools.partial(_convolved, module, rows)
                 module._horner_convolved.append(projection.register_forward_hook(hook))
                 rows += projection.weight.shape[0]
+
+
+def _changes(model):
+    """The layers of a model that get another variant, with their attention and the new weights, None if there are none."""
+    for layer, module in attentions(model):
+        implementation, _, name = (module.config._attn_implementation or "").partition(":")
+        if implementation != "horner":
+            continue
+        wanted = of_layer(module.config, name or None, module.layer_idx)
+        if getattr(module, "_horner_variant", None) == wanted.text:
+            continue
+        _check_module(module, wanted.variants[0])
+        needs = any(_makes(module, variant) for variant in wanted.variants)
+        yield layer, module, wanted, _weights(module, wanted) if needs else None
 
 
 def _made(module, variant):

@@ -138,6 +138,11 @@ def with_stages(variant, stages):
     return find(horner.nn.with_stage(variant.text, ",".join(stages)))
 
 
+def with_cap(variant, cap):
+    """The variant with the model's cap of the scores, or with its own."""
+    return variant if cap is None or variant.own_cap else with_stages(variant, [f"softcap={cap!r}"])
+
+
 def with_sink(variant):
     """The variant with a learned sink in its denominator, where that is the sum of the weights."""
     return with_stages(variant, [_with_sink(variant.text)])

@@ -4,8 +4,10 @@ The library's kernels compute the result and its gradients. Tangents and gradien
 `torch.ops.horner.attend_reference`, which consists of torch's own operators. vmap becomes a larger batch.
 """
 
+import contextlib
+
 import torch
-from torch._C._functorch import TransformType
+from torch._C._functorch import TransformType, is_functorch_wrapped_tensor
 from torch._functorch import autograd_function, pyfunctorch
 from torch.autograd import forward_ad
 
@@ -39,25 +41,46 @@ def _functionalized():
     return TransformType.Functionalize in keys, alone
 
 
+def _prepared(settings, q, k, v, inputs):
+    """The tensors of the library's table, in its order and checked, with absent ones as None. Under autocast q, k and v have
+    its dtype, as its operator gives them, and autocast is off in the context: gradients, which may run later, are of the same
+    numbers."""
+    tensors = [q, k, v, *(inputs.get(name) for name in _NAMES[3:])]
+    for name, x in zip(_NAMES, tensors):
+        if x is not None and not is_functorch_wrapped_tensor(x) and x.numel() > 0 and not x.is_meta and x.untyped_storage().nbytes() == 0:
+            raise RuntimeError(f"{name} must be in memory, got a tensor whose storage was freed")
+    kind = q.device.type
+    context = contextlib.nullcontext()
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        context, dtype = torch.autocast(kind, enabled=False), torch.get_autocast_dtype(kind)
+        tensors[:3] = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.double else x for x in tensors[:3]]
+    with torch._C._DisableFuncTorch():  # which would wrap plain tensors too
+        settings.call(_ops.check_call.default, (), tensors)
+    return context, tensors
+
+
 def attend(settings, q, k, v, inputs) -> torch.Tensor:
-    """The tensors are those of the library's table, in its order; absent ones are None."""
-    settings, tensors = _Settings(tuple(settings)), (q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
+    settings = _Settings(tuple(settings))
+    context, tensors = _prepared(settings, q, k, v, inputs)
     functionalized, alone = _functionalized()
-    if functionalized:
-        return settings.call((_ops.attend if alone else _ops.attend_reference).default, (), tensors)
-    return _Attend.apply(settings, *tensors)
+    with context:
+        if functionalized:
+            return settings.call((_ops.attend if alone else _ops.attend_reference).default, (), tensors)
+        return _Attend.apply(settings, *tensors)
 
 
 def attend_rows(rows, settings, q, k, v, inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """With statistics of each row [rows, B, H, T], which have no gradient."""
-    settings, tensors = _Settings(tuple(settings), rows=rows), (q, k, v, *(inputs.get(name) for name in _NAMES[3:]))
+    settings = _Settings(tuple(settings), rows=rows)
+    context, tensors = _prepared(settings, q, k, v, inputs)
     functionalized, alone = _functionalized()
     if functionalized and not alone:
         raise RuntimeError(
             "horner.statistics and return_lse do not support torch.func.functionalize together with a derivative of torch.func: "
             "leave one of them out"
         )
-    return settings.call(_ops.attend_rows.default, (rows,), tensors) if functionalized else _AttendRows.apply(settings, *tensors)
+    with context:
+        return settings.call(_ops.attend_rows.default, (rows,), tensors) if functionalized else _AttendRows.apply(settings, *tensors)
 
 
 class _Settings:

@@ -27,10 +27,10 @@ import horner.nn
 
 from ._heads import all_heads, some_heads, variants_of
 from ._hf_cache import RecurrentCache
-from ._hf_families import check_class, check_modules, scales_queries
+from ._hf_families import check_class, check_modules, scales_itself
 from ._hf_masks import Seen, check_form, mask, mask_text, within
 from ._hf_own import add_own, attentions, joined, own_bias, own_inputs, rows_of, tied
-from ._hf_variants import SHAPES, find, of_config, of_layer, turn, with_sink, with_stages
+from ._hf_variants import SHAPES, find, of_config, of_layer, turn, with_cap, with_sink, with_stages
 
 __all__ = ["RecurrentCache", "register"]
 
@@ -130,13 +130,35 @@ def _watch(model):
         ]
 
 
+_FIELDS = ("_attn_implementation_internal", "horner_variant")  # what choosing an implementation sets in a config
+
+
+def _configs(model):
+    """Those of a model, of its parts and within them, each once."""
+    found, more = {}, [module.config for module in model.modules() if hasattr(module, "config")]
+    while more:
+        config = more.pop()
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            more += [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
+    return found.values()
+
+
 def _after_setting(method):
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
-        out = method(self, *args, **kwargs)
-        check_modules(self)
+        before = [(vars(c), {name: vars(c)[name] for name in _FIELDS if name in vars(c)}) for c in _configs(self)]
+        try:
+            out = method(self, *args, **kwargs)
+            check_modules(self)
+            add_own(self)
+        except Exception:  # then the model is as it was
+            for fields, old in before:
+                for name in _FIELDS:
+                    fields.pop(name, None)
+                fields.update(old)
+            raise
         _watch(self)
-        add_own(self)
         return out
 
     return wrapped
@@ -249,13 +271,10 @@ def _one_row(x):
 
 def _of_the_model(variant, stages, softcap, sink, bias):
     """What the model adds to the variant: a cap of the scores (Gemma 2), learned sinks (gpt-oss), a bias (T5)."""
-    stages, more = dict(stages), []
-    if softcap is not None and not variant.own_cap:
-        more.append(f"softcap={softcap!r}")
+    stages, variant = dict(stages), with_cap(variant, softcap)
     if bias is not None:
-        more += [] if "bias" in variant.inputs else ["bias"]
+        variant = with_stages(variant, [] if "bias" in variant.inputs else ["bias"])
         stages["bias"] = bias
-    variant = with_stages(variant, more)
     if sink is not None:
         variant, stages["sink"] = with_sink(variant), sink
     return variant, stages
@@ -351,8 +370,11 @@ def attention(module, query, key, value, attention_mask, name=None, dropout=0.0,
             f"{'a RecurrentCache' if cache is None else 'a paged cache'} does not support a mask [batch, heads, queries, keys]: pass "
             "padding as [batch, tokens]"
         )
-    if scaling == 1.0 and scales_queries(type(module)):  # not what features, norms and scales of the variant expect
-        query, scaling = query / module.scaling, module.scaling
+    scaled = scales_itself(type(module)) if scaling == 1.0 else 0
+    if scaled:  # not what features, norms and scales of the variant expect
+        scaling = query.shape[-1] ** -0.5
+        query = query / scaling ** (1 / scaled)
+        key = key / scaling**0.5 if scaled == 2 else key
     if stream is not None and dropout:
         raise NotImplementedError("a RecurrentCache does not support attention dropout: call model.eval()")
     call = _Call(module, rows_of(module), seen, stream, cache, weights, scaling, softcap, prefix, dropout, kwargs)

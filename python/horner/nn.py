@@ -324,6 +324,8 @@ class Attention(nn.Module):
             raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
         head_dim = head_dim or dim // heads
         self.parts, names = parts_of(variant, heads, kv_heads), variants_of(variant)
+        if short_conv is not None and short_conv != 0:
+            short_conv = horner._size("short_conv", short_conv)
         if self.parts is not None and short_conv:
             raise ValueError(f"the heads of {variant!r} have several variants, which share q, k and v: short_conv must be None or 0, got {short_conv}")
         variant = names[0] if self.parts is None else variant
@@ -368,12 +370,16 @@ class Attention(nn.Module):
         if not isinstance(x, torch.Tensor) or x.dim() != 3 or x.shape[2] != self.dim:
             got = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor [B, T, {self.dim}], got {got}")
-        if keep is not None and (not isinstance(keep, torch.Tensor) or keep.dtype != torch.bool or keep.shape != x.shape[:2]):
-            got = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, torch.Tensor) else type(keep).__name__
-            raise ValueError(f"keep must be a tensor {list(x.shape[:2])} of torch.bool, False where a token is padding, got {got}")
-        own = getattr(self, "horner", None) if own is None else own
         masks = {"keep": keep, "cu_seqlens": cu_seqlens, "bias": bias, "prefix": prefix}
         masks = {name: m for name, m in masks.items() if m is not None}
+        horner._check_tensors(x, x, x, masks)
+        if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):
+            got = f"{list(keep.shape)} {keep.dtype}"
+            raise ValueError(f"keep must be a tensor {list(x.shape[:2])} of torch.bool, False where a token is padding, got {got}")
+        if cu_seqlens is not None and (cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or len(cu_seqlens) < 2):
+            got = f"{list(cu_seqlens.shape)} {cu_seqlens.dtype}"
+            raise ValueError(f"cu_seqlens must be a tensor [n] of int32 or int64, 0 and the end of each sequence, got {got}")
+        own = getattr(self, "horner", None) if own is None else own
         T = x.shape[1]
         places = None if cu_seqlens is None else _places(T, cu_seqlens, x.device)[None]
         if self.mamba:
@@ -462,7 +468,10 @@ class TransformerBlock(nn.Module):
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
-        hidden = hidden or -(-8 * dim // 3 // 64) * 64
+        dim, eps = horner._size("dim", dim), horner._number("eps", eps, optional=False)
+        if not 0 <= eps < math.inf:
+            raise ValueError(f"eps must be a number from 0 on, got {eps}")
+        hidden = -(-8 * dim // 3 // 64) * 64 if hidden is None else horner._size("hidden", hidden)
         self.input_layernorm = nn.RMSNorm(dim, eps=eps, **where)
         self.self_attn = a = Attention(
             dim, heads, variant=variant, kv_heads=kv_heads, head_dim=head_dim, bias=bias, rope_theta=rope_theta,

@@ -181,8 +181,8 @@ static void attend_backward(const c10::OperatorHandle&, Stack* stack) {
 // torch.compile. What is known of them is checked by the same code, on tensors of the same sizes
 // without memory of their own.
 
-// Plain tensors like these. A symbolic size takes that of another tensor, or a usual one, of
-// batches and heads the least: it is checked when the graph runs.
+// Plain tensors like these; plain ones as they are. A symbolic size takes that of another tensor,
+// or a usual one, of batches and heads the least: it is checked when the graph runs.
 static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
   constexpr int64_t kUsual = 64;
   std::map<char, int64_t> known;
@@ -209,6 +209,10 @@ static attn::Inputs stand_ins(const attn::Spec& spec, const attn::Inputs& in) {
     if (!x.defined()) continue;
     check(x.device() == in.q.device(), i.name, " must be on the same device as q (", in.q.device(),
           "), got ", x.device());
+    if (x.is_cpu() && x.has_storage() && !attn::is_wrapped(x)) {  // whose numbers can be read
+      out.*i.at = x;
+      continue;
+    }
     std::vector<int64_t> sizes, strides(size_t(x.dim()));
     for (int64_t d = 0; d < x.dim(); ++d) {
       const std::string_view shape = attn::shape(i, spec);
@@ -414,6 +418,11 @@ static void autocast(const c10::OperatorHandle& op, Stack* stack) {
   for (IValue& result : c(op)) stack->push_back(std::move(result));
 }
 
+// Checks what is known of tensors whose numbers cannot be read, as of meta.
+static void check_call(const c10::OperatorHandle&, Stack* stack) {
+  read_checked(*stack);
+}
+
 // The definition, made of torch's operators: every transform of torch sees those.
 static void attend_reference(const c10::OperatorHandle&, Stack* stack) {
   const Call c = Call::read(*stack);
@@ -452,6 +461,7 @@ TORCH_LIBRARY(horner, m) {
   m.def(schema("attend_forward", "(Tensor, Tensor, Tensor)", "int rows, SymInt bytes, "));
   m.def(schema("attend_backward", "Tensor[]", "Tensor grad, int[] wanted, Tensor? kept, "));
   m.def(schema("attend_reference", "Tensor"));
+  m.def(schema("check_call", "()"), boxed<&check_call>());
   m.def(schema("why_not", "str"), boxed<&why_not>());
 }
 
@@ -465,6 +475,7 @@ TORCH_LIBRARY_IMPL(horner, CompositeImplicitAutograd, m) {
   m.impl("attend_reference", boxed<&attend_reference>());
 }
 TORCH_LIBRARY_IMPL(horner, FuncTorchBatchedDecomposition, m) {  // vmap sees torch's operators too
+  m.impl("check_call", boxed<&check_call>());
   m.impl("attend_reference", boxed<&attend_reference>());
 }
 TORCH_LIBRARY_IMPL(horner, Meta, m) {

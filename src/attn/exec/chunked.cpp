@@ -76,7 +76,7 @@ static at::Tensor corrected(const Spec& spec, const Inputs& in, const ChunkJob& 
 // How many keys the sums serve, up to each query.
 static at::Tensor served(const Prepared& p, const std::optional<Near>& near, const Carry* before) {
   if (!near) return p.count;
-  const at::Tensor n = p.seen.sums(near->keep.view({near->keep.size(0), 1, -1, 1}));
+  const at::Tensor n = p.seen.sums(near->keep.unsqueeze(1).unsqueeze(3));
   if (!before || !before->near_keep.defined()) return n;
   return n + (before->count - before->near_keep.sum(1)).view({-1, 1, 1, 1});
 }
@@ -91,7 +91,7 @@ struct Centre {
   Centre(const Prepared& p, const at::Tensor& q, const std::optional<Near>& near,
          const at::Tensor& late, const Carry* before) {
     if (near) {
-      const at::Tensor kept = near->keep.view({late.size(0), 1, -1, 1});
+      const at::Tensor kept = near->keep.unsqueeze(1).unsqueeze(3);
       keys = p.seen.sums(late.masked_fill(kept.logical_not(), 0));
     } else {
       keys = p.seen.sums(p.kept_keys());

@@ -150,7 +150,7 @@ struct DivisorOnGpu {
   at::Tensor over_lists(CumulativeGate z) const {
     at::Tensor share = in.denominator_gate.to(at::kDouble).exp().unsqueeze(-1);
     if (in.keep.defined())
-      share = share.masked_fill(in.keep.logical_not().view({in.k.size(0), 1, -1, 1}), 0);
+      share = share.masked_fill(in.keep.logical_not().unsqueeze(1).unsqueeze(3), 0);
     const at::Tensor sums = sums_over_keys(keys_seen(spec.mask, in), share).to(at::kFloat);
     at::Tensor Z = sums.clamp_min(z.least == 0 ? 1e-6 : z.least);
     if (z.times_count) Z = Z * counted.count();

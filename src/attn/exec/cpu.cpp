@@ -81,7 +81,7 @@ Prepared::Prepared(const Spec& spec, const Inputs& in, const at::Tensor& before,
     one_factor = scale_factor(spec, in);
     return;
   }
-  ones = in.keep.defined() ? in.keep.view({in.q.size(0), 1, -1, 1})
+  ones = in.keep.defined() ? in.keep.unsqueeze(1).unsqueeze(3)
                            : at::ones({1, 1, in.k.size(2), 1}, at::kBool);
   count = seen.sums(ones);
   if (before.defined()) count = count + before.view({-1, 1, 1, 1});

@@ -181,7 +181,7 @@ at::Tensor CountedKeys::keys() const {
   if (counted.defined()) return counted;
   const KeysSeen keys = keys_seen(mask, in);
   if (in.keep.defined()) {
-    counted = sums_over_keys(keys, in.keep.view({in.q.size(0), 1, -1, 1}));
+    counted = sums_over_keys(keys, in.keep.unsqueeze(1).unsqueeze(3));
   } else {
     counted = keys.hi - at::minimum(keys.lo, keys.hi);
     if (keys.from.defined()) counted = counted + (keys.to - keys.from);

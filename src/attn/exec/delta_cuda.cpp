@@ -93,7 +93,7 @@ struct Prepared {
     const at::Tensor gates = value_gates(spec, in, before);
     x.v = (gates.defined() ? in.v * gates.unsqueeze(-1) : in.v).to(at::kFloat).contiguous();
     if (in.keep.defined()) {
-      const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
+      const at::Tensor hidden = in.keep.logical_not().unsqueeze(1).unsqueeze(3);
       x.k = x.k.masked_fill(hidden, 0), x.v = x.v.masked_fill(hidden, 0);
     }
     if (is<Delta>(spec.values)) x.share = key_shares(spec, in, x.k).contiguous();
@@ -144,7 +144,7 @@ at::Tensor in_chunks(const Spec& spec, const Inputs& in, int64_t C, const at::Te
   if (const at::Tensor by = value_gates(spec, in, count); by.defined())
     v = (v * by.unsqueeze(-1)).to(at::kBFloat16);
   if (in.keep.defined()) {
-    const at::Tensor hidden = in.keep.logical_not().view({in.k.size(0), 1, -1, 1});
+    const at::Tensor hidden = in.keep.logical_not().unsqueeze(1).unsqueeze(3);
     k = k.masked_fill(hidden, 0), v = v.masked_fill(hidden, 0);
   }
   const at::Tensor q = mapped_on_gpu(spec.features, in.q, in.query_projection);

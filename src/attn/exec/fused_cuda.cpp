@@ -269,7 +269,7 @@ static CudaJob job_for(const TileKernels& kernels, const Spec& spec, const Input
 static at::Tensor listed_centre(const Spec& spec, const Inputs& in, const CountedKeys& counted,
                                 const at::Tensor& q, const at::Tensor& k) {
   at::Tensor kept = k;
-  if (in.keep.defined()) kept = k.masked_fill(in.keep.logical_not().view({k.size(0), 1, -1, 1}), 0);
+  if (in.keep.defined()) kept = k.masked_fill(in.keep.logical_not().unsqueeze(1).unsqueeze(3), 0);
   const at::Tensor mean = sums_over_keys(keys_seen(spec.mask, in), kept) / counted.count();
   return plain((q * mean.repeat_interleave(q.size(1) / k.size(1), 1)).sum(-1));
 }
