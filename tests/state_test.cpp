@@ -22,14 +22,6 @@ std::vector<Variant> streams() {
   return out;
 }
 
-// As a decoder goes: a prompt, tokens one by one, a few at once.
-at::Tensor stream(State& state, const Inputs& in, const std::vector<int64_t>& ends) {
-  std::vector<at::Tensor> results;
-  int64_t from = 0;
-  for (int64_t to : ends) results.push_back(step(state, tokens(in, from, to))), from = to;
-  return at::cat(results, 2);
-}
-
 StateShape shape_of(const Inputs& in) {
   return {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)};
 }
