@@ -119,6 +119,12 @@ TEST(EmulatedStreams, AreThoseOfAGpu) {
     step(state, tokens(in, 2, 3));
     EXPECT_EQ(emulator::launches() - before, 2) << name << ": attend and combine";
   }
+  const Inputs in = random_inputs(find("taylor2").spec, {.T = 60, .S = 60});
+  State state = make_state(find("taylor2").spec, {2, 2, 16, 16});
+  stream(state, in, {40});
+  const int64_t before = emulator::launches();
+  step(state, tokens(in, 40, 60));
+  EXPECT_EQ(emulator::launches(), before) << "a second prompt goes token by token";
   const State sums = make_state(find("centred_taylor2").spec, {2, 2, 16, 16});
   EXPECT_FALSE(sums.finite) << "sums in double";
   EXPECT_FALSE(sums.carry.keys.defined());

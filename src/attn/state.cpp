@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "attn/exec/by_series.h"
 #include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode.h"
@@ -240,6 +241,19 @@ static at::Tensor step_linear(State& s, const Inputs& in) {
   return finish(s.spec, in, sums);
 }
 
+// Many tokens after those of the sums, which become the sums after them: in linear time.
+static at::Tensor step_chunks(State& s, const Inputs& in) {
+  flush(s);
+  s.tokens += in.q.size(2);
+  if (in.q.is_cpu())
+    return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
+  Carry after = s.carry;
+  const at::Tensor o = exec::attend_by_series(s.spec, in, s.carry, after);
+  s.carry = after;
+  s.carry.count = after.count.contiguous();
+  return o;
+}
+
 // Prefill of an empty state on a GPU: attends to the whole prompt and folds it into the sums.
 static at::Tensor prefill(State& s, const Inputs& in) {
   State all = s;  // shares the sums, with room for the prompt
@@ -346,11 +360,8 @@ static at::Tensor step_finite(State& s, const Inputs& given) {
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
   const bool many = n >= kPrefill;
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
-  if (many && in.q.is_cpu() && !exec::has_nan_gates(in)) {
-    flush(s);
-    s.tokens += n;
-    return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
-  }
+  const bool in_chunks = in.q.is_cpu() || exec::why_no_series(s.spec).empty();
+  if (many && in_chunks && !exec::has_nan_gates(in)) return step_chunks(s, in);
   if (n == 1) return step_sums(s, in);
   std::vector<at::Tensor> results;
   for (int64_t t = 0; t < n; ++t) results.push_back(step_finite(s, tokens(in, t, t + 1)));
