@@ -203,6 +203,24 @@ TEST(States, OfAStreamingMaskKeepItsKeysOnly) {
   EXPECT_THROW(make_state(find("alibi:mask=streaming(first=3,size=7)").spec, {1, 1, 4, 4}), Error);
 }
 
+TEST(States, OfTheDeltaRuleCorrectEveryValueOnce) {
+  for (const char* name :
+       {"delta_exp", "delta_exp:decay=token_gate,input_gate=yes", "delta_exp:decay=slope",
+        "delta_taylor2", "delta:decay=token_gate", "delta_exp:features=identity"})
+    for (const bool padded : {false, true}) {
+      const Spec spec = find(name).spec;
+      const Inputs in = random_inputs(
+          spec, {.T = 150, .S = 150, .D = 5, .E = 6, .dtype = at::kDouble, .padded = padded});
+      State state = make_state(spec, shape_of(in), at::kDouble, 0);
+      std::vector<int64_t> ends{20, 29};
+      while (ends.back() < 140) ends.push_back(ends.back() + 1);
+      ends.push_back(150);
+      expect_near(stream(state, in, ends), execution("reference").run(spec, in, nullptr), 1e-9,
+                  name);
+      EXPECT_FALSE(state.recent.beta.defined()) << name;
+    }
+}
+
 struct Folder {
   fs::path path = fs::temp_directory_path() / ("horner_state_" + std::to_string(getpid()));
   Folder() { fs::create_directories(path); }

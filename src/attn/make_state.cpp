@@ -31,6 +31,10 @@ int64_t padded_size(int64_t channels) {
   return (channels + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
 }
 
+bool caches_corrected(const Spec& spec) {
+  return is<Delta>(spec.values) && !is<ChannelGate>(spec.decay);
+}
+
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {
   if (sees_future(spec.mask))
@@ -121,7 +125,10 @@ static void check_recent(const State& s, const std::string& from) {
   for (const Input& i : input_table()) {
     const at::Tensor& x = s.recent.*i.at;
     const std::string_view letters(i.shape);
-    const bool is_mask = i.at == &Inputs::keep, is_read = letters.starts_with("BGS");
+    const bool is_mask = i.at == &Inputs::keep;
+    const bool in_v = !s.finite && caches_corrected(s.spec) &&
+                      (i.at == &Inputs::beta || i.at == &Inputs::input_gate);
+    const bool is_read = letters.starts_with("BGS") && !in_v;
     const bool is_held = is_read && s.held > 0 && !(s.finite && letters.size() == 3);
     check(x.defined() || !is_held || (i.wanted && !i.wanted(s.spec)), from,
           ": missing tensor 'recent.", i.name, "'");

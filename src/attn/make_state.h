@@ -49,5 +49,7 @@ at::ScalarType sums_dtype(const State&);
 int64_t key_channels(const State&);  // of the recent keys
 int64_t near_keys(const Spec&);      // n of near=window(n), else 0
 int64_t padded_size(int64_t channels);
+// Whether a KV cache holds values after the delta rule has corrected them, without its gates.
+bool caches_corrected(const Spec&);
 
 }  // namespace horner::attn

@@ -8,6 +8,7 @@
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode.h"
 #include "attn/exec/decode_cuda.h"
+#include "attn/exec/delta.h"
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/near.h"
@@ -305,8 +306,7 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
 
 // Whether the decode kernel runs this variant over a KV cache. Its counts and gates are of all
 // keys.
-static bool has_kernel(const State& s) {
-  const Spec& spec = s.spec;
+static bool has_kernel(const State& s, const Spec& spec) {
   const bool whole =
       sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
   const bool cpu = s.carry.count.is_cpu();
@@ -331,12 +331,8 @@ static void append(State& s, const Inputs& in, int64_t n) {
   if (s.carry.keys.defined()) add_far_keys(s, n);
 }
 
-static at::Tensor step_keys(State& s, const Inputs& given) {
-  const auto [spec, in] = with_value_gates(s.spec, given, s.carry.count);
-  const int64_t n = in.q.size(2);
-  append(s, in, n);
-  add_counts(s, in);
-  if (n == 1 && has_kernel(s)) return result(s, in, in.q);
+// The newest inputs with all keys of the cache.
+static Inputs with_cached(const State& s, const Inputs& in) {
   Inputs all = in;
   for (const Input& i : input_table()) {
     const int64_t axis = axis_of(i, "S");
@@ -345,7 +341,31 @@ static at::Tensor step_keys(State& s, const Inputs& given) {
     if (x.dim() == 4) x = x.narrow(3, 0, (in.*i.at).size(3));
     all.*i.at = i.role == Role::mask ? x : x.to((in.*i.at).scalar_type());
   }
-  return attend(spec, all);
+  all.v = all.v.to(in.q.scalar_type());
+  return all;
+}
+
+// Values of the delta rule are corrected once, when they come: a later token finds them so.
+static at::Tensor step_keys(State& s, const Inputs& given) {
+  auto [spec, in] = with_value_gates(s.spec, given, s.carry.count);
+  const int64_t n = in.q.size(2);
+  const bool corrects = caches_corrected(spec);
+  if (corrects) {
+    const at::Tensor gates = value_gates(spec, in, s.carry.count);
+    if (gates.defined()) in.v = in.v * gates.unsqueeze(-1);
+    in.beta = in.input_gate = at::Tensor();
+  }
+  append(s, in, n);
+  add_counts(s, in);
+  if (corrects) {
+    Inputs keys = with_cached(s, in);
+    keys.beta = given.beta;
+    exec::correct_values(spec, keys, s.held - n,
+                         s.recent.v.narrow(2, 0, s.held).narrow(3, 0, s.shape.E));
+    spec.values = AsGiven{}, spec.input_gate = false;
+  }
+  if (n == 1 && has_kernel(s, spec)) return result(s, in, in.q);
+  return attend(spec, with_cached(s, in));
 }
 
 // `recent.keep` is defined from the first hidden key on: whether keys have been seen is then known
