@@ -130,6 +130,11 @@ TEST(EmulatedStreams, AreThoseOfAGpu) {
   EXPECT_FALSE(sums.carry.keys.defined());
 }
 
+TEST(EmulatedStreams, OfBfloat16KeepTheirKeysAsGiven) {
+  for (const char* name : {"softmax", "forgetting", "alibi", "sigmoid", "taylor2", "softcap"})
+    expect_kept_as_given(find(name).spec, at::kCPU, name);
+}
+
 INSTANTIATE_TEST_SUITE_P(Catalog, EmulatedStream, testing::ValuesIn(kStreamsOnGpu),
                          [](const auto& info) { return std::string(info.param); });
 

@@ -250,6 +250,33 @@ TEST(States, AreSavedAndLoaded) {
   }
 }
 
+TEST(States, OfBfloat16KeepTheirKeysAsGiven) {
+  for (const Variant& v : streams())
+    if (!caches_corrected(v.spec)) expect_kept_as_given(v.spec, at::kCPU, v.name);
+  for (const auto dtype : {at::kHalf, at::kFloat})
+    EXPECT_EQ(make_state(find("softmax").spec, {1, 1, 4, 4}, dtype, 0).kept, at::kFloat);
+}
+
+TEST(States, OfBfloat16AreLoadedAsTheyWereKept) {
+  const Folder folder;
+  const fs::path file = folder.path / "state.safetensors";
+  const Spec spec = find("softmax").spec;
+  const Inputs in = random_inputs(spec, {.T = 41, .S = 41, .D = 5, .E = 6, .dtype = at::kBFloat16});
+  for (const at::ScalarType kept : {at::kBFloat16, at::kFloat}) {
+    State state = make_state(spec, shape_of(in), at::kBFloat16);
+    state.kept = kept;
+    stream(state, in, {23, 40});
+    save(state, file);
+    State loaded = load_state(file);
+    EXPECT_EQ(loaded.recent.k.scalar_type(), kept);
+    const Inputs next = tokens(in, 40, 41);
+    EXPECT_TRUE(at::equal(step(loaded, next), step(state, next)));
+    state.recent.v = state.recent.v.to(kept == at::kFloat ? at::kBFloat16 : at::kFloat);
+    save(state, file);
+    EXPECT_THROW(load_state(file), Error);
+  }
+}
+
 TEST(States, OfDamagedFilesAreRefused) {
   const Folder folder;
   const fs::path file = folder.path / "state.safetensors";

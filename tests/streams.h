@@ -105,6 +105,29 @@ inline void expect_stream(const Spec& spec, Case c, const std::string& name) {
     EXPECT_LE(d.error, d.allowed) << name << " " << d.of << ", " << text(c);
 }
 
+// KV caches of bfloat16 inputs: those in float32 take twice the bytes and give the same bits.
+inline void expect_kept_as_given(const Spec& spec, at::Device device, const std::string& name) {
+  const Case c{.T = 90,
+               .S = 90,
+               .D = 24,
+               .E = 40,
+               .dtype = at::kBFloat16,
+               .device = device,
+               .seed = name.size(),
+               .padded = name.size() % 2 == 0};
+  const Inputs in = random_inputs(spec, c);
+  State as_given = make_state(spec, {c.B, c.G, c.D, c.E}, c.dtype, 0, device), as_sums = as_given;
+  as_sums.kept = at::kFloat;
+  EXPECT_EQ(as_given.kept, at::kBFloat16) << name;
+  std::vector<int64_t> ends{23, 26, 50};
+  while (ends.back() < c.T) ends.push_back(ends.back() + 1);
+  for (at::Tensor* x : {&as_sums.carry.count, &as_sums.carry.keys, &as_sums.carry.gates})
+    if (x->defined()) *x = x->clone();
+  EXPECT_TRUE(at::equal(stream(as_given, in, ends), stream(as_sums, in, ends))) << name;
+  for (at::Tensor Inputs::* x : {&Inputs::k, &Inputs::v})
+    EXPECT_EQ(2 * (as_given.recent.*x).nbytes(), (as_sums.recent.*x).nbytes()) << name;
+}
+
 inline Case small(uint64_t seed) {
   return {.T = 53, .S = 53, .D = 5, .E = 6, .dtype = at::kDouble, .seed = seed};
 }

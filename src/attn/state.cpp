@@ -296,7 +296,8 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
     if (axis < 0 || i.role == Role::mask || !from.defined()) continue;
     std::vector<int64_t> shape = from.sizes().vec();
     if (shape.size() == 4) shape[3] = padded_size(shape[3]);
-    grown(s.recent.*i.at, axis, shape, wide(from.scalar_type()));
+    const bool is_kept = i.at == &Inputs::k || i.at == &Inputs::v;
+    grown(s.recent.*i.at, axis, shape, is_kept ? s.kept : wide(from.scalar_type()));
   }
   if (s.recent.keep.defined()) grown(s.recent.keep, 1, {s.shape.B, 0}, at::kBool);
   if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined())

@@ -2,6 +2,7 @@
 // heads that read it, of near keys first. Then the state, once for all of those heads.
 #include "attn/kernels/cpu/decode/decode.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -23,7 +24,9 @@ struct Step {
   int64_t gh, b;      // b * G + key head, batch
   Scratch<R> scratch;
   R *x, *qT, *N, *W, *multiplier, *levels, *block, *share, *y, *kT;
-  R *centre, *rest;  // of each query head: what its scores are less; of what is far, e^-shift
+  R *centre, *rest;        // of each query head: what its scores are less; of what is far, e^-shift
+  R *wide_k, *wide_v;      // a block of a cache in bfloat16
+  const R *keys, *values;  // the first of the block
 
   Step(const Decode<R>& c, int64_t task, R* memory)
       : c(c),
@@ -41,6 +44,8 @@ struct Step {
     levels = scratch.take(lower * C), block = scratch.take(kBlock * C);
     share = scratch.take(kKeys), y = scratch.take(kKeys * c.E), kT = scratch.take(c.D * kKeys);
     centre = scratch.take(padded), rest = scratch.take(padded);
+    wide_k = scratch.take(c.k16 ? kKeys * c.width : 0);
+    wide_v = scratch.take(c.v16 ? kKeys * c.E : 0);
   }
 
   const R* key(int64_t s) const { return c.k + (gh * c.room + s) * c.width; }
@@ -49,6 +54,17 @@ struct Step {
   int64_t first_near() const { return c.to - c.near > c.from ? c.to - c.near : c.from; }
   double gate_sum(int64_t s) const { return c.decay[gh * c.room + s]; }
   double now() const { return c.decay && c.to > 0 ? gate_sum(c.to - 1) : 0; }
+
+  static const R* widened(const uint16_t* __restrict from, int64_t n, R* __restrict to) {
+    for (int64_t i = 0; i < n; ++i) to[i] = R(std::bit_cast<float>(uint32_t(from[i]) << 16));
+    return to;
+  }
+  // The block of n keys from s.
+  void read(int64_t s, int n) {
+    const int64_t at = gh * c.room + s;
+    keys = c.k16 ? widened(c.k16 + at * c.width, n * c.width, wide_k) : key(s);
+    values = c.v16 ? widened(c.v16 + at * c.E, n * c.E, wide_v) : value(s);
+  }
 
   bool kept(int64_t s) const { return !c.keep || c.keep[b * c.room + s]; }
   static R dot(const R* a, const R* b, int64_t n) {
@@ -61,11 +77,12 @@ struct Step {
     for (int r = 0; r < heads; ++r) {
       if (near) {
         const R *q = c.near_q + (gh * heads + r) * c.near_width,
-                *k = c.near_k + (gh * c.room + s) * c.near_width;
+                *k = c.near_k ? c.near_k + (gh * c.room + s) * c.near_width : keys;
         for (int j = 0; j < n; ++j)
           x[r * kKeys + j] = dot(q, k + j * c.near_width, c.near_width) * c.near_scale;
       } else {
-        for (int j = 0; j < n; ++j) x[r * kKeys + j] = dot(query(r), key(s + j), c.width) * c.scale;
+        for (int j = 0; j < n; ++j)
+          x[r * kKeys + j] = dot(query(r), keys + j * c.width, c.width) * c.scale;
       }
       if (c.softcap != 0)
         for (int j = 0; j < n; j += kL) {
@@ -89,7 +106,7 @@ struct Step {
     if (c.gate)
       for (int r = 0; r < heads; ++r)
         for (int j = 0; j < n; ++j) w[r * kKeys + j] *= c.gate[gh * c.room + s + j];
-    multiply<true>(ProductOf<R>{w, kKeys, 1, value(s), c.E, N, c.E, heads, int(c.E), n});
+    multiply<true>(ProductOf<R>{w, kKeys, 1, values, c.E, N, c.E, heads, int(c.E), n});
   }
 
   // N and W relative to a larger shift.
@@ -200,7 +217,7 @@ struct Step {
   void add_keys(const Weight& weight, int64_t from, int64_t to, R* top) {
     for (int64_t s = from; s < to; s += kKeys) {
       const int n = int(to - s < kKeys ? to - s : kKeys);
-      shares(s, n);
+      read(s, n), shares(s, n);
       weigh(weight, s, n, top);
     }
   }
