@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "attn/rollback.h"
 #include "core/check.h"
 #include "nan_gates.h"
 #include "streams.h"
@@ -275,6 +276,45 @@ TEST(States, OfBfloat16AreLoadedAsTheyWereKept) {
     save(state, file);
     EXPECT_THROW(load_state(file), Error);
   }
+}
+
+// What a state holds, without the room behind its newest token.
+std::vector<at::Tensor> contents(State s) {
+  std::vector<at::Tensor> all{at::scalar_tensor(s.tokens), at::scalar_tensor(s.held)};
+  for (const auto& [name, x] : tensors_of(s)) {
+    if (!x->defined()) continue;
+    const int64_t axis = x == &s.recent.keep ? 1 : 2;
+    all.push_back((name.starts_with("recent.") ? x->narrow(axis, 0, s.held) : *x).clone());
+  }
+  return all;
+}
+
+TEST(States, AreUndoneBitForBit) {
+  uint64_t seed = 1200;
+  for (const Variant& v : streams())
+    for (const int64_t buffer : {0, 3, 64}) {
+      Case c{.T = 100, .S = 100, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
+      if (seed % 3 == 0) c.dtype = at::kBFloat16;
+      Inputs in = random_inputs(v.spec, c);
+      if (in.decay.defined()) in.decay.select(2, 60).fill_(NAN);
+      const Inputs later = tokens(in, 30, 100);
+      State state = make_state(v.spec, shape_of(in), c.dtype, buffer);
+      stream(state, in, {23, 24, 29, 30});
+      for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{
+               {1}, {1, 2, 3, 4, 5, 6, 7}, {20}, {1, 31, 33, 69, 70}}) {
+        const Mark before = mark(state, ends.back());
+        const std::vector<at::Tensor> held = contents(state);
+        const at::Tensor o = stream(state, later, ends);
+        undo(state, before);
+        const std::vector<at::Tensor> again = contents(state);
+        ASSERT_EQ(again.size(), held.size()) << v.name;
+        for (size_t i = 0; i < held.size(); ++i)
+          EXPECT_TRUE(at::equal(again[i], held[i])) << v.name << " " << i << ", " << text(c);
+        EXPECT_TRUE(at::allclose(stream(state, later, ends), o, 0, 0, /*equal_nan=*/true))
+            << v.name << " with a buffer of " << buffer << ", " << text(c);
+        undo(state, before);
+      }
+    }
 }
 
 TEST(States, OfDamagedFilesAreRefused) {

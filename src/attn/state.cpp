@@ -422,6 +422,10 @@ static Inputs held_keys(const State& later, int64_t n) {
   return keys;
 }
 
+void reserve(State& s, int64_t n) {
+  if (!s.finite && s.held > 0) make_room(s, held_keys(s, 0), n);
+}
+
 void merge(State& state, const State& later) {
   check(text(state.spec) == text(later.spec), "cannot merge states of two variants: '",
         text(state.spec), "' and '", text(later.spec), "'");
