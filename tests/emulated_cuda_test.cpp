@@ -13,6 +13,11 @@
 #include "instruments/verify.h"
 #include "nan_gates.h"
 #include "near_ones.h"
+#include "streams.h"
+
+namespace emulator {
+int64_t launches();
+}
 
 namespace horner::attn {
 
@@ -184,6 +189,47 @@ TEST(EmulatedCudaNearKeys, GiveMeansOfOnes) {
   for (at::ScalarType dtype : {at::kBFloat16, at::kFloat})
     expect_means_of_ones({"fused_cuda", "chunked_cuda"}, dtype, at::kCPU);
 }
+
+class EmulatedStream : public testing::TestWithParam<const char*> {};
+
+TEST_P(EmulatedStream, GivesWhatTheReferenceGives) {
+  const std::string name = GetParam();
+  uint64_t seed = name.size();
+  for (at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kHalf}) {
+    Case c{.H = 3, .G = 1, .D = 24, .E = 24, .dtype = dtype, .seed = ++seed};
+    c.padded = seed % 2 == 0;
+    if (dtype == at::kFloat) c.B = 1, c.H = c.G = 2, c.D = c.E = name == "taylor3" ? 16 : 64;
+    expect_stream(find(name).spec, c, name);
+  }
+}
+
+TEST(EmulatedStreams, AreThoseOfAGpu) {
+  for (const char* name : {"softmax", "forgetting", "taylor2", "linear_decay"}) {
+    const Inputs in = random_inputs(find(name).spec, {.T = 3, .S = 3});
+    State state = make_state(find(name).spec, {2, 2, 16, 16});
+    stream(state, in, {1, 2});
+    const int64_t before = emulator::launches();
+    step(state, tokens(in, 2, 3));
+    EXPECT_EQ(emulator::launches() - before, 2) << name << ": attend and combine";
+  }
+  const Inputs in = random_inputs(find("taylor2").spec, {.T = 60, .S = 60});
+  State state = make_state(find("taylor2").spec, {2, 2, 16, 16});
+  stream(state, in, {40});
+  const int64_t before = emulator::launches();
+  step(state, tokens(in, 40, 60));
+  EXPECT_EQ(emulator::launches(), before) << "a second prompt goes token by token";
+  const State sums = make_state(find("centred_taylor2").spec, {2, 2, 16, 16});
+  EXPECT_FALSE(sums.finite) << "sums in double";
+  EXPECT_FALSE(sums.carry.keys.defined());
+}
+
+TEST(EmulatedStreams, OfBfloat16KeepTheirKeysAsGiven) {
+  for (const char* name : {"softmax", "forgetting", "alibi", "sigmoid", "taylor2", "softcap"})
+    expect_kept_as_given(find(name).spec, at::kCPU, name);
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalog, EmulatedStream, testing::ValuesIn(kStreamsOnGpu),
+                         [](const auto& info) { return std::string(info.param); });
 
 INSTANTIATE_TEST_SUITE_P(Catalog, EmulatedCuda, testing::ValuesIn(rows()),
                          [](const auto& info) { return name(info.param); });

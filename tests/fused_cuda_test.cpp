@@ -9,6 +9,7 @@
 #include "attn/inputs.h"
 #include "attn/state.h"
 #include "instruments/bench.h"
+#include "streams.h"
 
 namespace horner::attn {
 
@@ -241,33 +242,15 @@ TEST_F(Cuda, ScoresLessLogCountAreRight) {
                         .padded = padded});
 }
 
-// A prompt, then tokens one by one: as if all were attended to at once.
 TEST_F(Cuda, StatesGiveWhatTheReferenceGives) {
-  constexpr int64_t T = 150, kPrompt = 40, kLater = 60;
-  for (const char* name :
-       {"softmax", "softmax_window", "l2", "gated_decay", "taylor2", "taylor3", "taylor4",
-        "centred_taylor2", "linear_elu", "retention", "entmax15", "delta", "gated_delta", "gla",
-        "hgrn2", "kda", "delta_taylor2", "near_taylor2", "lolcats"})
-    for (int64_t D : {24, 64}) {
-      const Spec spec = find(name).spec;
-      const Inputs in = random_inputs(
-          spec, {.H = 6, .G = 2, .T = T, .S = T, .D = D, .E = D, .device = at::kCUDA});
-      Inputs exact = in;
-      for (const Input& i : input_table())
-        if ((in.*i.at).defined()) exact.*i.at = (in.*i.at).to(at::kDouble);
-      const at::Tensor truth = execution("reference").run(spec, exact, nullptr);
-      const auto distance = [&](const at::Tensor& o) {
-        return (o - truth).abs().max().item<double>();
-      };
-      State state = make_state(spec, {in.k.size(0), 2, D, D}, at::kFloat, 64, at::kCUDA);
-      std::vector<at::Tensor> results{step(state, tokens(in, 0, kPrompt)),
-                                      step(state, tokens(in, kPrompt, kLater))};
-      for (int64_t t = kLater; t < T; ++t) results.push_back(step(state, tokens(in, t, t + 1)));
-      const double own = distance(execution("reference").run(spec, in, nullptr));
-      EXPECT_LE(distance(at::cat(results, 2)),
-                2 * own + 16 * 1.2e-7 * (1 + truth.abs().max().item<double>()))
-          << name << " " << D;
-    }
+  uint64_t seed = 0;
+  for (const char* name : kStreamsOnGpu)
+    for (at::ScalarType dtype : kDtypes)
+      for (int64_t D : {24, 64}) {
+        Case c{.H = 6, .G = 2, .D = D, .E = D, .dtype = dtype, .device = at::kCUDA, .seed = ++seed};
+        c.padded = seed % 4 > 1;
+        expect_stream(find(name).spec, c, name);
+      }
 }
 
 TEST_F(Cuda, TheSameBitsComeOutWhenTorchAsks) {

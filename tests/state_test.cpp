@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "attn/rollback.h"
 #include "core/check.h"
 #include "nan_gates.h"
 #include "streams.h"
@@ -20,14 +21,6 @@ std::vector<Variant> streams() {
         (!why_no_state(v.spec).empty() || feature_count(v.spec, 5) < 5000))
       out.push_back(v);
   return out;
-}
-
-// As a decoder goes: a prompt, tokens one by one, a few at once.
-at::Tensor stream(State& state, const Inputs& in, const std::vector<int64_t>& ends) {
-  std::vector<at::Tensor> results;
-  int64_t from = 0;
-  for (int64_t to : ends) results.push_back(step(state, tokens(in, from, to))), from = to;
-  return at::cat(results, 2);
 }
 
 StateShape shape_of(const Inputs& in) {
@@ -211,6 +204,24 @@ TEST(States, OfAStreamingMaskKeepItsKeysOnly) {
   EXPECT_THROW(make_state(find("alibi:mask=streaming(first=3,size=7)").spec, {1, 1, 4, 4}), Error);
 }
 
+TEST(States, OfTheDeltaRuleCorrectEveryValueOnce) {
+  for (const char* name :
+       {"delta_exp", "delta_exp:decay=token_gate,input_gate=yes", "delta_exp:decay=slope",
+        "delta_taylor2", "delta:decay=token_gate", "delta_exp:features=identity"})
+    for (const bool padded : {false, true}) {
+      const Spec spec = find(name).spec;
+      const Inputs in = random_inputs(
+          spec, {.T = 150, .S = 150, .D = 5, .E = 6, .dtype = at::kDouble, .padded = padded});
+      State state = make_state(spec, shape_of(in), at::kDouble, 0);
+      std::vector<int64_t> ends{20, 29};
+      while (ends.back() < 140) ends.push_back(ends.back() + 1);
+      ends.push_back(150);
+      expect_near(stream(state, in, ends), execution("reference").run(spec, in, nullptr), 1e-9,
+                  name);
+      EXPECT_FALSE(state.recent.beta.defined()) << name;
+    }
+}
+
 struct Folder {
   fs::path path = fs::temp_directory_path() / ("horner_state_" + std::to_string(getpid()));
   Folder() { fs::create_directories(path); }
@@ -238,6 +249,72 @@ TEST(States, AreSavedAndLoaded) {
       EXPECT_TRUE(at::equal(step(loaded, next), step(state, next))) << v.name;
     }
   }
+}
+
+TEST(States, OfBfloat16KeepTheirKeysAsGiven) {
+  for (const Variant& v : streams())
+    if (!caches_corrected(v.spec)) expect_kept_as_given(v.spec, at::kCPU, v.name);
+  for (const auto dtype : {at::kHalf, at::kFloat})
+    EXPECT_EQ(make_state(find("softmax").spec, {1, 1, 4, 4}, dtype, 0).kept, at::kFloat);
+}
+
+TEST(States, OfBfloat16AreLoadedAsTheyWereKept) {
+  const Folder folder;
+  const fs::path file = folder.path / "state.safetensors";
+  const Spec spec = find("softmax").spec;
+  const Inputs in = random_inputs(spec, {.T = 41, .S = 41, .D = 5, .E = 6, .dtype = at::kBFloat16});
+  for (const at::ScalarType kept : {at::kBFloat16, at::kFloat}) {
+    State state = make_state(spec, shape_of(in), at::kBFloat16);
+    state.kept = kept;
+    stream(state, in, {23, 40});
+    save(state, file);
+    State loaded = load_state(file);
+    EXPECT_EQ(loaded.recent.k.scalar_type(), kept);
+    const Inputs next = tokens(in, 40, 41);
+    EXPECT_TRUE(at::equal(step(loaded, next), step(state, next)));
+    state.recent.v = state.recent.v.to(kept == at::kFloat ? at::kBFloat16 : at::kFloat);
+    save(state, file);
+    EXPECT_THROW(load_state(file), Error);
+  }
+}
+
+// What a state holds, without the room behind its newest token.
+std::vector<at::Tensor> contents(State s) {
+  std::vector<at::Tensor> all{at::scalar_tensor(s.tokens), at::scalar_tensor(s.held)};
+  for (const auto& [name, x] : tensors_of(s)) {
+    if (!x->defined()) continue;
+    const int64_t axis = x == &s.recent.keep ? 1 : 2;
+    all.push_back((name.starts_with("recent.") ? x->narrow(axis, 0, s.held) : *x).clone());
+  }
+  return all;
+}
+
+TEST(States, AreUndoneBitForBit) {
+  uint64_t seed = 1200;
+  for (const Variant& v : streams())
+    for (const int64_t buffer : {0, 3, 64}) {
+      Case c{.T = 100, .S = 100, .D = 5, .E = 6, .seed = ++seed, .padded = seed % 2 == 0};
+      if (seed % 3 == 0) c.dtype = at::kBFloat16;
+      Inputs in = random_inputs(v.spec, c);
+      if (in.decay.defined()) in.decay.select(2, 60).fill_(NAN);
+      const Inputs later = tokens(in, 30, 100);
+      State state = make_state(v.spec, shape_of(in), c.dtype, buffer);
+      stream(state, in, {23, 24, 29, 30});
+      for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{
+               {1}, {1, 2, 3, 4, 5, 6, 7}, {20}, {1, 31, 33, 69, 70}}) {
+        const Mark before = mark(state, ends.back());
+        const std::vector<at::Tensor> held = contents(state);
+        const at::Tensor o = stream(state, later, ends);
+        undo(state, before);
+        const std::vector<at::Tensor> again = contents(state);
+        ASSERT_EQ(again.size(), held.size()) << v.name;
+        for (size_t i = 0; i < held.size(); ++i)
+          EXPECT_TRUE(at::equal(again[i], held[i])) << v.name << " " << i << ", " << text(c);
+        EXPECT_TRUE(at::allclose(stream(state, later, ends), o, 0, 0, /*equal_nan=*/true))
+            << v.name << " with a buffer of " << buffer << ", " << text(c);
+        undo(state, before);
+      }
+    }
 }
 
 TEST(States, OfDamagedFilesAreRefused) {

@@ -31,6 +31,14 @@ int64_t padded_size(int64_t channels) {
   return (channels + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
 }
 
+bool caches_corrected(const Spec& spec) {
+  return is<Delta>(spec.values) && !is<ChannelGate>(spec.decay);
+}
+
+at::ScalarType cache_dtype(const Spec& spec, at::ScalarType of_inputs) {
+  return of_inputs == at::kBFloat16 && !caches_corrected(spec) ? of_inputs : wide(of_inputs);
+}
+
 State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype, int64_t buffer,
                  at::Device device) {
   if (sees_future(spec.mask))
@@ -53,7 +61,7 @@ State make_state(const Spec& spec, const StateShape& shape, at::ScalarType dtype
            : exec::sums_dtype(spec, dtype) == at::kFloat && exec::why_not_on_gpu(shape).empty());
   const bool folds =
       why_no_state(spec).empty() && exec::why_lacking(spec, exec::kChunkedHas).empty();
-  State s{spec, shape, dtype, buffer > 0 && folds && held_there};
+  State s{spec, shape, dtype, buffer > 0 && folds && held_there, cache_dtype(spec, dtype)};
   const int64_t near = near_keys(spec);
   s.room = s.finite ? near + buffer : 0;
   const auto exact = at::TensorOptions(at::kDouble).device(device);
@@ -112,17 +120,23 @@ std::vector<std::pair<std::string, at::Tensor*>> tensors_of(State& s) {
 static void check_recent(const State& s, const std::string& from) {
   const auto [B, G, D, E] = s.shape;
   const auto fits = [&](const std::string& name, const at::Tensor& x, at::IntArrayRef sizes,
-                        bool is_mask) {
+                        bool is_mask, bool is_kept = false) {
     const at::ScalarType type = x.scalar_type();
-    const bool right = is_mask ? type == at::kBool : type == at::kFloat || type == at::kDouble;
-    check(x.sizes() == sizes && right, from, ": 'recent.", name, "' must be ", sizes,
-          is_mask ? " of bool" : " of float32 or float64", ", got ", x.sizes(), " of ",
-          dtype_name(type));
+    const bool whole = type == at::kFloat || type == at::kDouble;
+    const bool right = is_mask ? type == at::kBool : is_kept ? type == s.kept : whole;
+    check(x.sizes() == sizes && right, from, ": 'recent.", name, "' must be ", sizes, " of ",
+          is_mask   ? "bool"
+          : is_kept ? dtype_name(s.kept)
+                    : "float32 or float64",
+          ", got ", x.sizes(), " of ", dtype_name(type));
   };
   for (const Input& i : input_table()) {
     const at::Tensor& x = s.recent.*i.at;
     const std::string_view letters(i.shape);
-    const bool is_mask = i.at == &Inputs::keep, is_read = letters.starts_with("BGS");
+    const bool is_mask = i.at == &Inputs::keep;
+    const bool in_v = !s.finite && caches_corrected(s.spec) &&
+                      (i.at == &Inputs::beta || i.at == &Inputs::input_gate);
+    const bool is_read = letters.starts_with("BGS") && !in_v;
     const bool is_held = is_read && s.held > 0 && !(s.finite && letters.size() == 3);
     check(x.defined() || !is_held || (i.wanted && !i.wanted(s.spec)), from,
           ": missing tensor 'recent.", i.name, "'");
@@ -132,7 +146,7 @@ static void check_recent(const State& s, const std::string& from) {
     std::vector<int64_t> sizes{B, G, s.room, padded_size(channels)};
     if (letters.size() == 3) sizes.pop_back();
     if (is_mask) sizes = {B, s.room};
-    fits(i.name, x, sizes, is_mask);
+    fits(i.name, x, sizes, is_mask, !s.finite && (i.at == &Inputs::k || i.at == &Inputs::v));
   }
   const bool decays = is<TokenGate>(s.spec.decay) || is<HeadSlope>(s.spec.decay);
   check(s.decay_sums.defined() || !decays || s.held == 0, from, ": missing tensor 'recent.fades'");
@@ -177,6 +191,9 @@ State state_of(const Spec& spec, const StateShape& shape, at::ScalarType dtype,
           "' must be a dense tensor on ", device.str());
     *x = given.clone(at::MemoryFormat::Contiguous);
   }
+  // A cache of bfloat16 inputs may be in float32: files had it so, and the numbers are the same.
+  if (!s.finite && s.recent.k.defined() && s.recent.k.scalar_type() == wide(dtype))
+    s.kept = wide(dtype);
   check_recent(s, from);
   return s;
 }

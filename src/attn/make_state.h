@@ -17,8 +17,9 @@ struct State {
   StateShape shape;
   at::ScalarType dtype;  // of the inputs
   bool finite;
-  int64_t tokens = 0;  // so far
-  Carry carry;         // only count and gates where the state is not finite
+  at::ScalarType kept = at::kFloat;  // dtype of the keys and values in a KV cache
+  int64_t tokens = 0;                // so far
+  Carry carry;                       // only count and gates where the state is not finite
   // The `held` most recent tokens, in [B, G, room, ..]: those not folded into a finite state yet,
   // or the KV cache. While single tokens come, the last of them are the near keys, which `carry`
   // does not have then.
@@ -49,5 +50,9 @@ at::ScalarType sums_dtype(const State&);
 int64_t key_channels(const State&);  // of the recent keys
 int64_t near_keys(const Spec&);      // n of near=window(n), else 0
 int64_t padded_size(int64_t channels);
+// Whether a KV cache holds values after the delta rule has corrected them, without its gates.
+bool caches_corrected(const Spec&);
+// Of the keys and values in a KV cache: as they are given, where they are bfloat16, else as sums.
+at::ScalarType cache_dtype(const Spec&, at::ScalarType of_inputs);
 
 }  // namespace horner::attn

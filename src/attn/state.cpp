@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "attn/exec/by_series.h"
 #include "attn/exec/chunked.h"
 #include "attn/exec/cpu.h"
 #include "attn/exec/decode.h"
 #include "attn/exec/decode_cuda.h"
+#include "attn/exec/delta.h"
 #include "attn/exec/delta_cuda.h"
 #include "attn/exec/exec.h"
 #include "attn/exec/near.h"
@@ -240,6 +242,19 @@ static at::Tensor step_linear(State& s, const Inputs& in) {
   return finish(s.spec, in, sums);
 }
 
+// Many tokens after those of the sums, which become the sums after them: in linear time.
+static at::Tensor step_chunks(State& s, const Inputs& in) {
+  flush(s);
+  s.tokens += in.q.size(2);
+  if (in.q.is_cpu())
+    return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
+  Carry after = s.carry;
+  const at::Tensor o = exec::attend_by_series(s.spec, in, s.carry, after);
+  s.carry = after;
+  s.carry.count = after.count.contiguous();
+  return o;
+}
+
 // Prefill of an empty state on a GPU: attends to the whole prompt and folds it into the sums.
 static at::Tensor prefill(State& s, const Inputs& in) {
   State all = s;  // shares the sums, with room for the prompt
@@ -281,7 +296,8 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
     if (axis < 0 || i.role == Role::mask || !from.defined()) continue;
     std::vector<int64_t> shape = from.sizes().vec();
     if (shape.size() == 4) shape[3] = padded_size(shape[3]);
-    grown(s.recent.*i.at, axis, shape, wide(from.scalar_type()));
+    const bool is_kept = i.at == &Inputs::k || i.at == &Inputs::v;
+    grown(s.recent.*i.at, axis, shape, is_kept ? s.kept : wide(from.scalar_type()));
   }
   if (s.recent.keep.defined()) grown(s.recent.keep, 1, {s.shape.B, 0}, at::kBool);
   if (const at::Tensor g = log_gates(s.spec.decay, in); g.defined())
@@ -291,8 +307,7 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
 
 // Whether the decode kernel runs this variant over a KV cache. Its counts and gates are of all
 // keys.
-static bool has_kernel(const State& s) {
-  const Spec& spec = s.spec;
+static bool has_kernel(const State& s, const Spec& spec) {
   const bool whole =
       sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
   const bool cpu = s.carry.count.is_cpu();
@@ -317,12 +332,8 @@ static void append(State& s, const Inputs& in, int64_t n) {
   if (s.carry.keys.defined()) add_far_keys(s, n);
 }
 
-static at::Tensor step_keys(State& s, const Inputs& given) {
-  const auto [spec, in] = with_value_gates(s.spec, given, s.carry.count);
-  const int64_t n = in.q.size(2);
-  append(s, in, n);
-  add_counts(s, in);
-  if (n == 1 && has_kernel(s)) return result(s, in, in.q);
+// The newest inputs with all keys of the cache.
+static Inputs with_cached(const State& s, const Inputs& in) {
   Inputs all = in;
   for (const Input& i : input_table()) {
     const int64_t axis = axis_of(i, "S");
@@ -331,7 +342,31 @@ static at::Tensor step_keys(State& s, const Inputs& given) {
     if (x.dim() == 4) x = x.narrow(3, 0, (in.*i.at).size(3));
     all.*i.at = i.role == Role::mask ? x : x.to((in.*i.at).scalar_type());
   }
-  return attend(spec, all);
+  all.v = all.v.to(in.q.scalar_type());
+  return all;
+}
+
+// Values of the delta rule are corrected once, when they come: a later token finds them so.
+static at::Tensor step_keys(State& s, const Inputs& given) {
+  auto [spec, in] = with_value_gates(s.spec, given, s.carry.count);
+  const int64_t n = in.q.size(2);
+  const bool corrects = caches_corrected(spec);
+  if (corrects) {
+    const at::Tensor gates = value_gates(spec, in, s.carry.count);
+    if (gates.defined()) in.v = in.v * gates.unsqueeze(-1);
+    in.beta = in.input_gate = at::Tensor();
+  }
+  append(s, in, n);
+  add_counts(s, in);
+  if (corrects) {
+    Inputs keys = with_cached(s, in);
+    keys.beta = given.beta;
+    exec::correct_values(spec, keys, s.held - n,
+                         s.recent.v.narrow(2, 0, s.held).narrow(3, 0, s.shape.E));
+    spec.values = AsGiven{}, spec.input_gate = false;
+  }
+  if (n == 1 && has_kernel(s, spec)) return result(s, in, in.q);
+  return attend(spec, with_cached(s, in));
 }
 
 // `recent.keep` is defined from the first hidden key on: whether keys have been seen is then known
@@ -346,11 +381,8 @@ static at::Tensor step_finite(State& s, const Inputs& given) {
   constexpr int64_t kPrefill = 16;  // from this length on, chunks are faster than single tokens
   const bool many = n >= kPrefill;
   if (many && in.q.is_cuda() && s.tokens == 0) return prefill(s, in);
-  if (many && in.q.is_cpu() && !exec::has_nan_gates(in)) {
-    flush(s);
-    s.tokens += n;
-    return exec::attend_in_chunks(s.spec, in, exec::cut(s.spec, in), &s.carry, &s.carry, true);
-  }
+  const bool in_chunks = in.q.is_cpu() || exec::why_no_series(s.spec).empty();
+  if (many && in_chunks && !exec::has_nan_gates(in)) return step_chunks(s, in);
   if (n == 1) return step_sums(s, in);
   std::vector<at::Tensor> results;
   for (int64_t t = 0; t < n; ++t) results.push_back(step_finite(s, tokens(in, t, t + 1)));
@@ -388,6 +420,10 @@ static Inputs held_keys(const State& later, int64_t n) {
     keys.slope = (sums.select(2, 0) - before).select(0, 0);
   }
   return keys;
+}
+
+void reserve(State& s, int64_t n) {
+  if (!s.finite && s.held > 0) make_room(s, held_keys(s, 0), n);
 }
 
 void merge(State& state, const State& later) {

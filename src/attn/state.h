@@ -19,6 +19,9 @@ at::Tensor attend_from(const Spec&, const Inputs&, const Carry& before, Carry* a
 // same as attending to all tokens so far. Without gradients.
 at::Tensor step(State&, const Inputs&);
 
+// Room for n more tokens in a KV cache that is not empty: no step within them makes it larger.
+void reserve(State&, int64_t n);
+
 // Folds the buffered tokens into the sums.
 void flush(State&);
 

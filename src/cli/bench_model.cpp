@@ -60,7 +60,7 @@ static void measure(const ModelTiming& t, ModelRow& row) try {
   nn::hidden(m, prompt, {.states = &states});
   constexpr double kGrowth = 3;  // a cache that grows has twice the room, and is copied
   for (int64_t n = kShortest; n <= std::min(kLongest, m.config.positions); n *= 4) {
-    const bool fits = kGrowth * kept(config, at::kFloat, n) < instruments::free_bytes();
+    const bool fits = kGrowth * kept(config, dtype, n) < instruments::free_bytes();
     if (n > kShortest && t.device.is_cpu() && !fits) break;
     for (nn::LayerState& layer : states)
       for (attn::State& part : layer.parts) attn::repeat(part, std::min(n, most));

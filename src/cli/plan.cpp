@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "attn/attend.h"
+#include "attn/inputs.h"
+#include "attn/make_state.h"
 #include "cli/options.h"
 #include "cli/plan_train.h"
 #include "cli/run.h"
@@ -35,7 +37,7 @@ struct Planned {
   int chunk = 0;                         // tokens
   std::vector<Way> ways;
   double smaller = 0, cheaper = 0, faster = 0;  // from so many tokens on
-  std::string chosen, why;
+  std::string chosen, why, cached;              // dtype of the KV cache
 };
 
 // A tensor of that shape without memory.
@@ -65,7 +67,9 @@ static void choose(const PlanOptions& o, Planned& p) {
 static Planned planned(const PlanOptions& o) {
   Planned p{attn::find(o.variant)};
   const attn::Spec& spec = p.variant.spec;
-  const double element = double(c10::elementSize(cli::dtype(o.dtype)));
+  const auto cached = attn::cache_dtype(spec, cli::dtype(o.dtype));
+  const double element = double(c10::elementSize(cached));
+  p.cached = attn::dtype_name(cached);
   p.cache_bytes = double(o.D + o.E) * element * double(o.tokens);
   p.why_no_state = attn::why_no_state(spec);
   const double T = double(o.tokens);
@@ -79,7 +83,7 @@ static Planned planned(const PlanOptions& o) {
     p.too_large = attn::why_too_large(spec, {o.batch, o.key_heads, o.D, o.E});
     p.chunk = attn::chunk_length(spec, o.D, o.E);
     p.smaller = std::ceil(p.state_bytes / (double(o.D + o.E) * element));
-    p.faster = std::ceil(attn::decode_crossover(spec, o.D, o.E));
+    p.faster = std::ceil(attn::decode_crossover(spec, o.D, o.E) * sizeof(float) / element);
     const double chunked =
         2 * attn::work_in_chunks(spec, int64_t(1) << 40, o.D, o.E) / double(int64_t(1) << 40);
     p.cheaper = std::ceil(chunked / double(o.D + o.E));
@@ -141,8 +145,8 @@ static void print(const Planned& p, const PlanOptions& o) {
               << " tokens on, the state is smaller than the KV cache\n"
               << "  from " << count_text(p.cheaper)
               << " tokens on, chunks take fewer FLOPs than tiles\n"
-              << "  from " << count_text(p.faster)
-              << " tokens on, the state decodes faster than a float32 KV cache\n";
+              << "  from " << count_text(p.faster) << " tokens on, the state decodes faster than a "
+              << p.cached << " KV cache\n";
   std::cout << "\n" << paragraph(bold("auto") + " chooses " + green(p.chosen) + " (" + p.why + ")");
 }
 
@@ -191,9 +195,8 @@ Action plan(CLI::App& app) {
   positive(app, "--layers", o->layers, "N", "layers [1, or those of the pattern]");
   positive(app, "--batch", o->batch, "N", "batch size [1]");
   positive(app, "-t,--tokens", o->tokens, "N", "context length [4096]");
-  choices(
-      option(app, "--dtype", o->dtype, "NAME", "dtype of the inputs and the KV cache [float32]"),
-      {dtype_names()});
+  choices(option(app, "--dtype", o->dtype, "NAME", "dtype of the inputs [float32]"),
+          {dtype_names()});
   app.add_flag("--json", o->json, "print as JSON");
   const auto training = std::make_shared<TrainingPlan>();
   const auto train = std::make_shared<bool>(false);

@@ -4,8 +4,10 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 
+#include "attn/rollback.h"
 #include "core/median.h"
 #include "core/stopwatch.h"
 #include "instruments/bench.h"
@@ -50,15 +52,15 @@ std::vector<DecodeTime> time_decoding(const Spec& spec, const Stream& s,
     while (state.tokens < context && !stop())
       step(state, tokens(prompt, 0, std::min(kPrompt, context - state.tokens)));
     std::vector<double> us;
+    std::optional<Mark> start;  // of a KV cache: each run begins after `context` tokens
+    if (!state.finite) start = mark(state, kRun);
     for (int run = 0; run <= s.runs && !stop(); ++run) {
       wait_for(s.device);
       const Stopwatch watch;
       for (int64_t t = 0; t < kRun; ++t) step(state, tokens(next, t, t + 1));
       wait_for(s.device);
       if (run > 0) us.push_back(watch.ms() / kRun * 1e3);
-      if (state.finite) continue;
-      // Remove them from the KV cache again: each run begins after `context` tokens.
-      state.held -= kRun, state.tokens -= kRun, state.carry.count.sub_(double(kRun));
+      if (start) undo(state, *start);
     }
     if (us.empty()) break;
     out.push_back({median(us), bytes(state), context});

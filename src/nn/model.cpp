@@ -45,10 +45,14 @@ static at::Tensor mlp(const ModelConfig& c, const Layer& l, const at::Tensor& x)
   return parts::product(y, {l.down}, {l.down_bias});
 }
 
+// Of a token in a KV cache of one head.
+static double cached_bytes(const ModelConfig& c, const Part& p, at::ScalarType dtype) {
+  return double(2 * c.D) * double(c10::elementSize(attn::cache_dtype(p.attention, dtype)));
+}
 // A recurrent state where it takes no more memory than a KV cache of all positions of the model, a
 // KV cache otherwise.
 static bool keeps_state(const ModelConfig& c, const Part& p, at::ScalarType dtype) {
-  const double cache = double(c.positions * 2 * c.D) * double(c10::elementSize(dtype));
+  const double cache = double(c.positions) * cached_bytes(c, p, dtype);
   return attn::state_bytes(p.attention, c.D, c.D) <= cache;
 }
 
@@ -77,13 +81,14 @@ int64_t bytes(const LayerState& s) {
 }
 
 double kept_bytes(const ModelConfig& c, const Part& p, at::ScalarType dtype, int64_t tokens) {
-  const double token = double(2 * c.D) * double(c10::elementSize(dtype));
   const auto* near = std::get_if<attn::Window>(&p.attention.near);
   const auto* window = std::get_if<attn::Window>(&p.attention.mask);
   const double heads = double(heads_kept(c, p));
   if (!keeps_state(c, p, dtype))
-    return heads * token * double(window ? std::min<int64_t>(window->size, tokens) : tokens);
-  return heads * (attn::state_bytes(p.attention, c.D, c.D) + (near ? token * near->size : 0));
+    return heads * cached_bytes(c, p, dtype) *
+           double(window ? std::min<int64_t>(window->size, tokens) : tokens);
+  const double near_bytes = near ? double(2 * c.D * near->size) * 4 : 0;  // in float32
+  return heads * (attn::state_bytes(p.attention, c.D, c.D) + near_bytes);
 }
 
 // The norm before layer i, or the last one: weight and bias.

@@ -188,7 +188,13 @@ static void run_block(unsigned threads) {
   emulator_switch(&scheduler, fibers[0].stack_pointer);
 }
 
+static int64_t launched = 0;
+int64_t launches() {
+  return launched;
+}
+
 void run(dim3 blocks, unsigned threads, size_t bytes, const std::function<void()>& body) {
+  ++launched;
   if (bytes > kMemory) {
     std::fprintf(stderr, "emulated kernel: %zu bytes of shared memory\n", bytes);
     std::abort();
@@ -197,13 +203,14 @@ void run(dim3 blocks, unsigned threads, size_t bytes, const std::function<void()
     stacks.push_back(static_cast<unsigned char*>(
         mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)));
   kernel = &body;
-  for (unsigned y = 0; y < blocks.y; ++y)
-    for (unsigned x = 0; x < blocks.x; ++x) {
-      fibers.assign(threads, {});
-      for (unsigned i = 0; i < threads; ++i)
-        fibers[i].place = {{i, 0, 0}, {x, y, 0}, dim3(threads), blocks};
-      run_block(threads);
-    }
+  for (unsigned z = 0; z < blocks.z; ++z)
+    for (unsigned y = 0; y < blocks.y; ++y)
+      for (unsigned x = 0; x < blocks.x; ++x) {
+        fibers.assign(threads, {});
+        for (unsigned i = 0; i < threads; ++i)
+          fibers[i].place = {{i, 0, 0}, {x, y, z}, dim3(threads), blocks};
+        run_block(threads);
+      }
 }
 
 }  // namespace emulator

@@ -36,6 +36,8 @@ struct Place {
 };
 Place& place();  // of the fiber that runs
 
+int64_t launches();  // so far
+
 // Runs kernel() once for every thread of every block.
 void run(dim3 blocks, unsigned threads, size_t bytes, const std::function<void()>& kernel);
 

@@ -5,6 +5,9 @@ import re
 import sys
 from pathlib import Path
 
+# Beside exec/*cuda*: what asks where a tensor is, to launch kernels there or to hold what they read.
+LAUNCHES = ("split.cpp", "state.cpp", "make_state.cpp", "exec/decode.cpp")
+
 
 def closing(text, at):
     """Where the parenthesis at text[at] closes; strings may have others."""
@@ -73,9 +76,10 @@ def main():
             continue
         if file.parent.name == "hopper" and file.suffix.startswith(".cu"):
             continue  # the emulator does not have their instructions
-        launches = file.name in ("split.cpp", "state.cpp") or ("cuda" in file.name and file.parent.name == "exec")
+        of = file.relative_to(source)
+        launches = str(of) in LAUNCHES or (of.parent.name == "exec" and "cuda" in of.name)
         text = transformed(file.read_text(), launches)
-        to = out / file.relative_to(source)
+        to = out / of
         to.parent.mkdir(parents=True, exist_ok=True)
         if not to.exists() or to.read_text() != text:
             to.write_text(text)

@@ -24,7 +24,13 @@ static Decode<R> problem(const State& s) {
   c.width = s.recent.k.size(3), c.E = s.recent.v.size(3);
   c.weight = one_score<R>(s.spec.weight), c.clamp = R(s.spec.clamp);
   c.softcap = R(s.spec.softcap), c.first_keys = reach(s.spec.mask).first;
-  c.k = pointer<R>(s.recent.k), c.v = pointer<R>(s.recent.v);
+  const auto words = [](const at::Tensor& x) {
+    return static_cast<const uint16_t*>(x.const_data_ptr());
+  };
+  if (s.recent.k.scalar_type() == at::kBFloat16)
+    c.k16 = words(s.recent.k), c.v16 = words(s.recent.v);
+  else
+    c.k = pointer<R>(s.recent.k), c.v = pointer<R>(s.recent.v);
   c.decay = pointer<double>(s.decay_sums);
   c.keep = reinterpret_cast<const uint8_t*>(pointer<bool>(s.recent.keep));
   c.room = s.room, c.to = s.held, c.near = near_keys(s.spec);
@@ -70,7 +76,7 @@ static Sums apply(const State& s, const Inputs& in, const at::Tensor& q, const a
   c.from = std::max<int64_t>(0, s.held - (end - first));
   c.N = pointer<R>(N), c.W = pointer<R>(W), c.shift = pointer<R>(shift);
   at::Tensor given;  // what near keys meet, where that is not the mapped query
-  c.near_q = c.q, c.near_k = c.k, c.near_width = c.width, c.near_scale = c.scale;
+  c.near_q = c.q, c.near_width = c.width, c.near_scale = c.scale;
   if (s.given_k.defined()) {
     given = padded(in.q, dtype);
     c.near_q = pointer<R>(given), c.near_k = pointer<R>(s.given_k);

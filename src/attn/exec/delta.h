@@ -18,6 +18,10 @@ at::Tensor key_rows(const Spec&, const Inputs& in, double scale, int64_t from, i
 std::pair<Spec, Inputs> with_corrected_values(std::string_view execution, const Spec&,
                                               const Inputs&);
 
+// Corrects the values v [B, G, S, E] of the keys from `first` on in place: of one sequence, with
+// input gates already. Those before are corrected, and `beta` is that of the others.
+void correct_values(const Spec&, const Inputs&, int64_t first, const at::Tensor& v);
+
 // The bytes that its nodes keep (Execution::kept); 0 without Delta.
 c10::SymInt kept_corrected(const Spec&, const Inputs&);
 

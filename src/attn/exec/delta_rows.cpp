@@ -57,9 +57,9 @@ struct Block {
   at::Tensor system() const { return (exact(share) * exact(inside())).tril(-1); }
 };
 
-RowsResult forward(const RowsJob& job, const RowsTensors& x, bool) {
-  const RowsResult r{at::empty_like(x.v), at::empty_like(x.v)};
-  for (int64_t from = 0; from < x.k.size(2); from += kRows) {
+// Writes the rows from `first` on, after the others of u; `rest` may be undefined, and u be x.v.
+void correct(const RowsJob& job, const RowsTensors& x, int64_t first, const RowsResult& r) {
+  for (int64_t from = first; from < x.k.size(2); from += kRows) {
     const Block b(job, x, from);
     const at::Tensor given = (-b.shift).exp() * b.rows(x.v);
     const at::Tensor left = b.exact(given - at::matmul(b.before(), r.u.narrow(2, 0, from)))
@@ -68,8 +68,13 @@ RowsResult forward(const RowsJob& job, const RowsTensors& x, bool) {
         at::linalg_solve_triangular(b.system(), b.exact(b.share) * left, /*upper=*/false,
                                     /*left=*/true, /*unitriangular=*/true);
     b.rows(r.u).copy_(u);
-    b.rows(r.rest).copy_(left - at::matmul(b.exact(b.inside()).tril(-1), u));
+    if (r.rest.defined()) b.rows(r.rest).copy_(left - at::matmul(b.exact(b.inside()).tril(-1), u));
   }
+}
+
+RowsResult forward(const RowsJob& job, const RowsTensors& x, bool) {
+  const RowsResult r{at::empty_like(x.v), at::empty_like(x.v)};
+  correct(job, x, 0, r);
   return r;
 }
 
@@ -111,6 +116,15 @@ RowsTensors backward(const RowsJob& job, const RowsTensors& x, const RowsResult&
   return d;
 }
 
+// What the rows are made of, `v` the values that they have.
+RowsTensors rows_of(const Spec& spec, const Inputs& in, const at::Tensor& v) {
+  const auto to = [&](const at::Tensor& x) {
+    return x.defined() ? x.to(wide(in.q.scalar_type())).contiguous() : x;
+  };
+  return {to(mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1))), to(v),
+          to(in.beta), to(in.decay)};
+}
+
 }  // namespace
 
 // u as a result and for backward, and what is left of the values, for each packed sequence.
@@ -122,12 +136,8 @@ c10::SymInt kept_corrected(const Spec& spec, const Inputs& in) {
 
 std::pair<Spec, Inputs> with_corrected_values(std::string_view execution, const Spec& spec,
                                               const Inputs& in) {
-  const auto dtype = wide(in.q.scalar_type());
   const at::Tensor gates = value_gates(spec, in);
-  const auto to = [&](const at::Tensor& x) { return x.defined() ? x.to(dtype).contiguous() : x; };
-  const RowsTensors x{
-      to(mapped(spec.features, in.k, in.key_projection, in.q.size(1) / in.k.size(1))),
-      to(gates.defined() ? in.v * gates.unsqueeze(-1) : in.v), to(in.beta), to(in.decay)};
+  const RowsTensors x = rows_of(spec, in, gates.defined() ? in.v * gates.unsqueeze(-1) : in.v);
   RowsJob job{spec, scale_factor(spec, in), {}, in.slope};
   std::vector<int64_t> cuts{0, in.k.size(2)};
   if (in.cu_seqlens.defined()) {
@@ -149,6 +159,14 @@ std::pair<Spec, Inputs> with_corrected_values(std::string_view execution, const 
   changed.second.v = parts.size() == 1 ? parts[0] : at::cat(parts, 2);
   changed.second.beta = changed.second.input_gate = at::Tensor();
   return changed;
+}
+
+void correct_values(const Spec& spec, const Inputs& in, int64_t first, const at::Tensor& v) {
+  RowsTensors x = rows_of(spec, in, {});
+  x.v = v, x.beta = at::constant_pad_nd(x.beta, {first, 0});
+  // The gates make the rows NaN that see them: not those before, by 0 times a value that is NaN.
+  if (x.decay.defined()) x.decay = x.decay.masked_fill(x.decay.isnan(), 0);
+  correct({spec, scale_factor(spec, in), in.keep, in.slope}, x, first, {v, {}});
 }
 
 }  // namespace horner::attn::exec

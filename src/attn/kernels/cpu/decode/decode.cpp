@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "attn/kernels/cpu/chunked/monomials.h"
 #include "attn/kernels/cpu/chunked/scratch.h"
@@ -12,6 +13,8 @@ namespace horner::attn::kernels::HORNER_ISA {
 
 inline constexpr int kKeys = 64;   // per block
 inline constexpr int kHeads = 16;  // query heads are padded to a multiple of this
+
+typedef uint16_t Halves __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
 
 template <class R>
 struct Step {
@@ -24,6 +27,8 @@ struct Step {
   Scratch<R> scratch;
   R *x, *qT, *N, *W, *multiplier, *levels, *block, *share, *y, *kT;
   R *centre, *rest;  // of each query head: what its scores are less; of what is far, e^-shift
+  R* wide_v;         // a block of values in bfloat16
+  const R* values;   // of the block
 
   Step(const Decode<R>& c, int64_t task, R* memory)
       : c(c),
@@ -41,6 +46,7 @@ struct Step {
     levels = scratch.take(lower * C), block = scratch.take(kBlock * C);
     share = scratch.take(kKeys), y = scratch.take(kKeys * c.E), kT = scratch.take(c.D * kKeys);
     centre = scratch.take(padded), rest = scratch.take(padded);
+    wide_v = scratch.take(c.v16 ? kKeys * c.E : 0);
   }
 
   const R* key(int64_t s) const { return c.k + (gh * c.room + s) * c.width; }
@@ -50,23 +56,48 @@ struct Step {
   double gate_sum(int64_t s) const { return c.decay[gh * c.room + s]; }
   double now() const { return c.decay && c.to > 0 ? gate_sum(c.to - 1) : 0; }
 
+  // kL numbers in bfloat16.
+  static V load16(const uint16_t* from) {
+    if constexpr (std::is_same_v<R, float>)
+      return Vec(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), VecInt) << 16);
+    else
+      return V{};  // caches of double inputs are not
+  }
+  // The values of n keys from s.
+  void read_values(int64_t s, int n) {
+    values = c.v16 ? wide_v : value(s);
+    if (!c.v16) return;
+    const uint16_t* const from = c.v16 + (gh * c.room + s) * c.E;
+    for (int64_t i = 0; i < n * c.E; i += kL) store(wide_v + i, load16(from + i));
+  }
+
   bool kept(int64_t s) const { return !c.keep || c.keep[b * c.room + s]; }
-  static R dot(const R* a, const R* b, int64_t n) {
+  static V load_any(const R* p) { return load(p); }
+  static V load_any(const uint16_t* p) { return load16(p); }
+  template <class T>
+  static R dot(const R* a, const T* b, int64_t n) {
     V sum{};
-    for (int64_t d = 0; d < n; d += kL) sum += load(a + d) * load(b + d);
+    for (int64_t d = 0; d < n; d += kL) sum += load(a + d) * load_any(b + d);
     return sum_lanes<R>(sum);
+  }
+  // q.k of n keys from s.
+  template <class T>
+  void products(const R* q, const T* k, int64_t width, int64_t s, int n, R* to) const {
+    k += (gh * c.room + s) * width;
+    for (int j = 0; j < n; ++j) to[j] = dot(q, k + j * width, width);
   }
   // x[r, j] of n keys from s; 0 where masked.
   void scores(int64_t s, int n, bool near) const {
     for (int r = 0; r < heads; ++r) {
-      if (near) {
-        const R *q = c.near_q + (gh * heads + r) * c.near_width,
-                *k = c.near_k + (gh * c.room + s) * c.near_width;
-        for (int j = 0; j < n; ++j)
-          x[r * kKeys + j] = dot(q, k + j * c.near_width, c.near_width) * c.near_scale;
-      } else {
-        for (int j = 0; j < n; ++j) x[r * kKeys + j] = dot(query(r), key(s + j), c.width) * c.scale;
-      }
+      R* const to = x + r * kKeys;
+      const R* const q = near ? c.near_q + (gh * heads + r) * c.near_width : query(r);
+      if (near && c.near_k)
+        products(q, c.near_k, c.near_width, s, n, to);
+      else if (c.k16)
+        products(q, c.k16, c.width, s, n, to);
+      else
+        products(q, c.k, c.width, s, n, to);
+      for (int j = 0; j < n; ++j) to[j] *= near ? c.near_scale : c.scale;
       if (c.softcap != 0)
         for (int j = 0; j < n; j += kL) {
           R* const at = x + r * kKeys + j;
@@ -89,7 +120,7 @@ struct Step {
     if (c.gate)
       for (int r = 0; r < heads; ++r)
         for (int j = 0; j < n; ++j) w[r * kKeys + j] *= c.gate[gh * c.room + s + j];
-    multiply<true>(ProductOf<R>{w, kKeys, 1, value(s), c.E, N, c.E, heads, int(c.E), n});
+    multiply<true>(ProductOf<R>{w, kKeys, 1, values, c.E, N, c.E, heads, int(c.E), n});
   }
 
   // N and W relative to a larger shift.
@@ -200,7 +231,7 @@ struct Step {
   void add_keys(const Weight& weight, int64_t from, int64_t to, R* top) {
     for (int64_t s = from; s < to; s += kKeys) {
       const int n = int(to - s < kKeys ? to - s : kKeys);
-      shares(s, n);
+      read_values(s, n), shares(s, n);
       weigh(weight, s, n, top);
     }
   }

@@ -70,6 +70,14 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
+// Of a cache in float32 or bfloat16: four channels of a key from i on, one of a value.
+__device__ inline float4 four_of_keys(const Decode<float>& c, int64_t i) {
+  if (!c.k16) return *reinterpret_cast<const float4*>(c.k + i);
+  const uint2 x = *reinterpret_cast<const uint2*>(c.k16 + i);
+  return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xffff0000u),
+                     __uint_as_float(x.y << 16), __uint_as_float(x.y & 0xffff0000u));
+}
+
 // N, W and shift of `heads` heads. Channels are spread over the lanes of a warp: coalesced reads.
 template <int heads, int columns>
 struct DecodeSums {
@@ -83,6 +91,16 @@ struct DecodeSums {
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
     for (int j = 0; j < columns; ++j) row[j] = 32 * j + lane < E ? from[32 * j + lane] : 0;
+  }
+  static __device__ void load_values(float (&row)[columns], const Decode<float>& c, int64_t key) {
+    if (!c.v16) return load(row, c.v + key * c.E, int(c.E));
+    const uint16_t* const from = c.v16 + key * c.E;
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int j = 0; j < columns; ++j) {
+      const int e = 32 * j + lane;
+      row[j] = e < c.E ? __uint_as_float(uint32_t(from[e]) << 16) : 0;
+    }
   }
   __device__ void add(int r, float w, const float (&row)[columns]) {
 #pragma unroll
@@ -125,15 +143,15 @@ __device__ inline void over_keys(const DecodeArguments<W>& d, const DecodeQuerie
   const int64_t end = min(c.to, begin + d.parts.per_key_part);
   for (int64_t s0 = begin + 4 * warp; s0 < end; s0 += 4 * kDecodeWarps) {
     const int64_t s = min(s0 + lane / 8, end - 1);
-    const float* const key = c.k + (key_head * c.room + s) * c.width;
+    const int64_t key = (key_head * c.room + s) * c.width;
     float values[4][columns];  // loads in flight during the products
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      sums.load(values[j], c.v + (key_head * c.room + min(s0 + j, end - 1)) * c.E, int(c.E));
+      sums.load_values(values[j], c, key_head * c.room + min(s0 + j, end - 1));
     float x[heads] = {};
 #pragma unroll 2
     for (int i = lane % 8 * 4; i < width; i += 32) {
-      const float4 k = *reinterpret_cast<const float4*>(key + i);
+      const float4 k = four_of_keys(c, key + i);
 #pragma unroll
       for (int r = 0; r < heads; ++r) {
         const float4 q = *reinterpret_cast<const float4*>(queries.q + r * width + i);
