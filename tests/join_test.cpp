@@ -1,6 +1,8 @@
 // States of several streams as one batch: every row goes on as its own state would.
 #include "attn/join.h"
 
+#include <cmath>
+
 #include "core/check.h"
 #include "streams.h"
 
@@ -111,7 +113,7 @@ TEST(JoinedStates, JoinAndLeave) {
   uint64_t seed = 3000;
   for (const Variant& v : rows_to_join()) {
     if (!why_not_joined(v.spec).empty()) continue;
-    for (const int64_t buffer : {0, 64}) {
+    for (const int64_t buffer : {0, 5, 64}) {
       Streams s(v, {9, 40, 21, 1}, buffer, ++seed);
       const std::string what = v.name + " with a buffer of " + std::to_string(buffer);
       State batch = joined({s.states[0], s.states[1]});
@@ -141,13 +143,15 @@ TEST(JoinedStates, OfEqualLengths) {
   }
 }
 
-// A row without tokens yet, and rows whose first keys are all hidden.
+// A row without tokens yet, whose first gate is NaN: it decays nothing.
 TEST(JoinedStates, OfStreamsWithoutKeys) {
   uint64_t seed = 5000;
   for (const char* name : {"softmax", "taylor2", "gated_delta", "kda", "retention", "near_taylor2",
                            "gated_decay", "linear_cosine", "cumulative_gate"}) {
-    for (const int64_t buffer : {0, 64}) {
-      Streams s(find(name), {0, 20, 30}, buffer, 2 * ++seed);
+    for (const int64_t buffer : {0, 64, 64, 0}) {  // with hidden keys, and without
+      Streams s(find(name), {0, 20, 30}, buffer, ++seed);
+      for (at::Tensor* x : {&s.in.decay, &s.in.channel_decay})
+        if (x->defined()) x->select(0, 0).select(1, 0).fill_(NAN);
       State batch = joined(s.states);
       for (int t = 0; t < 20; ++t) s.expect_same(batch, {0, 1, 2}, 1, name);
     }

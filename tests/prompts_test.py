@@ -69,7 +69,7 @@ def test_texts_with_learned_positions(tmp_path):
     got = together(model, PROMPTS, "--temperature", 0, "--tokens", 60)
     assert tokens(got) == alone(model, PROMPTS, "--temperature", 0, "--tokens", 60)
     assert [len(t["tokens"]) for t in got["texts"]] == [59, 60, 60, 60, 31]
-    assert "at most 31 of the 60" in got["texts"][4]["remark"] and got["texts"][0]["remark"] == ""
+    assert "at most 31 of the 60" in got["texts"][4]["remark"] and got["texts"][1]["remark"] == ""
     said = horner("generate", "--model", model, "--prompts", "-", text="a\n" + "x" * 101 + "\n", code=2)
     assert "standard input:2: the prompt has 101 tokens" in said.stderr
 
