@@ -1,6 +1,6 @@
 # The tests: programs of GoogleTest, tools that Python tests start, Python tests.
 find_package(GTest REQUIRED)
-set(tests executions_test mutants_test chunks_test state_test formulas_test identities_test errors_test adversarial_test fused_cpu_test fused_cuda_test
+set(tests executions_test mutants_test chunks_test state_test join_test formulas_test identities_test errors_test adversarial_test fused_cpu_test fused_cuda_test
     delta_cuda_test gradients_cuda_test special_cuda_test safetensors_test svg_test tasks_test statistics_test fits_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
     diag_claims_test dropout_test packing_test convert_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels
@@ -70,7 +70,7 @@ if(NOT HORNER_SANITIZED)
   target_link_libraries(report_tool PRIVATE horner_report)
   add_executable(safetensors_tool tests/safetensors_tool.cpp)
   target_link_libraries(safetensors_tool PRIVATE horner_files)
-  foreach(name python_test dropout_test packing_test mask_tensor_test state_merge_test transforms_test compile_test nn_test fuzz_test peers_test hf_test hf_rows_test hf_families_test hf_heads_test hf_masks_test hf_own_test cli_test recurrent_cli_test bench_test layers_test pip_test install_test safetensors_test tokenizer_test data_test model_test pattern_test train_test comm_test scale_test events_test report_test study_test numbers_test docs_test folders_test diagnose_test comfort_test cluster_test convert_test)
+  foreach(name python_test dropout_test packing_test mask_tensor_test state_merge_test transforms_test compile_test nn_test fuzz_test peers_test hf_test hf_rows_test hf_families_test hf_heads_test hf_masks_test hf_own_test cli_test recurrent_cli_test prompts_test bench_test layers_test pip_test install_test safetensors_test tokenizer_test data_test model_test pattern_test train_test comm_test scale_test events_test report_test study_test numbers_test docs_test folders_test diagnose_test comfort_test cluster_test convert_test)
     add_test(NAME ${name} COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
              ${CMAKE_SOURCE_DIR}/tests/${name}.py)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT

@@ -8,6 +8,7 @@
 
 #include "attn/attend.h"
 #include "attn/catalog.h"
+#include "attn/join.h"
 #include "attn/plan.h"
 #include "attn/spec.h"
 #include "attn/state.h"
@@ -35,13 +36,17 @@ using attn::Statistics;
 // cache.
 using attn::bytes;
 using attn::flush;
+using attn::joined;
 using attn::load_state;
 using attn::make_state;
 using attn::merge;
 using attn::save;
+using attn::select;
+using attn::snapshot;
 using attn::State;
 using attn::StateShape;
 using attn::step;
+using attn::why_not_joined;
 
 // The size of a state, before there is one (attn/plan.h).
 using attn::decode_crossover;

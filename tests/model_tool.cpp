@@ -107,8 +107,8 @@ static double timed(const std::string& line, nn::Model& m, const std::string& fo
   const std::vector<int64_t> prompt(tokens.data_ptr<int64_t>(),
                                     tokens.data_ptr<int64_t>() + tokens.numel());
   m.config.ends.clear();
-  return nn::generate(m, prompt, std::stoll(line.substr(7)), {.temperature = 0},
-                      [](int64_t) { return true; })
+  return nn::generate(m, {{prompt, std::stoll(line.substr(7))}}, {.temperature = 0}, 1,
+                      [](size_t, const nn::Generated&) { return true; })
       .seconds;
 }
 

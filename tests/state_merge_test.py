@@ -158,3 +158,24 @@ def test_errors(other, error, words):
     with pytest.raises(error, match=words):
         one.merge(other())
     assert one.tokens == 20
+
+
+@pytest.mark.parametrize("variant", ["softmax", "taylor2", "gated_delta", "linear_cosine"])
+def test_joined_rows_go_on_as_each_alone(variant):
+    whole = stream(variant)
+    parts = [cut(whole, 0, n, n + 1)[:2] for n in (5, 20)]
+    alone = [state(variant, first) for first, _ in parts]
+    both = horner.State.joined(alone)
+    batched = {name for name in whole if "B" in SHAPES[name]}
+    step = {name: torch.cat([later[name] for _, later in parts]) if name in batched else x for name, x in parts[0][1].items()}
+    wanted = torch.cat([s.step(**later) for s, (_, later) in zip(alone, parts)])
+    torch.testing.assert_close(both.step(**step), wanted, atol=1e-9, rtol=1e-9)
+    assert both.tokens == 21
+
+
+def test_streams_that_cannot_be_joined():
+    states = [state("softmax:mask=chunks(16)", *cut(stream("softmax"), 0, n)) for n in (3, 5)]
+    with pytest.raises(RuntimeError, match="streams of 3 and 5 tokens: the chunks of its mask"):
+        horner.State.joined(states)
+    with pytest.raises(TypeError, match="got one of"):
+        horner.State.joined([states[0], 3])

@@ -14,19 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<Variant> streams() {
-  std::vector<Variant> out = near_rows();
-  for (const Variant& v : variants())
-    if (!sees_future(v.spec.mask) && !v.spec.bias &&
-        (!why_no_state(v.spec).empty() || feature_count(v.spec, 5) < 5000))
-      out.push_back(v);
-  return out;
-}
-
-StateShape shape_of(const Inputs& in) {
-  return {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)};
-}
-
 Inputs in_double(Inputs in) {
   for (const Input& i : input_table())
     if ((in.*i.at).defined() && i.role != Role::mask) in.*i.at = (in.*i.at).to(at::kDouble);

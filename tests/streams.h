@@ -38,6 +38,28 @@ inline std::vector<Variant> with_state() {
   return out;
 }
 
+// Those that a state can step through.
+inline std::vector<Variant> streams() {
+  std::vector<Variant> out = near_rows();
+  for (const Variant& v : variants())
+    if (!sees_future(v.spec.mask) && !v.spec.bias &&
+        (!why_no_state(v.spec).empty() || feature_count(v.spec, 5) < 5000))
+      out.push_back(v);
+  return out;
+}
+
+// As a decoder goes: a prompt, tokens one by one, a few at once.
+inline at::Tensor stream(State& state, const Inputs& in, const std::vector<int64_t>& ends) {
+  std::vector<at::Tensor> results;
+  int64_t from = 0;
+  for (int64_t to : ends) results.push_back(step(state, tokens(in, from, to))), from = to;
+  return at::cat(results, 2);
+}
+
+inline StateShape shape_of(const Inputs& in) {
+  return {in.k.size(0), in.k.size(1), in.k.size(3), in.v.size(3)};
+}
+
 inline double largest(const at::Tensor& x) {
   return x.numel() ? x.detach().abs().max().item<double>() : 0;
 }
@@ -47,14 +69,6 @@ inline void expect_near(const at::Tensor& found, const at::Tensor& wanted, doubl
   ASSERT_EQ(found.sizes(), wanted.sizes()) << what;
   const double error = largest(found.to(at::kDouble) - wanted.to(at::kDouble));
   EXPECT_LE(error, tolerance * (1 + largest(wanted))) << what;
-}
-
-// As a decoder goes: a prompt, tokens one by one, a few at once.
-inline at::Tensor stream(State& state, const Inputs& in, const std::vector<int64_t>& ends) {
-  std::vector<at::Tensor> results;
-  int64_t from = 0;
-  for (int64_t to : ends) results.push_back(step(state, tokens(in, from, to))), from = to;
-  return at::cat(results, 2);
 }
 
 // What a GPU has kernels for in streams: every kind of state, of cache and of gate.

@@ -458,6 +458,19 @@ class State:
         copy._state = self._state.select(rows)
         return copy
 
+    @staticmethod
+    def joined(states: list["State"]) -> "State":
+        """A copy of all states of a list as one: their streams are the rows of its batch, in this order, and each goes on as it
+        would alone. The streams may have different numbers of tokens, unless the mask counts from the first token
+        ("chunks", "streaming"); `tokens` is then that of the longest."""
+        for state in states:
+            if not isinstance(state, State):
+                raise TypeError(f"states must be a list of horner.State, got one of {_kind(state)}")
+        _transforms.check_none(*_NOT_A_STATE)
+        both = object.__new__(State)
+        both._state = torch.classes.horner.State.joined([state._state for state in states])
+        return both
+
     def merge(self, later: "State") -> None:
         """Appends the tokens that `later`, another state of the same variant and sizes, has seen: as if this one had stepped
         through them after its own. `later` stays as it is. The sums of both add, so the parts of a long text can be read

@@ -27,6 +27,21 @@ int64_t near_keys(const Spec& spec) {
   return near ? near->size : 0;
 }
 
+int64_t seen_by_newest(const State& s) {
+  const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
+  return std::min(s.tokens, hi - lo + reach(s.spec.mask).first);
+}
+
+void check_alike(const char* verb, const State& a, const State& b) {
+  check(text(a.spec) == text(b.spec), "cannot ", verb, " states of two variants: '", text(a.spec),
+        "' and '", text(b.spec), "'");
+  check(a.dtype == b.dtype, "cannot ", verb, " states of two dtypes: ", dtype_name(a.dtype),
+        " and ", dtype_name(b.dtype));
+  const at::Device here = a.carry.count.device(), there = b.carry.count.device();
+  check(here == there, "cannot ", verb, " states on two devices: ", here.str(), " and ",
+        there.str());
+}
+
 int64_t padded_size(int64_t channels) {
   return (channels + kernels::kPad - 1) / kernels::kPad * kernels::kPad;
 }

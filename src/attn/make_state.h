@@ -46,9 +46,14 @@ struct StateNumbers {
 State state_of(const Spec&, const StateShape&, at::ScalarType, const StateNumbers&,
                const std::map<std::string, at::Tensor>&, const std::string& from);
 
+// Throws unless both have the same variant, dtype and device.
+void check_alike(const char* verb, const State&, const State&);
+
 at::ScalarType sums_dtype(const State&);
 int64_t key_channels(const State&);  // of the recent keys
 int64_t near_keys(const Spec&);      // n of near=window(n), else 0
+// How many keys the mask shows the newest query: the last ones, and the first of a streaming mask.
+int64_t seen_by_newest(const State&);
 int64_t padded_size(int64_t channels);
 // Whether a KV cache holds values after the delta rule has corrected them, without its gates.
 bool caches_corrected(const Spec&);

@@ -63,10 +63,14 @@ static void put_decay(State& s, const at::Tensor& log_gates) {
   put(s.decay_sums, exec::running_gates(log_gates, before, of_keys), 2, s.held);
 }
 
-// How many keys the newest query sees: the last ones, and the first of a streaming mask.
-static int64_t seen_by_newest(const State& s) {
-  const auto [lo, hi] = interval(s.spec.mask, s.tokens - 1, s.tokens, s.tokens);
-  return std::min(s.tokens, hi - lo + reach(s.spec.mask).first);
+// How many keys the newest query sees, of those that its mask shows: [B], or one number.
+static at::Tensor seen_count(const State& s) {
+  if (sees_all_past(s.spec.mask)) return s.carry.count;
+  const int64_t shown = std::min(s.held, seen_by_newest(s));
+  if (!s.recent.keep.defined()) return s.carry.count.clamp_max(shown);
+  const int64_t first = std::min<int64_t>(shown, reach(s.spec.mask).first), last = shown - first;
+  return s.recent.keep.narrow(1, 0, first).sum(1) +
+         s.recent.keep.narrow(1, s.held - last, last).sum(1);
 }
 
 // How many of the recent keys are near for the newest query.
@@ -84,8 +88,7 @@ static at::Tensor near_count(const State& s) {
 // The result of the newest token, whose key is already among the recent ones.
 static at::Tensor result(const State& s, const Inputs& in, const at::Tensor& q) {
   const int64_t repeats = in.q.size(1) / in.k.size(1);
-  at::Tensor count = s.carry.count.view({-1, 1, 1, 1}).to(wide(s.dtype));
-  if (!sees_all_past(s.spec.mask)) count = count.clamp_max(seen_by_newest(s));
+  const at::Tensor count = seen_count(s).view({-1, 1, 1, 1}).to(wide(s.dtype));
   const at::Tensor factor =  // in host memory where it is one number
       sharpness_from(s.spec.sharpness) == SharpnessFrom::count
           ? scale(s.spec, in, count)
@@ -305,11 +308,9 @@ static void make_room(State& s, const Inputs& in, int64_t n) {
   s.held = kept, s.room = room;
 }
 
-// Whether the decode kernel runs this variant over a KV cache. Its counts and gates are of all
-// keys.
+// Whether the decode kernel runs this variant over a KV cache. Its gates are of all keys.
 static bool has_kernel(const State& s, const Spec& spec) {
-  const bool whole =
-      sees_all_past(spec.mask) || (!s.recent.keep.defined() && !s.carry.gates.defined());
+  const bool whole = sees_all_past(spec.mask) || !s.carry.gates.defined();
   const bool cpu = s.carry.count.is_cpu();
   const bool here = cpu || (s.dtype != at::kDouble && exec::why_not_on_gpu(s.shape).empty());
   const exec::Has has{
@@ -427,12 +428,7 @@ void reserve(State& s, int64_t n) {
 }
 
 void merge(State& state, const State& later) {
-  check(text(state.spec) == text(later.spec), "cannot merge states of two variants: '",
-        text(state.spec), "' and '", text(later.spec), "'");
-  check(state.dtype == later.dtype, "cannot merge states of two dtypes: ", dtype_name(state.dtype),
-        " and ", dtype_name(later.dtype));
-  const at::Device here = state.carry.count.device(), there = later.carry.count.device();
-  check(here == there, "cannot merge states on two devices: ", here.str(), " and ", there.str());
+  check_alike("merge", state, later);
   check(!is<Delta>(state.spec.values),
         "cannot merge states of the delta rule: later values depend on the sums before them");
   const bool near = state.finite && !is<NoKeys>(state.spec.near);

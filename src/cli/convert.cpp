@@ -69,10 +69,11 @@ static std::vector<convert::Sample> samples_of(const nn::Model& teacher, const n
     const auto continued = [&](const nn::Model& m) {
       text::DecodeStream stream(words);
       std::string written;
-      nn::generate(m, tokens, kTokens, {.temperature = 0}, [&](int64_t t) {
-        written += stream.add(text::Token(t));
-        return true;
-      });
+      nn::generate(m, {{tokens, kTokens}}, {.temperature = 0}, 1,
+                   [&](size_t, const nn::Generated& g) {
+                     if (!g.ended) written += stream.add(text::Token(g.tokens.back()));
+                     return true;
+                   });
       return written + stream.rest();
     };
     out.push_back({prompt, continued(teacher), continued(converted)});

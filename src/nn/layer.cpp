@@ -197,9 +197,12 @@ at::Tensor attention(const Pass& p, size_t i, const at::Tensor& x, const parts::
   if (p.run.probe && p.run.probe->input) p.run.probe->input(int64_t(i), x);
   if (layer.around().mamba) return mamba(p, i, x);
   const bool each = c.family->query_key_norm == NormWidth::head;  // a norm of each head
-  const auto [q, k, v] =
-      parts::heads({p.B, p.T, c.H, c.G, c.D, norm_of(c)}, project(p, i, x),
+  // Texts with positions of their own, of one token each, are rotated as tokens of one text.
+  const bool own = p.run.positions.defined();
+  auto [q, k, v] =
+      parts::heads({own ? 1 : p.B, own ? p.B : p.T, c.H, c.G, c.D, norm_of(c)}, project(p, i, x),
                    each ? l.q_norm : at::Tensor(), each ? l.k_norm : at::Tensor(), by);
+  if (own) q = q.transpose(0, 2), k = k.transpose(0, 2), v = v.transpose(0, 2);
   attn::Inputs in{.q = q, .k = k, .v = v};
   if (!layer.uniform())
     return parts::product(rows_of(operate_parts(p, i, x, in)), {l.o}, {l.o_bias});

@@ -14,10 +14,10 @@ namespace horner::nn {
 using attn::recomputed;
 using attn::Tensors;
 
-// The angles of T positions starting at `from`. Runs on the device only, so that a step can be
-// captured as a CUDA graph.
-static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t T,
-                                at::TensorOptions on) {
+// The angles of positions [n]. Runs on the device only, so that a step can be captured as a CUDA
+// graph.
+static parts::Rotation rotation(const Rope& r, int64_t D, const at::Tensor& positions) {
+  const at::TensorOptions on = positions.options();
   constexpr double kTurn = 2 * M_PI;
   const int64_t R = rotated_channels(r, D);
   at::Tensor f = at::pow(r.theta, at::arange(0, R, 2, on.dtype(at::kDouble)) * (-1. / double(R)));
@@ -32,8 +32,7 @@ static parts::Rotation rotation(const Rope& r, int64_t D, int64_t from, int64_t 
   }
   // The other channels turn by 0: the order of a head's channels (slots.cpp) pairs them.
   if (R < D) f = at::constant_pad_nd(f, {0, (D - R) / 2});
-  const at::Tensor angle =
-      at::arange(from, from + T, on.dtype(at::kFloat)).unsqueeze(1) * f.to(at::kFloat);
+  const at::Tensor angle = positions.to(at::kFloat).unsqueeze(1) * f.to(at::kFloat);
   return {angle.cos(), angle.sin()};
 }
 
@@ -169,8 +168,12 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   const int64_t T = pass.T, from = run.states  ? (*run.states)[0].parts[0].tokens
                                    : run.split ? run.split->rank * T
                                                : 0;
-  check(!m.positions.defined() || from + T <= c.positions, "the model has ", c.positions,
+  const bool placed = run.positions.defined();  // each text at its own
+  check(placed || !m.positions.defined() || from + T <= c.positions, "the model has ", c.positions,
         " positions, got ", from + T, " tokens; shorten the text");
+  check(!placed || (T == 1 && run.positions.dim() == 1 && run.positions.size(0) == pass.B),
+        "positions must be [", pass.B, "], for one token of each text, got ", run.positions.sizes(),
+        " for ", T, " tokens");
   const at::ScalarType own = m.embedding.scalar_type(),
                        compute = run.compute == at::ScalarType::Undefined ? own : run.compute;
   if (run.before_weights) run.before_weights(0);
@@ -178,14 +181,17 @@ at::Tensor hidden(const Model& m, const at::Tensor& tokens, const Run& run) {
   if (c.family->scaled_embedding)
     x = x * at::scalar_tensor(std::sqrt(double(c.C)), at::kFloat).to(own).item<double>();
   if (m.positions.defined())
-    x = (x.view({pass.B, T, c.C}) + m.positions.narrow(0, from, T)).view({-1, c.C});
+    x = placed ? x + m.positions.index_select(0, run.positions)
+               : (x.view({pass.B, T, c.C}) + m.positions.narrow(0, from, T)).view({-1, c.C});
   // The layers share few kinds of rotary positions: each is computed once.
   std::vector<std::pair<Rope, parts::Rotation>> rotations;
   const auto rotation_of = [&](const LayerConfig& l) -> parts::Rotation {
     if (!c.family->rotary() || !l.around().rope) return {};
     for (const auto& [rope, by] : rotations)
       if (rope == l.rope) return by;
-    return rotations.emplace_back(l.rope, rotation(l.rope, c.D, from, T, tokens.options())).second;
+    const at::Tensor positions =
+        placed ? run.positions : at::arange(from, from + T, tokens.options().dtype(at::kFloat));
+    return rotations.emplace_back(l.rope, rotation(l.rope, c.D, positions)).second;
   };
   const auto [weight, bias] = norm_before(m, 0);
   Tensors xy{x,

@@ -69,6 +69,9 @@ double kept_bytes(const ModelConfig&, const Part&, at::ScalarType, int64_t token
 
 struct Run {
   std::vector<LayerState>* states = nullptr;  // one per layer: the tokens continue from them
+  // [B], integers, for one token of each text: their positions, which may differ. The caller keeps
+  // them within learned positions. Undefined: all follow those that the states have.
+  at::Tensor positions = {};
   std::string execution = "auto";
   const Probe* probe = nullptr;
   // The dtype of products and of the parts between them; undefined: the weights' dtype. Mixed

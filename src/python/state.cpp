@@ -8,6 +8,7 @@
 #include <map>
 
 #include "attn/inputs.h"
+#include "attn/join.h"
 #include "attn/spec_text.h"
 #include "core/check.h"
 #include "python/spec.h"
@@ -15,7 +16,6 @@
 namespace horner::python {
 
 using attn::kInputCount;
-using Tensors = std::vector<at::Tensor>;
 
 struct Stream : torch::CustomClassHolder {
   attn::State state;
@@ -58,34 +58,23 @@ static at::Tensor step(const StreamPtr& self,
   return attn::step(self->state, in);
 }
 
-static Tensors parts(attn::State& s, const std::function<at::Tensor(const at::Tensor&)>& change) {
-  Tensors held;
-  for (const auto& [name, x] : attn::tensors_of(s))
-    if (x->defined()) held.push_back(*x = change(*x));
-  return held;
-}
-
 // A copy with these rows of the batch.
 static StreamPtr select(const StreamPtr& self, const at::Tensor& rows) {
-  attn::State s = self->state;
-  check(rows.dim() == 1 && at::isIntegralType(rows.scalar_type(), false) && !rows.is_meta(),
-        "rows must have shape [n] and dtype int32 or int64, got ", rows.sizes(), " ",
-        attn::dtype_name(rows.scalar_type()));
-  const at::Tensor index = rows.to(s.carry.count.device()).to(at::kLong);
-  check(index.numel() == 0 ||
-            (index.min().item<int64_t>() >= 0 && index.max().item<int64_t>() < s.shape.B),
-        "rows must be 0 to ", s.shape.B - 1, ", the batch of this state");
-  parts(s, [&](const at::Tensor& x) { return x.index_select(0, index); });
-  s.shape.B = rows.numel();
-  return c10::make_intrusive<Stream>(std::move(s));
+  return c10::make_intrusive<Stream>(attn::select(self->state, rows));
+}
+
+// The streams of all states as the rows of one batch.
+static StreamPtr joined(const std::vector<StreamPtr>& all) {
+  std::vector<attn::State> states;
+  for (const StreamPtr& s : all) states.push_back(s->state);
+  const WithoutAutocast exact;
+  return c10::make_intrusive<Stream>(attn::joined(states));
 }
 
 // Appends the tokens of `later`.
 static void merge(const StreamPtr& self, const StreamPtr& later) {
-  attn::State other = later->state;
-  if (self == later) parts(other, [](const at::Tensor& x) { return x.clone(); });
   const WithoutAutocast exact;
-  attn::merge(self->state, other);
+  attn::merge(self->state, self == later ? attn::snapshot(later->state) : later->state);
 }
 
 // A state as it is pickled: its spec, its numbers, and its tensors, of which some may be undefined.
@@ -93,10 +82,10 @@ using Pickled =
     std::tuple<std::string, std::vector<int64_t>, std::vector<std::optional<at::Tensor>>>;
 
 static Pickled pickled(const StreamPtr& self) {
-  attn::State s = self->state;
+  attn::State s = attn::snapshot(self->state);
   std::vector<std::optional<at::Tensor>> held;
   for (const auto& [name, x] : attn::tensors_of(s))
-    held.push_back(x->defined() ? std::optional(x->clone()) : std::nullopt);
+    held.push_back(x->defined() ? std::optional(*x) : std::nullopt);
   return {attn::text(s.spec),
           {s.shape.B, s.shape.G, s.shape.D, s.shape.E, int64_t(s.dtype), s.tokens, s.room, s.held},
           held};
@@ -126,8 +115,8 @@ static StreamPtr unpickled(const Pickled& from) {
 
 static int64_t bytes(const StreamPtr& self) {
   int64_t n = 0;
-  for (const at::Tensor& x : parts(self->state, [](const at::Tensor& x) { return x; }))
-    n += int64_t(x.nbytes());
+  for (const auto& [name, x] : attn::tensors_of(self->state))
+    if (x->defined()) n += int64_t(x->nbytes());
   return n;
 }
 
@@ -137,6 +126,7 @@ TORCH_LIBRARY_FRAGMENT(horner, m) {
       .def("step", &step)
       .def("select", &select)
       .def("merge", &merge)
+      .def_static("joined", &joined)
       .def("tokens", [](const StreamPtr& self) { return self->state.tokens; })
       .def("bytes", &bytes)
       .def("pickled", &pickled)
