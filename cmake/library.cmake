@@ -1,6 +1,6 @@
 # The library for other programs: libhorner.so, its public headers, and what find_package(horner) reads.
 include(CMakePackageConfigHelpers)
-set(public_headers attn/attend.h attn/carry.h attn/catalog.h attn/join.h attn/make_state.h attn/mask.h attn/plan.h attn/spec.h attn/state.h core/check.h horner.h)
+set(public_headers attn/attend.h attn/carry.h attn/catalog.h attn/join.h attn/make_state.h attn/mask.h attn/plan.h attn/rollback.h attn/spec.h attn/state.h core/check.h horner.h)
 add_library(horner_library SHARED src/horner.cpp)
 add_library(horner::horner ALIAS horner_library)
 # All of attn and files, also what nothing here calls: other programs do.

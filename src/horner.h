@@ -10,6 +10,7 @@
 #include "attn/catalog.h"
 #include "attn/join.h"
 #include "attn/plan.h"
+#include "attn/rollback.h"
 #include "attn/spec.h"
 #include "attn/state.h"
 #include "core/check.h"
@@ -39,6 +40,8 @@ using attn::flush;
 using attn::joined;
 using attn::load_state;
 using attn::make_state;
+using attn::Mark;
+using attn::mark;
 using attn::merge;
 using attn::save;
 using attn::select;
@@ -46,6 +49,7 @@ using attn::snapshot;
 using attn::State;
 using attn::StateShape;
 using attn::step;
+using attn::undo;
 using attn::why_not_joined;
 
 // The size of a state, before there is one (attn/plan.h).

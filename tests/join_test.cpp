@@ -158,6 +158,23 @@ TEST(JoinedStates, OfStreamsWithoutKeys) {
   }
 }
 
+// A shorter stream has no decay where a longer one has its first.
+TEST(JoinedStates, MergeWithTheDecayOfTheLongest) {
+  const Spec spec = find("retention").spec;
+  const Case c{.B = 2, .T = 41, .S = 41, .D = 5, .E = 6, .dtype = at::kDouble};
+  const Inputs in = random_inputs(spec, c);
+  const auto read = [&](const Inputs& from, int64_t B, int64_t begin, int64_t end) {
+    State s = make_state(spec, {B, c.G, c.D, c.E}, at::kDouble, 0);
+    step(s, tokens(from, begin, end));
+    return s;
+  };
+  State whole = read(in, 2, 0, 40), merged = read(in, 2, 0, 10);
+  merge(merged, joined({read(rows(in, 0, 1), 1, 37, 40), read(rows(in, 1, 2), 1, 10, 40)}));
+  const Inputs next = tokens(in, 40, 41);
+  const at::Tensor found = step(merged, next), wanted = step(whole, next);
+  expect_near(found.select(0, 1), wanted.select(0, 1), 1e-12, "the longer one");
+}
+
 TEST(JoinedStates, SayWhatCannotBeJoined) {
   const auto state = [](const char* name, at::ScalarType type = at::kFloat, int64_t buffer = 64,
                         int64_t D = 4) {

@@ -106,8 +106,8 @@ State joined(const std::vector<State>& given) {
           "]");
     check(out.finite == s.finite,
           "cannot join a state and a KV cache; make both with a buffer, or both without");
-    check(out.kept == s.kept, "cannot join KV caches of two dtypes: ", dtype_name(out.kept), " and ",
-          dtype_name(s.kept));
+    check(out.kept == s.kept, "cannot join KV caches of two dtypes: ", dtype_name(out.kept),
+          " and ", dtype_name(s.kept));
     const std::string reason = out.tokens == s.tokens ? "" : why_not_joined(s.spec);
     check(reason.empty(), "cannot join streams of ", out.tokens, " and ", s.tokens,
           " tokens: ", reason);

@@ -18,7 +18,7 @@ State select(const State&, const at::Tensor& rows);
 // The streams of all states as the rows of one batch, in this order; shares no memory. A step then
 // gives each row what its own state would give. The streams may have different numbers of tokens:
 // KV caches end at the same place, with hidden keys before the shorter ones, and `tokens` is that
-// of the longest.
+// of the longest. To merge() these hidden keys are tokens.
 State joined(const std::vector<State>&);
 
 // "" where streams of different numbers of tokens can be joined, else the reason.

@@ -19,7 +19,7 @@ struct State {
   bool finite;
   at::ScalarType kept = at::kFloat;  // dtype of the keys and values in a KV cache
   int64_t tokens = 0;                // so far
-  Carry carry;                       // only count and gates where the state is not finite
+  Carry carry;                       // only count, gates and keys where the state is not finite
   // The `held` most recent tokens, in [B, G, room, ..]: those not folded into a finite state yet,
   // or the KV cache. While single tokens come, the last of them are the near keys, which `carry`
   // does not have then.

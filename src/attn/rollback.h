@@ -1,5 +1,6 @@
-// Back to an earlier state of a stream, bit for bit: of guessed tokens that are refused, or where
-// several texts have one beginning.
+// Back to an earlier state of a stream, bit for bit: where guessed tokens are refused. For one
+// stream at a time, which shares the memory of its KV cache with its marks: an undo ends later
+// marks. Streams that go on side by side are snapshots (join.h).
 #pragma once
 
 #include "attn/state.h"

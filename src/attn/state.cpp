@@ -163,8 +163,9 @@ static void near_to_carry(State& s) {
   };
   const at::Tensor& k = s.given_k.defined() ? s.given_k : s.recent.k;
   c.near_k = last(k, s.shape.D, s.dtype), c.near_v = last(s.recent.v, s.shape.E, wide(s.dtype));
-  const at::Tensor keep = s.recent.keep.defined() ? s.recent.keep.narrow(1, far, near)
-                                                  : at::ones({s.shape.B, near}, at::kBool);
+  const at::Tensor keep = s.recent.keep.defined()
+                              ? s.recent.keep.narrow(1, far, near)
+                              : at::ones({s.shape.B, near}, c.count.options().dtype(at::kBool));
   c.near_keep = at::constant_pad_nd(keep, {n - near, 0});
   if (!s.decay_sums.defined()) return;
   const at::Tensor sums = at::constant_pad_nd(s.decay_sums.narrow(2, 0, s.held), {1, 0});
@@ -416,9 +417,12 @@ static Inputs held_keys(const State& later, int64_t n) {
     if (x.defined()) keys.*i.at = x.narrow(axis_of(i, "S"), 0, n);
   }
   if (is<HeadSlope>(later.spec.decay) && later.held > 0) {  // equal steps between the sums
-    const at::Tensor& sums = later.decay_sums;
-    const at::Tensor before = later.held > 1 ? sums.select(2, 1) : 2 * sums.select(2, 0);
-    keys.slope = (sums.select(2, 0) - before).select(0, 0);
+    // Of the longest stream: shorter ones of a batch begin with places without a key.
+    const at::Tensor sums =
+        later.shape.B > 0 ? later.decay_sums.select(0, later.carry.count.argmax().item<int64_t>())
+                          : later.decay_sums.new_zeros({later.shape.G, later.held});
+    const at::Tensor last = sums.select(1, later.held - 1);
+    keys.slope = later.held > 1 ? sums.select(1, later.held - 2) - last : -last;
   }
   return keys;
 }

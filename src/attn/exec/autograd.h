@@ -31,8 +31,8 @@ bool keeps_graph();
 // While one exists, the nodes that this thread records write what they save to `bytes`, or, if that
 // is `filled`, read it from there and do not run forward. Nodes that save nothing run forward. The
 // values of outputs that no later gradient needs are not there. On the CPU each tensor lies behind
-// its dtype and sizes; those of a GPU, which the host does not read, are those of tensors that the
-// node allocates (Recorded::allocate), and nodes without this run forward.
+// its dtype and sizes. On a GPU there are no sizes, for which the host would wait: the node
+// allocates tensors like those it kept (Recorded::allocate). Nodes without it run forward there.
 class Keeping {
  public:
   Keeping(const at::Tensor& bytes, bool filled);

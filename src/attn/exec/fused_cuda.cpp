@@ -310,7 +310,7 @@ at::Tensor attend_in_tiles(const TileKernels& kernels, const Spec& given, const 
     x.centre = listed_centre(spec, in, counted, x.q, x.k) * job.scale;
   } else if (spec.centred) {  // the query times the mean key
     CentreOf of{job.keys, {}, job.scale};
-    if (in.keep.defined()) of.count = counted.count().view({in.q.size(0), -1}).contiguous();
+    if (in.keep.defined()) of.count = counted.count().flatten(1).contiguous();
     x.centre = centre(of, x.q.detach(), x.k.detach());
     job.centre = of;
   }

@@ -82,6 +82,7 @@ static std::string why_not(const Spec& spec, const Inputs& in) {
   return "";
 }
 
-const Execution hopper_cuda = complete(kHopperCuda, why_not, run, work_in_tiles_on_gpu, kept_in_tiles);
+const Execution hopper_cuda =
+    complete(kHopperCuda, why_not, run, work_in_tiles_on_gpu, kept_in_tiles);
 
 }  // namespace horner::attn::exec
