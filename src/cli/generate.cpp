@@ -193,7 +193,8 @@ Action generate(CLI::App& app) {
              "object with a \"prompt\"; - reads standard input")
           ->excludes(prompt)
           ->excludes(file);
-  positive(app, "--batch", o->batch, "N", "how many of --prompts to continue at a time [16]")
+  option(app, "--batch", o->batch, "N", "how many of --prompts to continue at a time [16]")
+      ->check(within(1))
       ->needs(prompts);
   positive(app, "--tokens", o->tokens, "N", "maximum number of new tokens of a text [100]");
   option(app, "--temperature", o->sampling.temperature, "X",

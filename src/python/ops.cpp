@@ -13,6 +13,7 @@
 #include <cstring>
 #include <map>
 
+#include "attn/plan.h"
 #include "python/call.h"
 
 namespace horner::python {
