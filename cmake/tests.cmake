@@ -4,7 +4,7 @@ set(tests executions_test mutants_test chunks_test state_test join_test formulas
     delta_cuda_test gradients_cuda_test special_cuda_test safetensors_test svg_test tasks_test statistics_test fits_test text_test parts_test checkpoint_test integrity_test product_test diag_test diag_model_test
     diag_claims_test dropout_test packing_test convert_test)
 if(HORNER_SANITIZED)  # what is built there twice as slowly: the files and numbers that come from outside, and the kernels
-  list(REMOVE_ITEM tests convert_test adversarial_test integrity_test tasks_test statistics_test fits_test diag_test diag_model_test diag_claims_test fused_cuda_test delta_cuda_test gradients_cuda_test special_cuda_test mutants_test dropout_test formulas_test)
+  list(REMOVE_ITEM tests convert_test join_test adversarial_test integrity_test tasks_test statistics_test fits_test diag_test diag_model_test diag_claims_test fused_cuda_test delta_cuda_test gradients_cuda_test special_cuda_test mutants_test dropout_test formulas_test)
   set_target_properties(horner_train horner_study horner_diag horner_convert PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 foreach(name ${tests})
