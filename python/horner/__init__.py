@@ -10,13 +10,13 @@
 
 import inspect
 import math
-import operator
 from pathlib import Path
 from typing import Callable, Optional, TypedDict, TypeVar, Union
 
 import torch
 from typing_extensions import Unpack  # torch requires it
 
+from ._checks import kind as _kind, number as _number, seed as _seed, shape_text as _shape_text, size as _size, text as _text
 from ._torch import check as _check_torch
 
 _library = Path(__file__).parent / "libhorner_python.so"
@@ -90,11 +90,6 @@ _OF_TORCH = {
 }
 
 
-def _shape_text(shape):
-    """[B, G, S]; letters in lower case stand for axes that may have size 1."""
-    return "[" + ", ".join(x.upper() + " or 1" if x.islower() and x != "n" else x for x in shape) + "]"
-
-
 def _check_tensors(q, k, v, inputs, **more):
     unknown = [name for name in inputs if name not in _INPUTS]
     if unknown:
@@ -124,44 +119,11 @@ def _check_matrix(q, k):
         )
 
 
-def _kind(x):
-    return "None" if x is None else type(x).__name__
-
-
-def _text(name, x):
-    if not isinstance(x, str):
-        raise TypeError(f"{name} must be a str, got {_kind(x)}")
-    return x if x.isprintable() else x.encode("unicode_escape").decode()  # a NUL would end the message
-
-
-def _number(name, x, optional=True):
-    if optional and x is None or isinstance(x, float):
-        return x
-    try:
-        if not isinstance(x, (str, bytes, bytearray)):
-            return float(x)
-    except OverflowError:
-        return float("inf")  # which the library refuses
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise TypeError(f"{name} must be a number, got {_kind(x)}")
-
-
 def _execution(name):
     possible = ["auto", *executions()]
     if _text("execution", name) not in possible:
         raise RuntimeError(f"no execution {name!r}; possible: {', '.join(map(repr, possible))}")
     return name
-
-
-def _size(name, x):
-    try:
-        n = operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {_kind(x)}") from None
-    if not 0 < n < 2**31:
-        raise RuntimeError(f"{name} must be 1 to {2**31 - 1}, got {n}")
-    return n
 
 
 def _settings(variant, execution, mask, scale, temperature, clamp):
@@ -186,19 +148,6 @@ def _settings_of(q, k, v, inputs, variant, execution, mask, *numbers):
     elif mask is not None and not isinstance(mask, str):
         raise TypeError(f"mask must be a str or a torch.Tensor, got {_kind(mask)}")
     return _settings(variant, execution, mask, *numbers), inputs
-
-
-def _seed(x, device):
-    """A seed as a tensor, None as it is."""
-    if x is None or isinstance(x, torch.Tensor):
-        return x
-    try:
-        n = x if type(x) is int else operator.index(x)
-    except TypeError:
-        raise TypeError(f"seed must be an int or a torch.Tensor, got {_kind(x)}") from None
-    if not -(2**63) <= n < 2**63:
-        raise RuntimeError(f"seed must be an integer of 64 bits, got {n}")
-    return torch.tensor([n], dtype=torch.int64, device=device)
 
 
 def _with_dropout(variant, p, q, inputs):
