@@ -10,7 +10,7 @@ import pytest
 from pages import ROOT, blocks, printed
 
 BUILD = Path(os.environ["HORNER"]).parent
-PUBLIC = {"horner.h", "attn/attend.h", "attn/carry.h", "attn/catalog.h", "attn/join.h", "attn/make_state.h", "attn/mask.h", "attn/plan.h", "attn/spec.h", "attn/state.h", "core/check.h"}
+PUBLIC = {"horner.h", "attn/attend.h", "attn/carry.h", "attn/catalog.h", "attn/join.h", "attn/make_state.h", "attn/mask.h", "attn/plan.h", "attn/rollback.h", "attn/spec.h", "attn/state.h", "core/check.h"}
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 
 # The fragments of the page, one after the other, in a program of their own beside that of examples/embed.
@@ -64,7 +64,7 @@ def test_the_fragments_of_the_page(home, tmp_path):
     run(["cmake", "--build", tmp_path / "build"], env=ENVIRONMENT)
     said = run([tmp_path / "build" / "decode"], cwd=tmp_path, env={}).splitlines()
     wanted = [line for fragment in fragments for line in printed(fragment)]
-    assert len(wanted) == 8 and said == wanted
+    assert len(wanted) == 9 and said == wanted
 
 
 def test_only_public_headers_are_installed(home):
